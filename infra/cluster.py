@@ -9,9 +9,9 @@ from typing import Annotated
 
 from packaging.requirements import InvalidRequirement, Requirement
 
-from infra.configuration import ConfigurationError, read_record, read_toml
-from infra.ranges import (
+from infra.settings import (
     AUTO,
+    ConfigurationError,
     Devices,
     Items,
     MemorySize,
@@ -19,6 +19,8 @@ from infra.ranges import (
     Text,
     check_ranges,
     mebibytes,
+    read_record,
+    read_toml,
     shown,
 )
 

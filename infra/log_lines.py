@@ -1,4 +1,8 @@
-"""Write log lines with their time and step, as text or as JSON, and progress as bars or lines."""
+"""Write log lines with time and step, as text or JSON, and progress as bars or lines.
+
+All of them are written to standard error. spark-submit would join it to standard output, so
+`separate_standard_error` keeps the two apart.
+"""
 
 import json
 import os
@@ -6,11 +10,12 @@ import sys
 import time
 from collections.abc import Iterable
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
 from tqdm import tqdm
 
-from infra.ranges import without_secrets
+from infra.settings import without_secrets
 
 LogFormat: TypeAlias = Literal["text", "json"]
 """text: time, step and message; json: one object a line."""
@@ -106,3 +111,22 @@ def elapsed_text(since: float) -> str:
     if hours:
         return f"{hours} h {minutes} min"
     return f"{minutes} min {seconds % 60} s" if minutes else f"{seconds} s"
+
+
+def separate_standard_error() -> None:
+    """Send standard error where spark-submit sends its own; without spark-submit do nothing.
+
+    spark-submit joins both streams of a Python program into its standard output. They stay
+    joined where there is no /proc, and where the user joined them too (`2>&1`).
+    """
+    if "PYSPARK_GATEWAY_PORT" not in os.environ:
+        return
+    streams_of_parent = Path("/proc", str(os.getppid()), "fd")
+    try:
+        if (streams_of_parent / "1").samefile(streams_of_parent / "2"):
+            return
+        descriptor = os.open(streams_of_parent / "2", os.O_WRONLY | os.O_APPEND)
+    except OSError:  # no /proc, or standard error is a socket, which has no name to open
+        return
+    os.dup2(descriptor, 2)
+    os.close(descriptor)

@@ -6,7 +6,7 @@ megahour certify --recipe demo --run runs/demo
 import sys
 from typing import Any
 
-from infra.configuration import ConfigurationError
+from infra.settings import ConfigurationError
 from jobs.cli.catalogue import CERTIFY
 from jobs.cli.command_line import Step, StepResults, main
 from jobs.cli.job import Job

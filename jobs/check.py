@@ -11,10 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from infra.cluster import INSTANCE_TYPES, Cluster, require_dependencies
-from infra.configuration import ConfigurationError
-from infra.ranges import AUTO, Range, mebibytes, printable
-from infra.spark.host_environment import require_environment
-from infra.spark.java import find_java_home
+from infra.settings import AUTO, ConfigurationError, Range, mebibytes, printable
+from infra.spark.host_environment import find_java_home, require_environment
 from infra.store.object_store import AccessDenied, StoreError, join_uri
 from infra.store.uris import require_within, resolve_prefix
 from jobs.cli.begun import require_base

@@ -7,7 +7,7 @@ import argparse
 from pathlib import Path
 from typing import Any, Literal
 
-from infra.configuration import ConfigurationError
+from infra.settings import ConfigurationError
 from jobs.cli.command_line import Answer, Query, main
 from jobs.cli.job import Job
 from pipeline.runs.names import STUDENT, evaluated_models

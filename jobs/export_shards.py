@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from infra.configuration import ConfigurationError
 from infra.log_lines import progress_bar
+from infra.settings import ConfigurationError
 from jobs.cli.command_line import Answer, Query, main
 from jobs.cli.job import Job
 from pipeline.records import Tally

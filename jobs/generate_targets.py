@@ -9,8 +9,8 @@ from functools import partial
 
 import numpy as np
 
-from infra.configuration import canonical_json
 from infra.devices.device_pool import DevicePool
+from infra.settings import canonical_json
 from jobs.cli.catalogue import GENERATE_TARGETS
 from jobs.cli.command_line import Step, StepResults, main
 from jobs.cli.job import Job
@@ -30,8 +30,7 @@ from pipeline.runs.names import (
 )
 from pipeline.runs.step import Distribute, StepResult
 from pipeline.steps.audio_hearing import AudioHearing
-from pipeline.steps.targets import generate_targets
-from pipeline.steps.teacher_inputs import FeatureHearing, Hearing
+from pipeline.steps.targets import FeatureHearing, Hearing, generate_targets
 from training.configuration.targets import OwnTeacherConfig
 from training.evaluation.slices import ModelsToDecode
 from training.evaluation.target_graph import build_target_graph

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from infra.configuration import ConfigurationError
+from infra.settings import ConfigurationError
 from jobs.cli.catalogue import INGEST
 from jobs.cli.command_line import Step, StepResults, main
 from jobs.cli.job import Job
@@ -63,8 +63,11 @@ from pipeline.runs.names import (
 from pipeline.runs.step import StepContents, StepSpec, run_step
 from pipeline.sampling import sampling_priority
 from pipeline.steps.ingestion.ingest_manifests import ManifestIngestion, ingest_manifests
-from pipeline.steps.ingestion.placed_audio import PlacementRules, SimulatedPlacements
-from pipeline.steps.ingestion.placement_choice import PlacementChoice
+from pipeline.steps.ingestion.placed_audio import (
+    PlacementChoice,
+    PlacementRules,
+    SimulatedPlacements,
+)
 
 SIMULATORS = ("espeakng-loader", "numpy", "pyroomacoustics", "scipy", "soundfile")
 """The distributions that decide the bytes of simulated placements."""

@@ -9,10 +9,14 @@ import sys
 from dataclasses import asdict
 from typing import Any, BinaryIO
 
-from infra.configuration import ConfigurationError
-from infra.ranges import holds_password, printable
-from infra.store.checked_reads import scan_checked
-from infra.store.object_store import ObjectNotFound, ObjectStore, StoreError, normalize_uri
+from infra.settings import ConfigurationError, holds_password, printable
+from infra.store.object_store import (
+    ObjectNotFound,
+    ObjectStore,
+    StoreError,
+    normalize_uri,
+    scan_checked,
+)
 from infra.store.uris import is_s3
 from jobs.cli.command_line import Answer, execute, fail
 from jobs.cli.parser import Parser

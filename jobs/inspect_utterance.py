@@ -9,8 +9,7 @@ from typing import Any
 
 from jobs.cli.command_line import Answer, Query, main
 from jobs.cli.job import Job
-from pipeline.audit.tracing.id_lookup import run_that_selected
-from pipeline.audit.tracing.trace import StepTrace, Trace, trace
+from pipeline.audit.trace import StepTrace, Trace, run_that_selected, trace
 
 
 def inspect(job: Job) -> Answer:

@@ -15,8 +15,8 @@ from importlib.resources import as_file, files
 from pathlib import Path
 
 from infra.cluster import load_cluster
-from infra.configuration import ConfigurationError
 from infra.log_lines import begin_log, log, progress_bar, report_error
+from infra.settings import ConfigurationError
 from infra.spark.packaging import write_code, write_dependencies
 from infra.spark.settings import launch_options
 from jobs.cli.catalogue import INGEST, SPARK_STEPS

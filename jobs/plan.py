@@ -11,8 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from infra.cluster import Cluster, load_cluster
-from infra.configuration import ConfigurationError
-from infra.ranges import printable
+from infra.settings import ConfigurationError, printable
 from infra.store.object_store import ObjectStore, StoreError, normalize_uri
 from jobs.cli.catalogue import STEPS
 from jobs.cli.command_line import fail

@@ -13,8 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NotRequired, TypedDict
 
 from infra.cluster import load_cluster
-from infra.store.checked_reads import read_checked
-from infra.store.object_store import ObjectStore, join_uri
+from infra.store.object_store import ObjectStore, join_uri, read_checked
 from jobs.cli.catalogue import EVALUATE, READS, REPORT
 from jobs.cli.command_line import Step, StepResults, main
 from jobs.cli.job import Job

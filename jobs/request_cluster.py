@@ -12,14 +12,21 @@ from importlib.metadata import version
 from itertools import chain
 from pathlib import Path
 
-from infra.aws.account import load_account
-from infra.aws.cluster_launch import LaunchError, run_to_end, validate
-from infra.aws.host_script import LEADER, RESERVATION
-from infra.aws.launch_requests import CODE, LaunchRequest, emr_request, host_request
+from infra.aws.cluster_launch import (
+    CODE,
+    LEADER,
+    RESERVATION,
+    LaunchError,
+    LaunchRequest,
+    emr_request,
+    host_request,
+    load_account,
+    run_to_end,
+    validate,
+)
 from infra.cluster import Cluster, load_cluster
-from infra.configuration import ConfigurationError
 from infra.log_lines import report_error
-from infra.ranges import printable
+from infra.settings import ConfigurationError, printable
 from infra.spark.settings import kubernetes_options
 from infra.store.object_store import ObjectStore, StoreError
 from infra.store.objects import PrefixError

@@ -8,12 +8,13 @@ from collections.abc import Collection, Sequence
 from dataclasses import asdict
 from typing import Any, get_args
 
-from infra.configuration import ConfigurationError
+from infra.settings import ConfigurationError
 from infra.store.object_store import join_uri
 from jobs.cli.catalogue import EXTRACT_FEATURES, READS, STEPS, WRITES, writes_of
 from jobs.cli.command_line import Answer, Query, main
 from jobs.cli.job import Job
 from pipeline.audio.errors import AudioReason
+from pipeline.runs.ledger import LostRows, find_lost_rows, has_begun, remove_step, take_back
 from pipeline.runs.names import (
     DEV_ALIGNMENT_STEP,
     EVALUATED_MODELS,
@@ -23,9 +24,8 @@ from pipeline.runs.names import (
     TARGETS_TUNING_STEP,
     targets_rounds,
 )
-from pipeline.runs.retry import LostRows, find_lost_rows, has_begun, remove_step, take_back
-from pipeline.steps.labelled_utterances import TEACHER_FAILED
-from pipeline.steps.utterance_features import REFUSALS
+from pipeline.steps.features import REFUSALS
+from pipeline.steps.targets import TEACHER_FAILED
 
 REASONS = (*REFUSALS.values(), *get_args(AudioReason), TEACHER_FAILED)
 

@@ -9,8 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from infra.aws.step_roles import roles_template
 from infra.cluster import Cluster, load_cluster
-from infra.configuration import ConfigurationError
-from infra.ranges import printable
+from infra.settings import ConfigurationError, printable
 from infra.store.object_store import PrefixError, normalize_uri
 from infra.store.uris import is_s3
 from jobs.cli.catalogue import EXTRACT_FEATURES, GENERATE_TARGETS, INGEST, SPARK_STEPS, STEPS

@@ -13,9 +13,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from infra.configuration import ConfigurationError, apply_overrides, read_toml
 from infra.log_lines import begin_log, elapsed_text, log, report_error, report_interrupt
-from infra.ranges import holds_password, printable
+from infra.settings import ConfigurationError, apply_overrides, holds_password, printable, read_toml
 from infra.spark.session import spark_environment
 from infra.supervisor import command_of, describe_end, shell_code
 from jobs.cli.catalogue import (

@@ -8,7 +8,7 @@ import json
 import sys
 from dataclasses import asdict
 
-from infra.configuration import ConfigurationError
+from infra.settings import ConfigurationError
 from jobs.cli.command_line import fail
 from jobs.cli.parser import Parser
 from jobs.planning.scaling_options import choose_calibration, parse_ranks

@@ -20,13 +20,12 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float32
 
-from infra.configuration import ConfigurationError
-from infra.ranges import Range, printable
+from infra.settings import ConfigurationError, Range, printable
 from jobs.cli.parser import Parser
 from pipeline.audio.conversion import RATES_HZ, AudioConversion
 from pipeline.audio.decode import decode_audio
 from pipeline.audio.errors import AudioError
-from pipeline.audio.pcm_stream import pcm_pieces, samples_of
+from pipeline.audio.wav import pcm_pieces, samples_of
 from pipeline.filterbank import SAMPLE_RATE_HZ
 
 STANDARD_INPUT, MICROPHONE = "-", "MIC"

@@ -12,8 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from infra.configuration import ConfigurationError
-from infra.ranges import printable
+from infra.settings import ConfigurationError, printable
 from infra.store.object_store import StoreError
 from infra.store.uris import normalize_uri
 from infra.supervisor import CALLER, command_of

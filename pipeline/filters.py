@@ -5,7 +5,7 @@ from datetime import UTC, date, datetime, time, timedelta
 from functools import cache
 from typing import Annotated
 
-from infra.ranges import Items, Range, Text, check_ranges
+from infra.settings import Items, Range, Text, check_ranges
 from pipeline.records import MAX_DURATION_S, Utterance
 
 DurationS = Annotated[float, Range(0, MAX_DURATION_S)]

@@ -8,11 +8,10 @@ import numpy as np
 from infra.store.object_store import ObjectStore
 from pipeline.kbest import KBest, select_kbest
 from pipeline.runs.manifest import Manifest, manifest_uri
-from pipeline.steps.features import extract_features
+from pipeline.steps.features import ExtractionConfig, extract_features
 from pipeline.steps.repartition import RepartitionConfig, repartition
 from pipeline.steps.selection.select import SelectionConfig, metadata_uri, select_utterances
 from pipeline.steps.targets import TargetsConfig, generate_targets
-from pipeline.steps.utterance_features import ExtractionConfig
 from tests.in_process_teacher import teacher_of
 from tests.small_corpus import serially
 

@@ -12,8 +12,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
-from infra.configuration import ConfigurationError, read_record
-from infra.ranges import Items, Range, Text, bounds_of, printable
+from infra.settings import ConfigurationError, Items, Range, Text, bounds_of, printable, read_record
 
 FactoryName: TypeAlias = Annotated[
     str, Text(3, 1000, r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", "my_models:tdnn")

@@ -6,19 +6,23 @@ from importlib.resources.abc import Traversable
 from types import MappingProxyType
 from typing import Annotated
 
-from infra.configuration import (
+from infra.settings import (
     LATER,
     ConfigurationError,
+    Items,
+    Range,
+    Seed,
+    Text,
     apply_overrides,
+    check_ranges,
     read_record,
     read_toml,
 )
-from infra.ranges import Items, Range, Seed, Text, check_ranges
 from pipeline.placement_versions import Versions
 from pipeline.runs.names import STUDENT, TEACHER, section_of
+from pipeline.steps.features import ExtractionConfig
 from pipeline.steps.repartition import RepartitionConfig
 from pipeline.steps.selection.select import SelectionConfig
-from pipeline.steps.utterance_features import ExtractionConfig
 from training.configuration.alignment import BootstrapConfig, TreeConfig, UnknownWordsRule
 from training.configuration.augmentation import AugmentationConfig
 from training.configuration.decoding import EvaluationConfig, TuningConfig

@@ -17,7 +17,7 @@ import torch
 from numpy.lib.format import read_array_header_1_0, read_magic
 from torch import Tensor
 
-from infra.ranges import printable
+from infra.settings import printable
 
 STRUCTURE = "structure"
 

@@ -1,20 +1,265 @@
-"""Validate launch requests, send them, and wait for the clusters to end.
+"""Launch a step's cluster on AWS: make the request, validate it, send it, wait for the end.
 
-A cluster is found again by its name. So a caller that was killed, started again, waits for the
-cluster that it had launched, and pays for no second one.
+The request is made of the step's cluster file and an account file, which holds the outputs of our
+CloudFormation stacks, the network and the machine images. A Spark step runs as the only step of an
+EMR cluster. Any other step runs in a container on EC2 hosts, which shut down when it ends. Every
+cluster ends itself, so only the step's own time is paid for.
+
+A cluster is found by its name. If the caller is killed and started again, it waits for the cluster
+that it launched before, and does not launch and pay for a second one.
 """
 
+import re
+import shlex
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import boto3
 import botocore.session
 from botocore.exceptions import BotoCoreError, ClientError
 from botocore.validate import ParamValidator
 
-from infra.aws.launch_requests import LaunchRequest
+from infra.aws.step_roles import role_name
+from infra.cluster import Cluster
+from infra.settings import Items, Text, check_ranges, read_record, read_toml
+from infra.spark.settings import launch_options
+
+_Bucket = Annotated[
+    str, Text(8, 1024, r"s3://[a-z0-9.-]{3,63}(/[\w.-]+)*", "s3://megahour-bucket/code")
+]
+_Image = Annotated[
+    str, Text(3, 400, r"[\w.-]+(:\d+)?(/[\w.-]+)*(:[\w.-]+|@sha256:[0-9a-f]{64})", "megahour:1")
+]
+
+
+@dataclass(frozen=True)
+class Account:
+    """Account names what exists in an account before a cluster starts, as its TOML file does.
+
+    `code_uri` holds what `make dist` wrote, and `role_prefix` is the name of the stack of roles.
+    `driver_instance_type` is the driver's host where a cluster's own instances have GPUs.
+    """
+
+    region: Annotated[str, Text(9, 30, r"[a-z]{2}(-[a-z]+)+-\d", "us-east-1")]
+    subnet: Annotated[str, Text(10, 40, r"subnet-[0-9a-f]+", "subnet-0a1b2c3d")]
+    security_groups: Annotated[
+        tuple[Annotated[str, Text(6, 40, r"sg-[0-9a-f]+", "sg-0a1b2c3d")], ...], Items(1, 5)
+    ]
+    code_uri: _Bucket
+    logs_uri: _Bucket
+    log_group: Annotated[str, Text(1, 512, r"[\w./#-]+", "/megahour/megahour")]
+    role_prefix: Annotated[str, Text(1, 40, r"[\w+=,.@-]+", "megahour-roles")]
+    emr_service_role: Annotated[str, Text(1, 200, r"[\w+=,.@:/-]+", "megahour-EmrServiceRole-1A")]
+    emr_release: Annotated[str, Text(8, 40, r"emr-(spark-)?\d+\.\d+\.\d+(-\w+)?", "emr-7.0.0")]
+    trainer_image: _Image
+    machine_image: Annotated[str, Text(8, 40, r"ami-[0-9a-f]+", "ami-0a1b2c3d")]
+    driver_instance_type: Annotated[str, Text(1, 100)] = "m5.4xlarge"
+
+    __post_init__ = check_ranges
+
+
+def load_account(path: str) -> Account:
+    """Read an account's TOML file; ConfigurationError if `read_record` refuses it."""
+    return read_record(Account, read_toml(path), path)
+
+
+LEADER, RESERVATION = "@leader@", "@reservation@"
+"""Words of a command that each host replaces: the address of the first host, and their name."""
+
+_METADATA = "http://169.254.169.254/latest"
+
+_SCRIPT = """\
+#!/bin/bash
+# {name}: run one command in a container, then end this host.
+set -euo pipefail
+trap 'shutdown -h now' EXIT
+token=$(curl -sSf -X PUT -H 'X-aws-ec2-metadata-token-ttl-seconds: 600' {metadata}/api/token)
+ask() {{ curl -sSf -H "X-aws-ec2-metadata-token: $token" "{metadata}/meta-data/$1"; }}
+host=$(ask instance-id)
+reservation=$(ask reservation-id)
+{find_leader}
+mkdir -p {code}
+aws s3 cp --region {region} --recursive --only-show-errors {code_uri} {code}
+aws ecr get-login-password --region {region} |
+  docker login --username AWS --password-stdin {registry}
+docker run --rm --network host --ipc host{gpus} --volume {code}:{code}:ro \\
+  --env AWS_DEFAULT_REGION={region} --log-driver awslogs --log-opt awslogs-region={region} \\
+  --log-opt awslogs-group={log_group} --log-opt awslogs-stream="$reservation/$host" \\
+  {image} {command}
+"""
+
+# The hosts of one request have one reservation, and are numbered in it.
+_FIND_LEADER = """\
+leader=$(aws ec2 describe-instances --region {region} \\
+  --filters "Name=reservation-id,Values=$reservation" --output text \\
+  --query 'sort_by(Reservations[].Instances[], &AmiLaunchIndex)[0].PrivateIpAddress')"""
+
+
+def host_script(
+    name: str, cluster: Cluster, account: Account, code: str, command: Sequence[str]
+) -> str:
+    """Return the script of every host of a cluster; EC2 takes at most 16 kB of it.
+
+    The machine image must have docker, the AWS command line and, for GPUs, NVIDIA's runtime.
+    """
+    finds_leader = cluster.num_instances > 1
+    script = _SCRIPT.format(
+        name=re.sub(r"\s+", " ", name),
+        metadata=_METADATA,
+        region=account.region,
+        find_leader=_FIND_LEADER.format(region=account.region) if finds_leader else "leader=",
+        code=code,
+        code_uri=account.code_uri,
+        registry=account.trainer_image.partition("/")[0],
+        gpus=" --gpus all" if cluster.gpus_per_instance else "",
+        log_group=account.log_group,
+        image=account.trainer_image,
+        command=" ".join(map(_word, command)),
+    )
+    if len(script.encode()) > 16_384:
+        raise ValueError(
+            f"a host's script of {len(script.encode())} bytes: need at most 16384: put settings "
+            "into a recipe of your own instead of --set"
+        )
+    return script
+
+
+def _word(word: str) -> str:
+    """Quote a word for the shell, with what each host fills in outside of the quotes."""
+    pieces = re.split(f"({LEADER}|{RESERVATION})", word)
+    values = {LEADER: '"$leader"', RESERVATION: '"$reservation"'}
+    return "".join(values.get(piece) or shlex.quote(piece) for piece in pieces if piece) or "''"
+
+
+CODE = "/opt/megahour/code"
+"""The folder of each host into which the code is copied before a step starts."""
+
+_PYTHON = "/opt/megahour/venv/bin/python"
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchRequest:
+    """LaunchRequest holds the parameters of one operation of a service, as botocore takes them."""
+
+    service: Literal["emr", "ec2"]
+    operation: Literal["RunJobFlow", "RunInstances"]
+    name: str
+    parameters: dict[str, Any]
+
+
+def emr_request(
+    step: str,
+    run: str,
+    cluster: Cluster,
+    account: Account,
+    arguments: Sequence[str],
+    extras: Sequence[str] = (),
+) -> LaunchRequest:
+    """Return the request for a cluster of EMR that runs a Spark step with these arguments.
+
+    Its hosts install these extras of megahour, too.
+    """
+    name = cluster_name(step, run)
+    submit = [
+        *("spark-submit", "--deploy-mode", "client", *launch_options(cluster)),
+        *("--conf", f"spark.pyspark.python={_PYTHON}"),
+        *(f"{CODE}/{step}.py", *arguments),
+    ]
+    driver = account.driver_instance_type if cluster.has_gpus else cluster.instance_type
+    groups = [
+        _instances("MASTER", driver, 1, cluster.disk_gibibytes),
+        _instances("CORE", cluster.instance_type, cluster.num_instances, cluster.disk_gibibytes),
+    ]
+    parameters = {
+        "Name": name,
+        "ReleaseLabel": account.emr_release,
+        "Applications": [{"Name": "Spark"}],
+        "LogUri": f"{account.logs_uri}/",
+        "ServiceRole": account.emr_service_role,
+        "JobFlowRole": role_name(account.role_prefix, step),
+        "Instances": {
+            "InstanceGroups": groups,
+            "Ec2SubnetId": account.subnet,
+            "KeepJobFlowAliveWhenNoSteps": False,
+            "TerminationProtected": False,
+        },
+        "BootstrapActions": [_installing(account, extras)],
+        "Steps": [
+            {
+                "Name": step,
+                "ActionOnFailure": "TERMINATE_CLUSTER",
+                "HadoopJarStep": {"Jar": "command-runner.jar", "Args": submit},
+            }
+        ],
+        "Tags": [
+            *_tags(name, step, run),
+            {"Key": "for-use-with-amazon-emr-managed-policies", "Value": "true"},
+        ],
+    }
+    return LaunchRequest("emr", "RunJobFlow", name, parameters)
+
+
+def _installing(account: Account, extras: Sequence[str]) -> dict[str, Any]:
+    given = [account.code_uri, CODE, *([",".join(extras)] if extras else [])]
+    install = {"Path": f"{account.code_uri}/install_host.sh", "Args": given}
+    return {"Name": "install megahour", "ScriptBootstrapAction": install}
+
+
+def host_request(
+    step: str, run: str, cluster: Cluster, account: Account, command: Sequence[str]
+) -> LaunchRequest:
+    """Return the request for EC2 hosts that run a command in the trainer's image, and then end.
+
+    All hosts start, or none. `command` may have the words of `host_script` in it.
+    """
+    name = cluster_name(step, run)
+    root = {
+        "VolumeSize": cluster.disk_gibibytes,
+        "VolumeType": "gp3",
+        "Encrypted": True,
+        "DeleteOnTermination": True,
+    }
+    parameters = {
+        "ImageId": account.machine_image,
+        "InstanceType": cluster.instance_type,
+        "MinCount": cluster.num_instances,
+        "MaxCount": cluster.num_instances,
+        "SubnetId": account.subnet,
+        "SecurityGroupIds": list(account.security_groups),
+        "IamInstanceProfile": {"Name": role_name(account.role_prefix, step)},
+        "InstanceInitiatedShutdownBehavior": "terminate",
+        # Two hops: the container asks for its role's credentials, too.
+        "MetadataOptions": {"HttpTokens": "required", "HttpPutResponseHopLimit": 2},
+        "BlockDeviceMappings": [{"DeviceName": "/dev/xvda", "Ebs": root}],
+        "TagSpecifications": [{"ResourceType": "instance", "Tags": _tags(name, step, run)}],
+        "UserData": host_script(name, cluster, account, CODE, command),
+    }
+    return LaunchRequest("ec2", "RunInstances", name, parameters)
+
+
+def cluster_name(step: str, run: str) -> str:
+    """Return the name by which the clusters of a step of a run are found again."""
+    return f"megahour {step} {run}"[:256]
+
+
+def _instances(role: str, kind: str, count: int, gibibytes: int) -> dict[str, Any]:
+    volume = {"VolumeType": "gp3", "SizeInGB": gibibytes}
+    disks = {"EbsBlockDeviceConfigs": [{"VolumeSpecification": volume, "VolumesPerInstance": 1}]}
+    return {
+        "Name": "driver" if role == "MASTER" else "executors",
+        "InstanceRole": role,
+        "InstanceType": kind,
+        "InstanceCount": count,
+        "EbsConfiguration": disks,
+    }
+
+
+def _tags(name: str, step: str, run: str) -> list[dict[str, str]]:
+    tags = {"Name": name, "megahour:step": step, "megahour:run": run[:256]}
+    return [{"Key": key, "Value": value} for key, value in tags.items()]
+
 
 POLL_S = 30.0
 # One that ends already is not waited for: a second attempt would fail with it.

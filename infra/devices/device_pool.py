@@ -22,10 +22,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from infra.devices.device_server import ServerSettings, last_words
-from infra.devices.file_locks import least_busy, locked
 from infra.devices.messages import MAX_FRAMES
-from infra.devices.pool_folder import held, remove_abandoned
-from infra.ranges import AUTO, Devices
+from infra.devices.pool_folder import held, least_busy, locked, remove_abandoned
+from infra.settings import AUTO, Devices
 
 _POLL_INTERVAL_S = 0.05
 _CONNECT_LIMIT_S = 60.0  # a server accepts at once, unless 128 others are queued

@@ -21,12 +21,17 @@ from pathlib import Path
 from queue import Queue
 from typing import Annotated, Any
 
-from infra.configuration import read_record
-from infra.devices.batch_watch import BatchWatch
 from infra.devices.batches import PoolRequest
-from infra.devices.compute_pipeline import ComputePipeline, DeviceFunction, reason_of
-from infra.devices.file_locks import locked
-from infra.devices.frame_budget import FrameBudget
+from infra.devices.compute_pipeline import (
+    Admission,
+    BatchWatch,
+    ComputePipeline,
+    DeviceFunction,
+    FrameBudget,
+    QueuedBatch,
+    RequestQueue,
+    reason_of,
+)
 from infra.devices.messages import (
     MAX_FRAMES,
     MAX_MESSAGE_BYTES,
@@ -36,9 +41,8 @@ from infra.devices.messages import (
     receive_message,
     send_message,
 )
-from infra.devices.pool_folder import held, remove_abandoned
-from infra.devices.request_queue import Admission, QueuedBatch, RequestQueue
-from infra.ranges import Range, Text, check_ranges
+from infra.devices.pool_folder import held, locked, remove_abandoned
+from infra.settings import Range, Text, check_ranges, read_record
 
 BEAT_INTERVAL_S = 1.0
 

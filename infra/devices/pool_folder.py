@@ -1,12 +1,77 @@
-"""Hold the folder of a device pool while a process uses it, and remove it when none does."""
+"""Share a device pool's folder among processes by lock files.
+
+The kernel frees the locks of a process that ends, even of one that is killed. The folder is held
+while any process uses it, and removed when none does.
+"""
 
 import fcntl
 import os
 import shutil
+import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from itertools import count
 from pathlib import Path
+
+_POLL_INTERVAL_S = 0.02
+_CHOOSING_LIMIT_S = 60.0  # choosing takes a millisecond
+
+
+@contextmanager
+def locked(path: Path, limit_s: float) -> Iterator[None]:
+    """Wait for the lock of `path` and hold it; raise TimeoutError after `limit_s`."""
+    deadline_s = time.monotonic() + limit_s
+    while (descriptor := _try_lock(path)) is None:
+        if time.monotonic() > deadline_s:
+            raise TimeoutError(
+                f"{path}: locked by others for {limit_s:g} s: end them (fuser names them)"
+            )
+        time.sleep(_POLL_INTERVAL_S)
+    try:
+        yield
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def least_busy(directory: Path, names: Sequence[str]) -> Iterator[str]:
+    """Hold a slot of the name with the fewest held slots, the first of equals; yield the name."""
+    with locked(directory / "choosing", _CHOOSING_LIMIT_S):
+        name = min(names, key=lambda name: _num_held(directory, name))
+        slot = _take_free_slot(directory, name)
+    try:
+        yield name
+    finally:
+        os.close(slot)
+
+
+def _num_held(directory: Path, name: str) -> int:
+    slots = [_try_lock(path) for path in directory.glob(f"{name}.slot-*")]
+    for slot in slots:
+        if slot is not None:
+            os.close(slot)
+    return slots.count(None)
+
+
+def _take_free_slot(directory: Path, name: str) -> int:
+    attempts = (_try_lock(directory / f"{name}.slot-{number}") for number in count())
+    return next(slot for slot in attempts if slot is not None)
+
+
+def _try_lock(path: Path) -> int | None:
+    descriptor = _open_lock_file(path)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+def _open_lock_file(path: Path) -> int:
+    return os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+
 
 _IN_USE = "in_use"
 
@@ -29,7 +94,7 @@ def _hold(folder: Path) -> int:
         with suppress(FileExistsError):  # Path.mkdir(exist_ok) fails if it is removed meanwhile
             folder.mkdir(mode=0o700)
         with suppress(FileNotFoundError):  # it was removed at this moment
-            descriptor = _open(folder)
+            descriptor = _open_folder(folder)
             fcntl.flock(descriptor, fcntl.LOCK_SH)
             if _is_in(folder, descriptor):
                 return descriptor
@@ -44,7 +109,7 @@ def remove_abandoned(folders: Path) -> None:
 
 
 def _remove(folder: Path) -> None:
-    descriptor = _open(folder)
+    descriptor = _open_folder(folder)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if not _is_in(folder, descriptor):
@@ -57,7 +122,7 @@ def _remove(folder: Path) -> None:
         os.close(descriptor)
 
 
-def _open(folder: Path) -> int:
+def _open_folder(folder: Path) -> int:
     return os.open(folder / _IN_USE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
 

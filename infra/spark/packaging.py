@@ -21,7 +21,7 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from infra.configuration import ConfigurationError
+from infra.settings import ConfigurationError
 
 CODE = ("infra", "jobs", "pipeline", "training")
 _LIBRARY = ".so"  # none can be loaded from a zip

@@ -1,30 +1,86 @@
-"""Start Spark sessions and run one Spark task per element; as a program, set up spark-submit."""
+"""Start Spark sessions and run one Spark task per element; as a program, set up spark-submit.
+
+A progress bar shows the tasks of a job. The job fails if no executor takes its tasks for half an
+hour.
+"""
 
 import os
 import shlex
 import sys
+import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
 import pyspark
 from py4j.protocol import Py4JError, Py4JJavaError  # type: ignore[import-untyped]
-from pyspark import SparkConf, inheritable_thread_target
+from pyspark import SparkConf, StatusTracker, inheritable_thread_target
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from infra.cluster import Cluster, require_dependencies
-from infra.spark.host_environment import require_environment, temporary_folder
-from infra.spark.java import find_java_home
+from infra.log_lines import progress_bar
+from infra.spark.host_environment import find_java_home, require_environment, temporary_folder
 from infra.spark.observer import ObservedFunction, Observer, Summaries
-from infra.spark.progress import IDLE_LIMIT_S, TaskError, await_tasks
 from infra.spark.settings import cluster_settings, submitted_conf
 
-T = TypeVar("T")
 R = TypeVar("R")
+
+IDLE_LIMIT_S = 1800.0
+"""Seconds that a job may have no running task; clusters that grow on demand take minutes."""
+
+_POLL_INTERVAL_S = 0.2
+
+
+class TaskError(RuntimeError):
+    """TaskError ends a Spark job that Spark will not retry; it names the work and the cause."""
+
+
+def await_tasks(
+    future: "Future[list[R]]",
+    tracker: StatusTracker,
+    group: str,
+    num_tasks: int,
+    description: str,
+    idle_limit_s: float,
+    watch: Callable[[], object],
+) -> None:
+    """Wait until `future`, which runs the job group, has a result or an error; raise neither.
+
+    Calls `watch` five times a second; its errors are raised. Raises TaskError when no task of the
+    group has run for `idle_limit_s`.
+    """
+    busy_at = time.monotonic()
+    with progress_bar(description=description, total=num_tasks) as bar:
+        while wait([future], timeout=_POLL_INTERVAL_S).not_done:
+            watch()
+            num_active, num_completed = _num_tasks(tracker, group)
+            if num_active or num_completed != bar.n:
+                busy_at = time.monotonic()
+            elif time.monotonic() - busy_at > idle_limit_s:
+                raise TaskError(
+                    f"{description}: no task ran for {idle_limit_s:.0f} s, the limit; give the "
+                    "cluster free cores, or ask for fewer (executor_memory, cores_per_executor)"
+                )
+            bar.update(num_completed - bar.n)
+        if future.exception() is None:
+            bar.update(num_tasks - bar.n)
+
+
+def _num_tasks(tracker: StatusTracker, group: str) -> tuple[int, int]:
+    """Return the numbers of active and of completed tasks of the group."""
+    jobs = [tracker.getJobInfo(job) for job in tracker.getJobIdsForGroup(group)]
+    infos = [tracker.getStageInfo(stage) for job in jobs if job for stage in job.stageIds]
+    stages = [stage for stage in infos if stage]
+    active = sum(stage.numActiveTasks for stage in stages)
+    return active, sum(stage.numCompletedTasks for stage in stages)
+
+
+T = TypeVar("T")
+
 S = TypeVar("S")
 
 # py4j raises these once the driver's JVM has ended.
@@ -32,7 +88,7 @@ _JVM_LOST = (Py4JError, ConnectionError)
 
 # spark-submit sources this file. The user's settings win, except for Java, which was checked.
 # On a host that cannot resolve its own name Spark fails without SPARK_LOCAL_IP. Standard error is
-# reopened to append, because our programs open it a second time (infra/spark/standard_error.py).
+# reopened to append, because our programs open it a second time (infra/log_lines.py).
 _SPARK_ENV = """\
 # Written by `python -m infra.spark.session`; run it again when Java or the environment moves.
 JAVA_HOME={java_home}

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pyspark import SparkConf, SparkContext
 
 from infra.cluster import Cluster
-from infra.ranges import mebibytes
+from infra.settings import mebibytes
 from infra.spark.host_environment import temporary_folder
 
 # Also for a local master from the command line: nothing listens beyond this host.

@@ -8,7 +8,7 @@ from itertools import takewhile
 from pathlib import Path
 from tempfile import gettempdir
 
-from infra.ranges import AUTO, Devices, shown
+from infra.settings import AUTO, Devices, shown
 
 _DEVICE_NODES = Path("/dev")
 _GPU = "gpu"

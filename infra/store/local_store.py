@@ -24,7 +24,7 @@ from infra.store.objects import (
     StoreError,
     admit_all,
 )
-from infra.store.request_counts import REQUESTS, RequestCounts
+from infra.task_metrics import REQUESTS, RequestCounts
 
 # Marks the files of writers that are at work or were killed; a listing omits them.
 _PARTIAL_PREFIX = ".partial-"

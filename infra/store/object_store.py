@@ -1,12 +1,18 @@
-"""Read and write objects by URI, in S3 or on local paths."""
+"""Read and write objects by URI, in S3 or on local paths.
 
+Fetched objects share a budget of bytes in memory, and each has its own limit. Checked reads are for
+objects whose parser detects corruption: they are fetched again before they are reported as corrupt,
+as bytes that the network corrupted arrive whole the next time, and those that a disk corrupted do
+not.
+"""
+
+import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import BinaryIO, Generic, Protocol, TypeAlias, TypeVar
 
 from infra.prefetch import prefetch
-from infra.store.byte_budget import ByteBudget, NoRoomError, Reservation, SizeBound
 from infra.store.local_store import LocalStore
 from infra.store.objects import (
     AccessDenied,
@@ -22,13 +28,18 @@ from infra.store.objects import (
     StoreError,
     admit_all,
 )
-from infra.store.s3.s3_store import MAX_CONNECTIONS, s3_store
+from infra.store.retry import GaveUpError, retry
+from infra.store.s3 import MAX_CONNECTIONS, s3_store
 from infra.store.uris import is_s3, join_uri, normalize_uri, require_within, resolve_prefix
 
 __all__ = [
+    "IN_FLIGHT_BYTES",
+    "MAX_READS",
     "AccessDenied",
+    "ByteBudget",
     "Fetched",
     "FetchedRange",
+    "NoRoomError",
     "ObjectDenied",
     "ObjectInfo",
     "ObjectNotFound",
@@ -36,11 +47,91 @@ __all__ = [
     "ObjectStore",
     "ObjectTooLarge",
     "PrefixError",
+    "Reservation",
     "SizeBound",
     "StoreError",
     "join_uri",
     "normalize_uri",
+    "read_checked",
+    "scan_checked",
+    "until_whole",
 ]
+
+
+class NoRoomError(Exception):
+    """NoRoomError says that an object does not fit beside those in memory; fetch it alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class SizeBound:
+    """SizeBound holds the bytes that an object probably has, and those above which it is refused.
+
+    What is expected bounds the requests in flight, before any size is known.
+    """
+
+    expected_bytes: int = 0
+    max_bytes: int | None = None
+
+
+class ByteBudget:
+    """ByteBudget counts the bytes in memory, from several threads, against a total."""
+
+    def __init__(self, total: int) -> None:
+        self._total, self._used = total, 0
+        self._lock = threading.Lock()
+
+    def grow(self, held: int, more: int) -> bool:
+        """Count `more` bytes for an object that holds `held`; False if they do not fit.
+
+        They always fit where no other object holds any.
+        """
+        with self._lock:
+            fits = self._used == held or self._used + more <= self._total
+            if fits:
+                self._used += more
+            return fits
+
+    def give_back(self, held: int) -> None:
+        """Count `held` bytes less."""
+        with self._lock:
+            self._used -= held
+
+
+@dataclass(slots=True)
+class Reservation:
+    """Reservation holds one object's share of a budget, from its request until it is consumed."""
+
+    budget: ByteBudget
+    uri: str
+    bound: SizeBound
+    held: int = field(default=0, init=False)
+
+    def enter(self) -> bool:
+        """Reserve the expected bytes; return whether they fit."""
+        return self._hold(self.bound.expected_bytes)
+
+    def admit(self, num_bytes: int) -> None:
+        """Reserve the bytes that the object really has, or raise NoRoomError or ObjectTooLarge."""
+        self.require_bound(num_bytes)
+        if not self._hold(num_bytes):
+            raise NoRoomError(f"{self.uri}: no room for {num_bytes} bytes")
+
+    def require_bound(self, num_bytes: int) -> None:
+        """Raise ObjectTooLarge for more bytes than the object may have."""
+        max_bytes = self.bound.max_bytes
+        if max_bytes is not None and num_bytes > max_bytes:
+            raise ObjectTooLarge(f"{self.uri}: {num_bytes} bytes: need at most {max_bytes}")
+
+    def leave(self) -> None:
+        """Give the bytes back, when the object has been consumed."""
+        self.budget.give_back(self.held)
+        self.held = 0
+
+    def _hold(self, num_bytes: int) -> bool:
+        more = max(num_bytes - self.held, 0)
+        fits = self.budget.grow(self.held, more)
+        self.held += more if fits else 0
+        return fits
 
 
 IN_FLIGHT_BYTES = 256 * 2**20
@@ -289,3 +380,33 @@ def _consumed(
         each, found = group.pop()
         yield each, found
         each.leave()
+
+
+MAX_READS = 4
+
+
+def read_checked(store: ObjectStore, uri: str, parse: Callable[[bytes], R]) -> R:
+    """Read the whole object and return `parse` of it.
+
+    A ValueError of `parse` is retried on a fresh read, four reads in all; the last one is raised
+    with the URI. StoreErrors are raised as they are.
+    """
+    return until_whole(uri, lambda: parse(store.get(uri)))
+
+
+def scan_checked(store: ObjectStore, uri: str, scan: Callable[[BinaryIO], R]) -> R:
+    """Open the object and return `scan` of the seekable file; errors are as in `read_checked`."""
+
+    def attempt() -> R:
+        with store.open(uri) as file:
+            return scan(file)
+
+    return until_whole(uri, attempt)
+
+
+def until_whole(uri: str, attempt: Callable[[], R]) -> R:
+    """Return what `attempt` reads of the object; errors are as in `read_checked`."""
+    try:
+        return retry(attempt, lambda error: isinstance(error, ValueError), MAX_READS)
+    except GaveUpError as error:
+        raise ValueError(f"{uri}: {error.last}") from error.last

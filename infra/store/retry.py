@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from infra.store.request_counts import REQUESTS, RequestCounts
+from infra.task_metrics import REQUESTS, RequestCounts
 
 R = TypeVar("R")
 

@@ -9,7 +9,7 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
-from infra.configuration import ConfigurationError, canonical_json
+from infra.settings import ConfigurationError, canonical_json
 from infra.store.object_store import ObjectNotFound, join_uri
 from jobs.cli.job import Job, written_steps
 from pipeline.audit.job_records import parse_begun_record
@@ -37,8 +37,8 @@ from pipeline.runs.names import (
     selection_step,
 )
 from pipeline.runs.sealed_json import seal
-from pipeline.steps.increments.new_metadata import MAY_DIFFER
-from pipeline.steps.selection.select_bucket import SELECTED
+from pipeline.steps.selection.increment import MAY_DIFFER
+from pipeline.steps.selection.select import SELECTED
 from training.checkpoints.place import newest_place
 from training.data.sub_epochs import trained_share
 from training.fit.model_specs import Fit, aligner_fit, sequence_fit

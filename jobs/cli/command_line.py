@@ -13,12 +13,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from infra.configuration import ConfigurationError
-from infra.log_lines import begin_log, elapsed_text, log, report_error
-from infra.ranges import printable
-from infra.spark.standard_error import separate_standard_error
+from infra.log_lines import begin_log, elapsed_text, log, report_error, separate_standard_error
+from infra.settings import ConfigurationError, printable
 from infra.store.object_store import PrefixError, StoreError, join_uri
-from infra.store.request_counts import REQUESTS
+from infra.task_metrics import REQUESTS
 from jobs.cli.begun import begin, begun_changes, end, withdraw
 from jobs.cli.catalogue import READS, WRITES
 from jobs.cli.job import Job, job_parser, open_job, read_steps, written_steps

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
-from infra.configuration import ConfigurationError
+from infra.settings import ConfigurationError
 from jobs.cli.parser import AUTO, DEVICE, ON_CPU
 
 _GPU_FILES = ("nvidia*", "nvhost-gpu", "kfd", "dxg")

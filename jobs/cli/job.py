@@ -7,10 +7,9 @@ from itertools import chain
 from typing import Any
 
 from infra.cluster import Cluster, load_cluster
-from infra.configuration import ConfigurationError
-from infra.ranges import holds_password, printable
+from infra.settings import ConfigurationError, holds_password, printable
 from infra.store.object_store import ObjectStore, join_uri, normalize_uri
-from infra.store.request_counts import TaskTotals
+from infra.task_metrics import TaskTotals
 from infra.torchrun import launched_rank
 from jobs.cli.catalogue import EVALUATE, GENERATE_TARGETS, REPORT, writes_of
 from jobs.cli.parser import Parser, add_log_argument, recipe_path

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any, NoReturn
 
 from infra.log_lines import report_error
-from infra.ranges import printable
+from infra.settings import printable
 from jobs.cli.catalogue import STORY, Starter, module_of, summary_of
 
 CLOSED_PIPE = 141

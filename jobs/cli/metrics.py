@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from infra.ranges import printable
+from infra.settings import printable
 
 Samples = list[tuple[dict[str, str], float]]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from infra.log_lines import LOG_FORMATS, log_format
-from infra.ranges import Range, printable
+from infra.settings import Range, printable
 
 DEV_SHARES = Range(0.001, 0.5, zero="none")
 """The shares of the labelled speakers that may become development speakers."""

@@ -7,9 +7,9 @@ from typing import Any, TypeVar
 
 from infra.spark.observer import Observer
 from infra.spark.session import run_tasks, spark_session
-from infra.store.request_counts import MeasuredFunction
+from infra.task_metrics import MeasuredFunction
 from jobs.cli.job import Job
-from pipeline.runs.loss_watch import measured_loss
+from pipeline.runs.ledger import measured_loss
 from pipeline.runs.step import Distribute, WatchedFunction
 
 T = TypeVar("T")

@@ -5,10 +5,9 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from infra.configuration import canonical_json, digest
-from infra.device_faults import DeviceFault
+from infra.settings import canonical_json, digest
 from infra.store.object_store import ObjectNotFound, join_uri
-from infra.store.request_counts import RequestCounts
+from infra.task_metrics import DeviceFault, RequestCounts
 from jobs.cli.begun import conflicts
 from jobs.cli.host import describe_commit, describe_machine
 from jobs.cli.job import Job

@@ -10,8 +10,7 @@ from functools import partial
 
 import torch
 
-from infra.configuration import ConfigurationError
-from infra.ranges import Range
+from infra.settings import ConfigurationError, Range
 from infra.torchrun import is_launched
 from jobs.cli.command_line import Step, fail
 from jobs.cli.job import Job

@@ -7,8 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from infra.configuration import ConfigurationError
-from infra.ranges import printable
+from infra.settings import ConfigurationError, printable
 from infra.store.object_store import ObjectNotFound, ObjectStore, StoreError, join_uri
 from infra.store.uris import normalize_uri, require_within, resolve_audio
 from jobs.cli.job import Job

@@ -4,8 +4,7 @@ import argparse
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from infra.configuration import ConfigurationError
-from infra.ranges import Range, printable
+from infra.settings import ConfigurationError, Range, printable
 from infra.store.object_store import ObjectStore, normalize_uri
 from jobs.cli.job import Job
 from jobs.cli.parser import DEFAULT_SPEAKER_BUCKETS, LIBRISPEECH, MANIFEST_FORMATS, NEMO, TABLE

@@ -4,10 +4,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
-from infra.ranges import Seed, check_ranges
+from infra.settings import Seed, check_ranges
 from jobs.ingestion.kaldi_directory import KaldiDirectory, KaldiUtterance
 from pipeline.records import CLEAN, version_id
-from pipeline.steps.ingestion.placement_choice import PlacementChoice, SubsetChoices
+from pipeline.steps.ingestion.placed_audio import PlacementChoice, SubsetChoices
 
 Simulate = Callable[[KaldiUtterance, bytes], bytes]
 """Makes the FLAC of an utterance in its placement from the bytes of its audio file."""

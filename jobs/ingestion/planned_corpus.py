@@ -19,10 +19,10 @@ from pipeline.audio.decode import MAX_DURATION_S as MAX_DECODED_S
 from pipeline.audio.decode import (
     MP3_PADDING,
     decode_utterance,
+    duration_tolerance,
     max_file_bytes,
     stated_duration_s,
 )
-from pipeline.audio.duration import duration_tolerance
 from pipeline.audio.errors import AudioError
 from pipeline.filterbank import SAMPLE_RATE_HZ
 from pipeline.metadata import read_records

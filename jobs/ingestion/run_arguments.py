@@ -2,8 +2,7 @@
 
 import argparse
 
-from infra.configuration import ConfigurationError
-from infra.ranges import printable
+from infra.settings import ConfigurationError, printable
 from infra.store.uris import normalize_uri
 from jobs.cli.catalogue import STEPS
 from jobs.cli.parser import (

@@ -8,7 +8,7 @@ from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
 
-from infra.configuration import read_file, read_record, read_toml
+from infra.settings import read_file, read_record, read_toml
 from jobs.cli.parser import recipe_path
 from jobs.planning.calibration.throughputs import json_object
 from training.cost_model.calibration import Calibration

@@ -4,7 +4,7 @@ import json
 from dataclasses import asdict
 from typing import Any
 
-from infra.configuration import read_record
+from infra.settings import read_record
 from infra.store.object_store import ObjectStore, join_uri
 from jobs.planning.calibration.throughputs import Calibration, json_object
 from jobs.planning.run_plan import PAPER_DAYS, RunPlan

@@ -5,8 +5,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from infra.store.checked_reads import read_checked
-from infra.store.object_store import ObjectNotFound, ObjectStore, join_uri, normalize_uri
+from infra.store.object_store import (
+    ObjectNotFound,
+    ObjectStore,
+    join_uri,
+    normalize_uri,
+    read_checked,
+)
 from jobs.cli.job import Job
 from jobs.report_contents.compared_run import compared
 from pipeline.runs.manifest import Manifest, Output, read_manifest, read_output, sha256

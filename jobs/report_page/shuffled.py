@@ -5,7 +5,7 @@ from typing import Any
 
 from jobs.report_page.blocks import Cell, Row, Table, grouped_table, number
 from jobs.report_page.scores import Report
-from pipeline.shuffle_quality.certificate import NUM_ORDERS
+from pipeline.shuffle_quality import NUM_ORDERS
 
 NAMES = {
     "effective_files": "effective source files",

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import numpy as np
 
-from infra.ranges import Range, Seed, check_ranges
+from infra.settings import Range, Seed, check_ranges
 from jobs.synthesis.noise import draw_talkers
 from jobs.synthesis.rendering import AcousticsTask, SpeakerTask
 from jobs.synthesis.speakers import Speaker, draw_speakers, split_variants

@@ -8,7 +8,7 @@ from typing import Annotated
 import numpy as np
 from jaxtyping import Float32
 
-from infra.ranges import Items, Range, Text, check_ranges
+from infra.settings import Items, Range, Text, check_ranges
 from pipeline.audio.errors import AudioError
 from pipeline.filterbank import SAMPLE_RATE_HZ
 

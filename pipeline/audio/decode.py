@@ -1,8 +1,18 @@
-"""Bytes to 16 kHz mono samples, or a named reason why not (paper 003 IV-B2)."""
+"""Decode audio to 16 kHz mono samples, or name the reason why not (paper 003 IV-B2).
+
+The length is compared with the declared duration, as exactly as that is stated. A segment of a long
+recording is cut out as a WAV of its own, so that it is decoded, checked and converted like an
+object that holds nothing else. In a WAV its samples are a range of bytes. Other recordings are
+decoded once, from the start, as a decoder that jumps into the middle may give other samples (of
+MP3, by what earlier frames left).
+"""
 
 import io
 import math
+import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from hashlib import blake2b
 
 import numpy as np
@@ -11,14 +21,63 @@ from jaxtyping import Float32
 
 from pipeline.audio.audio_file import UNKNOWN_LENGTH, AudioFile, open_audio
 from pipeline.audio.conversion import NO_CONVERSION, AudioConversion, resample
-from pipeline.audio.duration import duration_tolerance, is_rounded_from, require_duration
 from pipeline.audio.errors import AudioError
-from pipeline.audio.flac import require_md5
+from pipeline.audio.flac import Md5OfSamples, require_md5
 from pipeline.audio.mp3 import counted_mp3, padding_samples, without_tags
+from pipeline.audio.wav import wav_file
 from pipeline.filterbank import SAMPLE_RATE_HZ, WINDOW_SAMPLES
 from pipeline.filterbank.log_mel import Engine
+from pipeline.records import Segment
 
-__all__ = ["AudioError", "require_duration"]
+MAX_DURATION_ERROR_S = 1.0  # of other tools' lengths, and of recorders' rough figures
+MAX_DURATION_ERROR_SHARE = 0.1
+MAX_MISSING_SHARE = 0.25  # half an utterance never passes, however roughly its length is stated
+MAX_SURPLUS_SHARE = 0.95  # nor do two of equal length for one, but 1.9 s cut to 1
+
+
+def require_duration(
+    samples: Float32[np.ndarray, " samples"], declared_s: float, padding_samples: int = 0
+) -> None:
+    """Raise AudioError unless the samples last about as long as the metadata declares.
+
+    Hours are budgeted, balanced and accounted as declared; a grossly wrong one falsifies all
+    three, and is often another recording, or a part of the declared one.
+    """
+    decoded_s = len(samples) / SAMPLE_RATE_HZ
+    missing_s, surplus_s = duration_tolerance(declared_s, padding_samples)
+    if not -missing_s <= decoded_s - declared_s <= surplus_s:
+        bounds = f"{declared_s - missing_s:.3f} to {declared_s + surplus_s:.3f} s"
+        detail = f"{decoded_s:.3f} s of audio, declared {declared_s:.3f} s: need {bounds}"
+        raise AudioError("duration_mismatch", detail)
+
+
+def duration_tolerance(declared_s: float, padding_samples: int) -> tuple[float, float]:
+    """Return the seconds that may be missing from `declared_s` and those that may be too many.
+
+    Either is the larger of the metadata's precision and min(1 s, 10 %), plus the codec's padding.
+    A rounded number is off by at most half the unit of its last digit; one whose digits were cut
+    is too small, by less than the unit. At most a quarter may be missing, and 95 % surplus.
+    """
+    unit_s = _last_digit_s(declared_s)
+    error_s = min(MAX_DURATION_ERROR_S, MAX_DURATION_ERROR_SHARE * declared_s)
+    padding_s = padding_samples / SAMPLE_RATE_HZ
+    missing_s = min(max(unit_s / 2, error_s) + padding_s, MAX_MISSING_SHARE * declared_s)
+    surplus_s = min(max(unit_s, error_s) + padding_s, MAX_SURPLUS_SHARE * declared_s)
+    return missing_s, surplus_s
+
+
+def _last_digit_s(declared_s: float) -> float:
+    # A float has lost its trailing zeros: 3.0 may be whole seconds, and is taken for them.
+    exponent = Decimal(repr(declared_s)).normalize().as_tuple().exponent
+    return 10.0 ** min(int(exponent), 0)
+
+
+def is_rounded_from(declared_s: float, num_samples: int) -> bool:
+    """Return whether `declared_s` is the length of `num_samples`, exact, rounded or cut."""
+    unit_s, rounding_s = _last_digit_s(declared_s), 1 / SAMPLE_RATE_HZ
+    surplus_s = num_samples / SAMPLE_RATE_HZ - declared_s
+    return -unit_s / 2 - rounding_s <= surplus_s <= unit_s + rounding_s
+
 
 MAX_DURATION_S = 3600
 MAX_CLIPPED_SHARE = 0.01
@@ -180,3 +239,58 @@ def _require_unclipped(samples: Float32[np.ndarray, " samples"]) -> None:
     if clipped_share > MAX_CLIPPED_SHARE:
         detail = f"{clipped_share:.1%} of the samples at full scale: need {MAX_CLIPPED_SHARE:.0%}"
         raise AudioError("clipped", detail)
+
+
+HEAD_BYTES = 2**16
+"""Nearly all WAVs have their header within the first 64 KB."""
+
+MAX_OVERSHOOT_S = 0.5
+"""A segment may end so much behind the recording's end, as for Kaldi's extract-segments."""
+
+_FLOAT = 3
+
+
+def segment_samples(segment: Segment, rate_hz: int, num_samples: int) -> tuple[int, int]:
+    """Return a segment's first sample and their number.
+
+    AudioError if the recording ends before, or if the segment is longer than what is decoded.
+    """
+    first, count = round(segment.start_s * rate_hz), round(segment.duration_s * rate_hz)
+    beyond = first + count - num_samples
+    if first >= num_samples or beyond > MAX_OVERSHOOT_S * rate_hz:
+        ends_s, lasts_s = segment.start_s + segment.duration_s, num_samples / rate_hz
+        detail = f"ends at {ends_s:.3f} s: need at most {lasts_s:.3f} s, the recording's end"
+        raise AudioError("segment_beyond_end", detail)
+    # Before anything is read: three hours of a FLAC took 2.2 GB, to be refused then.
+    if count > MAX_DURATION_S * rate_hz:
+        detail = f"a segment of {segment.duration_s:.3f} s: need at most {MAX_DURATION_S} s"
+        raise AudioError("too_long", detail)
+    return first, min(count, num_samples - first)
+
+
+def cut_recording(
+    data: bytes, segments: Sequence[Segment], conversion: AudioConversion
+) -> list[bytes | AudioError]:
+    """Decode a recording once, and return each segment as a WAV at its rate, or its fault.
+
+    Beside `data`, the segments alone are in memory. AudioError if no segment can be read.
+    """
+    file = open_audio(data, conversion)
+    cuts: list[tuple[int, int] | AudioError] = []
+    for segment in segments:
+        try:
+            cuts.append(segment_samples(segment, file.rate_hz, file.num_samples))
+        except AudioError as error:
+            cuts.append(error)
+    wanted = [cut for cut in cuts if not isinstance(cut, AudioError)]
+    samples = iter(file.cut(wanted, Md5OfSamples.of(file.content)) if wanted else ())
+    form = _float_format(file.rate_hz, file.num_channels)
+    return [
+        cut if isinstance(cut, AudioError) else wav_file(form, next(samples).tobytes())
+        for cut in cuts
+    ]
+
+
+def _float_format(rate_hz: int, num_channels: int) -> bytes:
+    width = 4 * num_channels
+    return struct.pack("<HHIIHH", _FLOAT, num_channels, rate_hz, rate_hz * width, width, 32)

@@ -8,10 +8,15 @@ import numpy as np
 from jaxtyping import UInt32
 
 from infra.store.object_store import ObjectStore
-from pipeline.audit.contents import hash_names, read_contents
-from pipeline.audit.hashed_names import HashedNames, NameRange, num_ranges_of
 from pipeline.audit.step_records import Finding, StepRecords
-from pipeline.audit.stored_objects import Holding
+from pipeline.audit.stored_objects import (
+    HashedNames,
+    Holding,
+    NameRange,
+    hash_names,
+    num_ranges_of,
+    read_contents,
+)
 from pipeline.runs.manifest import Manifest, read_output
 from pipeline.runs.names import (
     ALIGNMENT_STEP,
@@ -23,9 +28,8 @@ from pipeline.runs.names import (
     TARGETS_FOLDER,
     folder_of,
 )
-from pipeline.steps.selection.hash_ranges import is_among
-from pipeline.steps.selection.id_index import metadata_names, named_objects
-from pipeline.steps.selection.id_ranges import IdRange
+from pipeline.steps.hash_ranges import is_among
+from pipeline.steps.selection.id_index import IdRange, metadata_names, named_objects
 
 NUM_NAMED = 3
 """A finding names at most this many utterances."""

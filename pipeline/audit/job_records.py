@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
-from infra.ranges import shown
+from infra.settings import shown
 from pipeline.runs.sealed_json import read_sealed
 
 _COUNTS = ("utterances_in", "utterances_out", "quarantined")

@@ -1,19 +1,192 @@
-"""Read every object that manifests and records name: its size, its digest, its utterances."""
+"""Read every object that manifests and records name: its size, its digest, its utterances.
+
+Ids and declared milliseconds are read without tensors. Hashes of the ids that a step's objects hold
+lie on local disk, and are compared range by range.
+"""
 
 import hashlib
+import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from io import BufferedRandom
 from typing import Any
+
+import numpy as np
+from jaxtyping import Bool, Shaped, UInt32, UInt64
 
 from infra.prefetch import prefetch
 from infra.store.object_store import ObjectNotFound, ObjectStore, join_uri
 from infra.store.uris import resolve_audio
-from pipeline.audit.contents import AudioVersion, Contents, Hashes, hash_names, read_contents
-from pipeline.audit.hashed_names import HashedNames
 from pipeline.audit.step_records import Finding, StepRecords
+from pipeline.records import parse_utterance
+from pipeline.runs.ledger import QUARANTINED, read_lines
 from pipeline.runs.manifest import Output, read_output, sha256
 from pipeline.runs.names import AUDIO_FOLDER, INGEST_STEP, LEDGER_SUFFIX
 from pipeline.runs.step import Distribute
+from pipeline.sampling import hash_name
+from pipeline.shards.container import read_plain_columns
+from pipeline.steps.hash_ranges import is_among, range_edges
+
+Hashes = UInt64[np.ndarray, " _names"]
+
+
+@dataclass(frozen=True, slots=True)
+class AudioVersion:
+    """AudioVersion is the audio that a feature row was made of: its URI, and its ETag then.
+
+    The ETag of a part, as a shard writes it, is of the part's bytes alone.
+    """
+
+    uri: str
+    etag: str
+    part: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """An object's utterances, in stored order; target shards do not repeat the durations.
+
+    Selection files hold speakers too, feature shards the audio that extraction read, and ledgers
+    reasons.
+    """
+
+    utterance_ids: list[str]
+    duration_ms: int | None
+    speaker_ids: tuple[str, ...] = ()
+    audio: tuple[AudioVersion, ...] = ()
+    reasons: Mapping[str, int] = field(default_factory=dict)
+
+
+def hash_names(names: Sequence[str]) -> Hashes:
+    """Hash each name to 64 bits: a billion utterances are 8 GB."""
+    return np.array([hash_name(each) for each in names], np.uint64)
+
+
+def read_contents(key: str, data: bytes) -> Contents | None:
+    """Read the utterances of the object at `key`; None for an object without, such as a model.
+
+    ValueError for bytes in another format than the key's suffix states.
+    """
+    if key.endswith(LEDGER_SUFFIX):
+        rows = list(read_lines(data, QUARANTINED))
+        ids = [row["utterance_id"] for row in rows]
+        duration_ms = sum(row["duration_ms"] for row in rows)
+        return Contents(ids, duration_ms, reasons=Counter(row["reason"] for row in rows))
+    if key.endswith(".jsonl"):
+        utterances = [parse_utterance(line.decode()) for line in data.splitlines()]
+        ids = [utterance.utterance_id for utterance in utterances]
+        speakers = dict.fromkeys(utterance.speaker_id for utterance in utterances)
+        return Contents(ids, sum(each.duration_ms for each in utterances), tuple(speakers))
+    if key.endswith(".parquet"):
+        names = ("utterance_id", "duration_ms", "audio_uri", "audio_etag", "audio_part")
+        columns, _ = read_plain_columns(data, names)
+        durations_ms = columns.get("duration_ms")
+        total_ms = None if durations_ms is None else sum(durations_ms)
+        uris, etags = columns.get("audio_uri", []), columns.get("audio_etag", [])
+        parts = columns.get("audio_part", [None] * len(uris))
+        audio = tuple(map(AudioVersion, uris, etags, parts))
+        return Contents(columns["utterance_id"], total_ms, audio=audio)
+    return None
+
+
+_ROW = np.dtype([("hash", "<u8"), ("place", "<u4")])
+Rows = Shaped[np.ndarray, " names"]
+"""Hashes, each with the place of its object."""
+
+ROWS_IN_MEMORY = 2**20
+"""More names than these are sorted, and written to the temporary folder, 12 bytes a name."""
+
+ROWS_A_RANGE = 2**22
+"""Comparisons hold about so many names of a step at a time, some 100 MB."""
+
+
+@dataclass(frozen=True, slots=True)
+class NameRange:
+    """NameRange holds hashes by rising value, and by each the place of the object that names it."""
+
+    hashes: UInt64[np.ndarray, " names"]
+    places: UInt32[np.ndarray, " names"]
+
+    @classmethod
+    def joined(cls, *parts: "NameRange") -> "NameRange":
+        """Sort the names of all parts by hash."""
+        hashes = np.concatenate([np.empty(0, np.uint64), *(part.hashes for part in parts)])
+        places = np.concatenate([np.empty(0, np.uint32), *(part.places for part in parts)])
+        order = np.argsort(hashes, kind="stable")
+        return cls(hashes[order], places[order])
+
+    def those(self, is_wanted: Bool[np.ndarray, " names"]) -> "NameRange":
+        """Return the names that are wanted."""
+        return NameRange(self.hashes[is_wanted], self.places[is_wanted])
+
+
+@dataclass(slots=True)
+class HashedNames:
+    """HashedNames holds a hash of each name, and the place of its object among those of a step.
+
+    Up to ROWS_IN_MEMORY are in memory. A billion names are 12 GB in the temporary folder.
+    """
+
+    _recent: list[Rows] = field(default_factory=list)
+    _num_recent: int = 0
+    _file: BufferedRandom | None = None
+    _run_lengths: list[int] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        """Count the names, each as often as it was added."""
+        return sum(self._run_lengths) + self._num_recent
+
+    def add(self, hashes: Hashes, place: int = 0) -> None:
+        """Add the names of the object at `place`."""
+        rows = np.empty(len(hashes), _ROW)
+        rows["hash"], rows["place"] = hashes, place
+        self._recent.append(rows)
+        self._num_recent += len(rows)
+        if self._num_recent > ROWS_IN_MEMORY:
+            # Without a name in the folder: it is gone when the process ends, however it ends.
+            self._file = self._file or tempfile.TemporaryFile()  # noqa: SIM115 - kept open
+            self._file.write(self._sorted_recent().tobytes())
+            self._run_lengths.append(self._num_recent)
+            self._recent, self._num_recent = [], 0
+
+    def clear(self) -> None:
+        """Forget all names."""
+        self._recent, self._num_recent, self._run_lengths, self._file = [], 0, [], None
+
+    def _sorted_recent(self) -> Rows:
+        rows = np.concatenate([np.empty(0, _ROW), *self._recent])
+        return rows[np.argsort(rows["hash"], kind="stable")]
+
+    def _sorted_runs(self) -> list[Rows]:
+        self._recent = [self._sorted_recent()]
+        if self._file is None:
+            return self._recent
+        self._file.flush()
+        stored = np.memmap(self._file, _ROW, "r")
+        return [*np.split(stored, np.cumsum(self._run_lengths)[:-1]), *self._recent]
+
+    def ranges(self, num_ranges: int) -> Iterator[NameRange]:
+        """Cut the hashes into ranges of equal width, the same ones for all names; yield each."""
+        runs = self._sorted_runs()
+        edges = [range_edges(run["hash"], num_ranges) for run in runs]
+        for number in range(num_ranges):
+            cuts = [slice(*each[number : number + 2].tolist()) for each in edges]
+            rows = [run[cut] for run, cut in zip(runs, cuts, strict=True)]
+            yield NameRange.joined(*(NameRange(each["hash"], each["place"]) for each in rows))
+
+    def hold(self, hashes: Hashes) -> Bool[np.ndarray, " names"]:
+        """Return for each hash whether it is here."""
+        is_here = np.zeros(len(hashes), bool)
+        for run in self._sorted_runs():
+            is_here |= is_among(hashes, run["hash"])
+        return is_here
+
+
+def num_ranges_of(*names: HashedNames) -> int:
+    """Return the number of ranges in which these can be compared, ROWS_A_RANGE at a time."""
+    return -(-max(map(len, names), default=0) // ROWS_A_RANGE) or 1
+
 
 GETS_IN_FLIGHT = 8
 """Shards of 100 MB in memory at a time."""

@@ -1,8 +1,8 @@
 /* Compute log-mel energies of eight frames side by side, each in a lane of its own.
 
-   fast.py has the same arithmetic in NumPy, bit for bit, and replaces this file where there is no C
-   compiler; read the equations there. A lane never meets another one, so that a frame's bits depend
-   on its own samples alone, and on no width of the CPU's vectors. Little-endian, one thread. */
+   log_mel.py has the same arithmetic in NumPy, bit for bit, and replaces this file where there is no
+   C compiler; read the equations there. A lane never meets another one, so that a frame's bits
+   depend on its own samples alone, and on no width of the CPU's vectors. Little-endian, one thread. */
 
 #include <stdint.h>
 #include <string.h>
@@ -22,7 +22,7 @@ enum { LANES = 8, WINDOW = 400, SHIFT = 160, PART = 80, POINTS = 256, BINS = 64,
 
 typedef float Lanes[LANES];
 
-/* Tables that fast.py computes, so that both have the same bits. */
+/* Tables that log_mel.py computes, so that both have the same bits. */
 typedef struct {
     const float *window;          /* [400] */
     const float *cosines, *sines; /* [512], of -2 pi k / 512 */

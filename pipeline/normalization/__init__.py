@@ -1,6 +1,5 @@
 """Causal speaker means, and global mean and variance (paper 003 II-B, IV-B2)."""
 
-from pipeline.normalization.causal_mean import CausalMean, MeanNormalization
-from pipeline.normalization.moments import Moments
+from pipeline.normalization.causal_mean import CausalMean, MeanNormalization, Moments
 
 __all__ = ["CausalMean", "MeanNormalization", "Moments"]

@@ -1,8 +1,8 @@
 /* Subtract a stream's causal means from its frames, and sum frames up, each frame in one go.
 
-   causal_mean.py and moments.py have the same arithmetic in NumPy, bit for bit, and do without this
-   file where there is no C compiler. Sums go from frame to frame, never across bins, so that their
-   order is the stream's. Little-endian, one thread. */
+   causal_mean.py has the same arithmetic in NumPy, bit for bit, and does without this file where
+   there is no C compiler. Sums go from frame to frame, never across bins, so that their order is the
+   stream's. Little-endian, one thread. */
 
 #include <stdint.h>
 #include <string.h>

@@ -14,10 +14,9 @@ from enum import Enum
 from itertools import islice
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, runtime_checkable
 
-from infra.store.checked_reads import read_checked
-from infra.store.object_store import ObjectNotFound, ObjectStore, join_uri
+from infra.store.object_store import ObjectNotFound, ObjectStore, join_uri, read_checked
 from pipeline.records import Quarantined, Tally
-from pipeline.runs.manifest import listed
+from pipeline.runs.manifest import changed_versions, listed, step_versions
 from pipeline.runs.names import COMMITS_FOLDER, LEDGER_SUFFIX, PART_SUFFIX
 from pipeline.runs.outputs import (
     MAX_LISTED,
@@ -30,7 +29,6 @@ from pipeline.runs.outputs import (
     to_document,
 )
 from pipeline.runs.sealed_json import read_sealed, seal, typed_record
-from pipeline.runs.versions import changed_versions, step_versions
 
 P = ParamSpec("P")
 

@@ -8,8 +8,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from infra.store.checked_reads import read_checked
-from infra.store.object_store import ObjectNotFound, ObjectStore, join_uri, normalize_uri
+from infra.store.object_store import (
+    ObjectNotFound,
+    ObjectStore,
+    join_uri,
+    normalize_uri,
+    read_checked,
+)
 from pipeline.records import Tally
 from pipeline.runs.commit import StepContext
 from pipeline.runs.manifest import (

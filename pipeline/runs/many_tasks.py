@@ -15,8 +15,15 @@ from typing import Any, Generic, TypeVar
 from infra.store.object_store import join_uri
 from pipeline.records import Tally
 from pipeline.runs.commit import Commit, StepContext, each_commit
-from pipeline.runs.ledger import LossLimit, ledger_reasons, loss_error
-from pipeline.runs.loss_watch import Loss, LossWatch, Overrun, loss_of
+from pipeline.runs.ledger import (
+    Loss,
+    LossLimit,
+    LossWatch,
+    Overrun,
+    ledger_reasons,
+    loss_error,
+    loss_of,
+)
 from pipeline.runs.names import COMMITS_FOLDER, task_name
 from pipeline.runs.outputs import MAX_LISTED, LinesOnDisk, Output, Outputs
 from pipeline.runs.step import StepContents, TaskPlan, WatchedFunction, run_tasks

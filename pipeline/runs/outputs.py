@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 from jaxtyping import Int32, Int64
 
-from infra.ranges import printable
+from infra.settings import printable
 from infra.spark.task_resources import local_folder
-from infra.store.checked_reads import read_checked
-from infra.store.object_store import ObjectNotFound, ObjectStore, join_uri
+from infra.store.object_store import ObjectNotFound, ObjectStore, join_uri, read_checked
 from pipeline.records import Tally
 from pipeline.runs.sealed_json import typed_record
 

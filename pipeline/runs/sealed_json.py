@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints, is_typeddict
 
-from infra.ranges import printable, shown
+from infra.settings import printable, shown
 
 T = TypeVar("T")
 

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
-from infra.store.checked_reads import read_checked
-from infra.store.object_store import ObjectNotFound, ObjectStore
+from infra.store.object_store import ObjectNotFound, ObjectStore, read_checked
 from pipeline.records import Tally
 from pipeline.runs.commit import (
     Commit,
@@ -19,8 +18,7 @@ from pipeline.runs.commit import (
     fingerprint,
     step_context,
 )
-from pipeline.runs.ledger import LossLimit, check_loss_budget
-from pipeline.runs.loss_watch import Loss, LossWatch, Overrun, loss_of
+from pipeline.runs.ledger import Loss, LossLimit, LossWatch, Overrun, check_loss_budget, loss_of
 from pipeline.runs.manifest import (
     Extended,
     Manifest,

@@ -1,7 +1,13 @@
 """Shards: Parquet files of features, targets, both joined, and lattices, to and from bytes."""
 
-from pipeline.shards.feature_cells import Storage, as_stored
-from pipeline.shards.features import FeatureRow, read_feature_texts, read_features, write_features
+from pipeline.shards.features import (
+    FeatureRow,
+    Storage,
+    as_stored,
+    read_feature_texts,
+    read_features,
+    write_features,
+)
 from pipeline.shards.lattices import (
     LATTICE_OFFSET,
     Lattice,
@@ -22,8 +28,15 @@ from pipeline.shards.partitions import (
     read_partition_transcripts,
     write_partition,
 )
-from pipeline.shards.stored_kbest import KBestAtAllOffsets, Offsets, StoredKBest, stored_rows
-from pipeline.shards.targets import TargetRow, read_targets, write_targets
+from pipeline.shards.targets import (
+    KBestAtAllOffsets,
+    Offsets,
+    StoredKBest,
+    TargetRow,
+    read_targets,
+    stored_rows,
+    write_targets,
+)
 
 __all__ = [
     "LATTICE_OFFSET",

@@ -1,24 +1,129 @@
-"""The feature shard: one row per utterance, its energies un-spliced at 100 Hz (003 IV-B2)."""
+"""The feature shard: one row per utterance, its energies un-spliced at 100 Hz (003 IV-B2).
+
+Features are stored as float16, or in one byte each, half of that: 256 levels per utterance and bin.
+Lowest and highest value of a bin, as float16, are levels themselves. So features that were stored
+once are stored again without a further change: writing partitions costs no precision.
+"""
 
 import io
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Literal, cast, get_args
 
 import numpy as np
 import pyarrow as pa
-from jaxtyping import Float16
+from jaxtyping import Float16, Float32, UInt8
 
-from pipeline.audio_parts import AudioPart, part_from_text, part_to_text
 from pipeline.filterbank import FRAME_SHIFT_MS, NUM_BINS
-from pipeline.shards.container import Format, read_columns, read_rows, required, write_rows
-from pipeline.shards.feature_cells import (
-    Storage,
-    common_storage,
-    features_from_cell,
-    features_to_cell,
-    stated_storage,
+from pipeline.records import AudioPart, part_from_text, part_to_text
+from pipeline.shards.container import (
+    FLOAT16,
+    UINT8,
+    UINT16,
+    Format,
+    from_buffer,
+    read_columns,
+    read_rows,
+    require_tensor,
+    required,
+    write_rows,
 )
+
+MAX_LEVEL = 255
+
+
+def quantize(
+    features: Float16[np.ndarray, "frames bins"],
+) -> tuple[Float16[np.ndarray, "2 bins"], UInt8[np.ndarray, "frames bins"]]:
+    """Find each bin's range and each value's nearest level, in 0..255."""
+    if not len(features):
+        return np.zeros((2, features.shape[1]), np.float16), features.astype(np.uint8)
+    wide = features.astype(np.float32)
+    low, high = wide.min(axis=0), wide.max(axis=0)
+    per_level = np.divide(MAX_LEVEL, high - low, out=np.zeros_like(low), where=high > low)
+    wide -= low
+    wide *= per_level
+    np.rint(wide, out=wide)
+    return np.stack([low, high]).astype(np.float16), wide.astype(np.uint8)
+
+
+def dequantize(
+    ranges: Float16[np.ndarray, "2 bins"], levels: UInt8[np.ndarray, "frames bins"]
+) -> Float16[np.ndarray, "frames bins"]:
+    """Return the values of the levels."""
+    low, high = ranges.astype(np.float32)
+    step: Float32[np.ndarray, " bins"] = (high - low) / np.float32(MAX_LEVEL)
+    values: Float32[np.ndarray, "frames bins"] = levels * step
+    values += low
+    # Rounded, low + 255 steps may miss a high near 0 by more than float16's spacing there.
+    np.copyto(values, high, where=levels == MAX_LEVEL)
+    np.clip(values, low, high, out=values)
+    return values.astype(np.float16)
+
+
+Storage = Literal["float16", "uint8"]
+"""How features lie in a shard; a cell of uint8 begins with each bin's range, float16 [2 64]."""
+
+_INFINITY_BITS = 0x7C00
+_RANGES_BYTES = 2 * NUM_BINS * FLOAT16.itemsize
+
+
+def common_storage(storages: Iterable[Storage]) -> Storage:
+    """Return the storage of all rows, float16 if there are none."""
+    found = set(storages)
+    if len(found) > 1:
+        raise ValueError(f"storage = {sorted(found)}: need one storage for the whole shard")
+    return found.pop() if found else "float16"
+
+
+def stated_storage(footer: dict[str, str]) -> Storage:
+    """Read the storage from a footer."""
+    if (dtype := footer.get("dtype")) not in get_args(Storage):
+        raise ValueError(f"footer entry dtype = {dtype!r}: need one of {get_args(Storage)}")
+    return cast(Storage, dtype)
+
+
+def as_stored(
+    features: Float16[np.ndarray, "frames bins"], storage: Storage
+) -> Float16[np.ndarray, "frames bins"]:
+    """Return the features as they will be read back."""
+    return features if storage == "float16" else dequantize(*quantize(features))
+
+
+def features_from_cell(
+    cell: pa.Buffer | None, num_frames: int, storage: Storage, where: str
+) -> Float16[np.ndarray, "frames bins"]:
+    """Read a features cell as float16 [num_frames 64], all finite; float16 is a view of it."""
+    name = f"{where} features"
+    if storage == "float16":
+        features = from_buffer(cell, FLOAT16, (num_frames, NUM_BINS), name)
+        _require_finite(features, where)
+        return features
+    if cell is None or cell.size < _RANGES_BYTES:
+        raise ValueError(f"{name}: need {_RANGES_BYTES} bytes of ranges, then the levels")
+    ranges = from_buffer(cell.slice(0, _RANGES_BYTES), FLOAT16, (2, NUM_BINS), name)
+    levels = from_buffer(cell.slice(_RANGES_BYTES), UINT8, (num_frames, NUM_BINS), name)
+    _require_finite(ranges, where)
+    return dequantize(ranges, levels)
+
+
+def features_to_cell(
+    features: Float16[np.ndarray, "frames bins"], storage: Storage, where: str
+) -> bytes | np.ndarray:
+    """Give the cell of float16 features [frames 64], all finite; float16 is its own."""
+    require_tensor(features, FLOAT16, (len(features), NUM_BINS), f"{where} features")
+    _require_finite(features, where)
+    if storage == "float16":
+        return np.ascontiguousarray(features)
+    ranges, levels = quantize(features)
+    return ranges.tobytes() + levels.tobytes()
+
+
+def _require_finite(features: Float16[np.ndarray, "frames bins"], where: str) -> None:
+    # Four times as fast as np.isfinite, which converts: 14 ms for 2.2 h.
+    if features.size and int((features.view(UINT16) & 0x7FFF).max()) >= _INFINITY_BITS:
+        raise ValueError(f"{where}: NaN or infinity among the features")
+
 
 FEATURE_FOOTER = {
     "num_bins": str(NUM_BINS),

@@ -16,7 +16,7 @@ from jaxtyping import Float32, Shaped
 from pipeline.kbest import best_probabilities
 from pipeline.shards.features import FeatureRow
 from pipeline.shards.partitions import Alignment, PartitionRow
-from pipeline.shards.stored_kbest import KBestAtAllOffsets
+from pipeline.shards.targets import KBestAtAllOffsets
 
 _BINARY = b"\0B"
 _SPACE = re.compile(r"\s")

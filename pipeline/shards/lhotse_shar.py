@@ -17,7 +17,7 @@ import numpy as np
 from pipeline.filterbank import FRAME_SHIFT_MS, NUM_BINS, SAMPLE_RATE_HZ
 from pipeline.shards.features import FeatureRow
 from pipeline.shards.partitions import Alignment, PartitionRow
-from pipeline.shards.stored_kbest import KBestAtAllOffsets
+from pipeline.shards.targets import KBestAtAllOffsets
 from pipeline.splicing import STACK
 
 FRAME_SHIFT_S = FRAME_SHIFT_MS / 1000

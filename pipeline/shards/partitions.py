@@ -9,16 +9,29 @@ import numpy as np
 import pyarrow as pa
 from jaxtyping import Float16, Float64, Int64, UInt16
 
-from pipeline.shards.container import Format, Row, read_columns, read_rows, required, write_rows
-from pipeline.shards.feature_cells import (
+from pipeline.shards.container import (
+    FLOAT16,
+    UINT16,
+    Format,
+    Row,
+    from_buffer,
+    kbest_from_cells,
+    kbest_to_cells,
+    read_columns,
+    read_rows,
+    required,
+    to_bytes,
+    write_rows,
+)
+from pipeline.shards.features import (
+    FEATURE_FOOTER,
     Storage,
     common_storage,
     features_from_cell,
     features_to_cell,
     stated_storage,
 )
-from pipeline.shards.features import FEATURE_FOOTER
-from pipeline.shards.stored_kbest import (
+from pipeline.shards.targets import (
     StoredForm,
     StoredKBest,
     footer_of,
@@ -27,14 +40,6 @@ from pipeline.shards.stored_kbest import (
     offsets_of,
     stated_k,
     stored_rows,
-)
-from pipeline.shards.tensors import (
-    FLOAT16,
-    UINT16,
-    from_buffer,
-    kbest_from_cells,
-    kbest_to_cells,
-    to_bytes,
 )
 from pipeline.splicing import STACK
 

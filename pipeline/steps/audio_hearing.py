@@ -17,10 +17,9 @@ from pipeline.filterbank.log_mel import num_frames
 from pipeline.kbest import TeacherFailure
 from pipeline.shards import FeatureRow
 from pipeline.splicing import num_low_rate_frames
-from pipeline.steps.audio_objects import AudioObjects
-from pipeline.steps.part_requests import FoundAudio
-from pipeline.steps.teacher_inputs import SAMPLES_PER_FRAME, FramesAt
-from pipeline.steps.utterance_features import REFUSALS, wanted_audio
+from pipeline.steps.audio_reads import AudioObjects, FoundAudio
+from pipeline.steps.features import REFUSALS, wanted_audio
+from pipeline.steps.targets import SAMPLES_PER_FRAME, FramesAt
 
 GETS_IN_FLIGHT = 4
 """The audio objects that a task fetches ahead: a device labels an utterance in milliseconds."""

@@ -1,24 +1,35 @@
-"""Target generation: the teacher's k best logits for each feature shard (paper 003 IV-B3, V-C)."""
+"""Target generation: the teacher's k best logits for each feature shard (paper 003 IV-B3, V-C).
+
+A teacher hears the features of an utterance, or its audio. Frames of both are 30 ms apart, so that
+requests, windows and batches count frames whatever a teacher hears. An utterance without targets
+becomes a row of the ledger.
+"""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import chain
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar, Protocol, runtime_checkable
 
-from infra.configuration import LATER, plain
-from infra.ranges import Range, Seed, check_ranges
+import numpy as np
+from jaxtyping import Float32
+
+from infra.settings import LATER, Range, Seed, check_ranges, plain
 from infra.store.object_store import ObjectStore
+from pipeline.filterbank import SHIFT_SAMPLES
 from pipeline.kbest import (
     KBest,
+    KBestWithoutLattice,
     TeacherFailure,
     require_below_k,
+    retained_mass,
 )
 from pipeline.placement_versions import Versions, distinct, heard_versions
-from pipeline.records import Tally
+from pipeline.records import Quarantined, Tally
 from pipeline.runs.commit import Commit, Repetition, StepContext, once
 from pipeline.runs.increment import BaseStep, read_base
-from pipeline.runs.loss_watch import WITHOUT_LATTICE
+from pipeline.runs.ledger import WITHOUT_LATTICE
 from pipeline.runs.manifest import Output, own_outputs, read_manifest, read_output
 from pipeline.runs.many_tasks import Folding, NumberedTasks, runner_of
 from pipeline.runs.names import (
@@ -41,20 +52,149 @@ from pipeline.runs.step import (
 from pipeline.sampling import sampling_priority
 from pipeline.shards import (
     FeatureRow,
+    KBestAtAllOffsets,
     Offsets,
+    StoredKBest,
+    TargetRow,
     read_features,
     write_targets,
 )
-from pipeline.splicing import STACK
-from pipeline.steps.labelled_utterances import (
-    HEARD_ELSEWHERE,
-    Labelled,
-    num_elsewhere,
-    quarantined,
-    shard_statistics,
-    tally_of,
-)
-from pipeline.steps.teacher_inputs import FeatureHearing, Hearing, TeacherInput
+from pipeline.splicing import STACK, splice
+
+SAMPLES_PER_FRAME = STACK * SHIFT_SAMPLES
+"""The samples of 30 ms, from one low-rate frame's beginning to the next one's: 480."""
+
+Frames = Float32[np.ndarray, "_frames _values"]
+FramesAt = Callable[[int], Frames]
+"""An offset, 0, 1 or 2, to the utterance's low-rate frames from there on."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TeacherInput:
+    """TeacherInput: an utterance's low-rate frames, and the seed of the draws from its tail.
+
+    A frame has 192 features, or the 480 samples of its 30 ms.
+    """
+
+    frames: Frames
+    seed: int
+
+
+@runtime_checkable
+class Hearing(Protocol):
+    """Hearing reads a shard's utterances for a teacher; `engines` are the distributions it uses."""
+
+    engines: ClassVar[tuple[str, ...]]
+
+    def listen(self, rows: Sequence[FeatureRow]) -> Iterator[FramesAt | TeacherFailure]:
+        """Yield the frames of each utterance, in order, or why it cannot be heard."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class FeatureHearing:
+    """FeatureHearing: the spliced log-mel energies, after subtraction of the causal mean."""
+
+    engines: ClassVar[tuple[str, ...]] = ()
+
+    def listen(self, rows: Sequence[FeatureRow]) -> Iterator[FramesAt | TeacherFailure]:
+        """Yield the rows' own features."""
+        return (partial(spliced_frames, row) for row in rows)
+
+
+def spliced_frames(row: FeatureRow, offset: int) -> Float32[np.ndarray, "_frames 192"]:
+    """Splice an utterance's features from an offset on."""
+    return splice(row.features, offset).astype(np.float32)
+
+
+TEACHER_FAILED = "teacher_failed"
+"""The ledger's reason of an utterance that the teacher cannot label, even alone."""
+
+HEARD_ELSEWHERE = "num_heard_elsewhere"
+"""The statistic of the utterances that have the targets of a clearer version."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Labelled:
+    """Labelled: an utterance, its first offset, and its targets there and, if asked, at the next.
+
+    In place of targets that the teacher could not make there is the reason.
+    """
+
+    row: FeatureRow
+    offset: int
+    turns: Sequence[KBest | TeacherFailure]
+
+    @property
+    def failures(self) -> list[TeacherFailure]:
+        """Return why there are no targets; empty if there are."""
+        return [each for each in self.turns if isinstance(each, TeacherFailure)]
+
+    @property
+    def targets(self) -> list[KBest]:
+        """Return the targets at each offset."""
+        return [each for each in self.turns if isinstance(each, KBest)]
+
+    def target_row(self) -> TargetRow:
+        """Return what the shard holds."""
+        kbest = stored_targets(self.offset, self.targets)
+        return TargetRow(self.row.utterance_id, self.offset, kbest)
+
+
+def quarantined(failed: Labelled) -> Quarantined:
+    """Return the ledger row of an utterance that the teacher failed at."""
+    row, reason = failed.row, failed.failures[0].reason
+    about = row.utterance_id, row.audio_uri, TEACHER_FAILED, reason[:300]
+    return Quarantined(*about, num_bytes=0, duration_ms=row.duration_ms)
+
+
+def tally_of(rows: Sequence[FeatureRow]) -> Tally:
+    """Count utterances and their milliseconds."""
+    return Tally(len(rows), sum(row.duration_ms for row in rows))
+
+
+def num_elsewhere(rows: Sequence[FeatureRow], heard: Sequence[FeatureRow]) -> int:
+    """Count the utterances of which the teacher hears another version."""
+    return sum(one is not other for one, other in zip(rows, heard, strict=True))
+
+
+def shard_statistics(labelled: Sequence[Labelled], num_elsewhere: int) -> dict[str, Any]:
+    """Count the frames that were labelled, with their retained mass, and what is special."""
+    kbest = [target for each in labelled for target in each.targets]
+    return {
+        "num_frames": sum(len(target.log_z) for target in kbest),
+        # 003 V-C calls this mass dominant without a figure; the demo's is 94.5 %.
+        "retained_mass": sum(float(retained_mass(target).sum()) for target in kbest),
+        **without_lattice(labelled),
+        **({HEARD_ELSEWHERE: num_elsewhere} if num_elsewhere else {}),
+    }
+
+
+def stored_targets(first: int, turns: Sequence[KBest]) -> StoredKBest:
+    """Return what a shard holds of an utterance that was labelled at offset `first` and the next.
+
+    One turn is the targets at one offset; three are those at all.
+    """
+    if len(turns) == 1:
+        return turns[0]
+    return KBestAtAllOffsets.of([turns[(offset - first) % STACK] for offset in range(STACK)])
+
+
+def without_lattice(
+    labelled: Sequence[Labelled],
+) -> Mapping[str, Mapping[str, Mapping[str, str]]]:
+    """Return why utterances have no lattice, by their ids, as a statistic if there are some.
+
+    An utterance that has none at one of its offsets counts as one without.
+    """
+    found = {
+        each.row.utterance_id: {"reason": kbest.reason, "detail": kbest.detail}
+        for each in labelled
+        for kbest in each.targets
+        if isinstance(kbest, KBestWithoutLattice)
+    }
+    return {WITHOUT_LATTICE: found} if found else {}
+
 
 Teacher = Callable[[Iterable[TeacherInput]], Iterator[KBest | TeacherFailure]]
 """A stream of utterances to their k best logits, in the same order; called in the workers."""

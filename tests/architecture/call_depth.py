@@ -4,7 +4,7 @@ python -m tests.architecture.call_depth
 
 Tasks run in a plain loop and the teacher answers in this process, so that one stack holds all of a
 step's own code. On Spark the stack is cut: the driver's ends in infra/spark/session.py, an
-executor's begins with infra/store/request_counts.py; the teacher's server is a process of its own.
+executor's begins with infra/task_metrics.py; the teacher's server is a process of its own.
 """
 
 import io
@@ -22,8 +22,7 @@ from types import FrameType
 import pytest
 
 from infra.devices.batches import PoolRequest
-from infra.devices.in_flight_requests import PoolAnswer
-from infra.devices.request_stream import RequestStream
+from infra.devices.device_client import PoolAnswer, RequestStream
 from jobs.cli import spark_steps
 from jobs.cli.job import Job
 from pipeline.runs.names import SUBSETS
@@ -45,8 +44,8 @@ MATHEMATICS = {
         "pipeline/packing.py:pack_speakers",
     ),
     "extract_features": (
-        "pipeline/filterbank/compiled.py:compiled_log_mel_energies",
-        "pipeline/normalization/compiled.py:subtract_causal_means",
+        "pipeline/filterbank/log_mel.py:compiled_log_mel_energies",
+        "pipeline/normalization/causal_mean.py:subtract_causal_means",
     ),
     "generate_targets": (
         "pipeline/splicing.py:splice",

@@ -27,9 +27,8 @@ from infra.store.object_store import ObjectStore, join_uri
 from jobs.planning.calibration.miniature_run import flac, speech_like
 from pipeline.records import Utterance
 from pipeline.runs.commit import Commit
-from pipeline.steps.features import extract_features
+from pipeline.steps.features import ExtractionConfig, extract_features
 from pipeline.steps.selection.select import SelectionConfig, metadata_uri, select_utterances
-from pipeline.steps.utterance_features import ExtractionConfig
 from tests.benchmarks.measure import Figure, show
 from tests.small_corpus import serially
 

@@ -16,8 +16,7 @@ import scipy.fft
 
 from pipeline.audio.decode import decode_audio
 from pipeline.filterbank import SAMPLE_RATE_HZ
-from pipeline.filterbank.fast import FFT_SAMPLES
-from pipeline.filterbank.log_mel import log_mel_energies, num_frames
+from pipeline.filterbank.log_mel import FFT_SAMPLES, log_mel_energies, num_frames
 from tests.benchmarks.an4_audio import recordings
 from tests.benchmarks.measure import Figure, interleaved, ratios, show
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from infra.store.object_store import ObjectStore
-from pipeline.steps.ingestion import manifest_objects
+from pipeline.steps.ingestion import manifest_rows
 from pipeline.steps.ingestion.formats import Table
 from pipeline.steps.ingestion.ingest_manifests import Manifest, ManifestIngestion, ingest_manifests
 from pipeline.steps.ingestion.manifest_records import RecordRules
@@ -55,7 +55,7 @@ def measure(count: int) -> None:
         store, run = ObjectStore((folder,)), f"{folder}/run"
         uri = f"{folder}/m.jsonl"
         num_bytes = write_rows(count, Path(uri))
-        manifest_objects.PIECE_BYTES = ROWS_A_PIECE * num_bytes // count
+        manifest_rows.PIECE_BYTES = ROWS_A_PIECE * num_bytes // count
         with ProcessPoolExecutor(NUM_WORKERS, get_context("fork")) as pool:
             list(pool.map(os.getpid, ()))
 

@@ -13,8 +13,8 @@ from functools import partial
 import boto3
 
 from infra.store.object_store import ObjectStore, join_uri
-from infra.store.request_counts import REQUESTS, MeasuredFunction, RequestCounts, TaskTotals
 from infra.store.retry import MAX_ASKS
+from infra.task_metrics import REQUESTS, MeasuredFunction, RequestCounts, TaskTotals
 from pipeline.runs.manifest import read_manifest
 from tests.four_steps import OUTPUTS, four_steps, put_teacher
 from tests.s3_server import CREDENTIALS, running_s3_server

@@ -30,7 +30,7 @@ from infra.store.object_store import ObjectStore, join_uri
 from pipeline.records import Tally
 from pipeline.runs.commit import step_context
 from pipeline.runs.manifest import Manifest, Output
-from pipeline.steps.range_merge import Gathered
+from pipeline.steps.hash_ranges import Gathered
 from pipeline.steps.selection.buckets import Bucket
 from pipeline.steps.selection.deduplicate import RangeTask
 from pipeline.steps.selection.id_index import FILES_A_TASK

@@ -17,7 +17,7 @@ from typing import Any
 from unittest import mock
 
 from infra.store.object_store import ObjectStore, join_uri
-from infra.store.request_counts import REQUESTS
+from infra.task_metrics import REQUESTS
 from pipeline.runs.manifest import Manifest
 from pipeline.steps.selection.select import SelectionConfig, metadata_uri, select_utterances
 from tests.small_corpus import local_store, serially
@@ -67,7 +67,7 @@ def selected(
         return results
 
     config = SelectionConfig(hours / 2, file_hours=5.0, seed=3)
-    bound = "pipeline.steps.selection.budget_cutoff._RANGE_BYTES"
+    bound = "pipeline.steps.selection.deduplicate._RANGE_BYTES"
     with mock.patch(bound, range_bytes):
         place = store, run_uri, "unlabelled", base
         return select_utterances(*place, config, 1.0, weighing).manifest, passed

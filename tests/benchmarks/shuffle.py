@@ -22,7 +22,7 @@ from infra.store.object_store import ObjectStore
 from pipeline.audit.provenance import read_provenance
 from pipeline.records import Tally
 from pipeline.runs.manifest import read_manifest
-from pipeline.shuffle_quality.certificate import Samples, figures
+from pipeline.shuffle_quality import Samples, figures
 from pipeline.steps.repartition import RepartitionConfig, repartition
 from tests.benchmarks.measure import Figure
 from tests.small_corpus import serially

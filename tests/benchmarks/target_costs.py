@@ -30,8 +30,7 @@ from pipeline.shards import (
     write_features,
     write_partition,
 )
-from pipeline.steps.targets import ShardTask, TargetsConfig, label_shard
-from pipeline.steps.teacher_inputs import FeatureHearing
+from pipeline.steps.targets import FeatureHearing, ShardTask, TargetsConfig, label_shard
 from tests.benchmarks.measure import Figure, interleaved, ratios, show
 from tests.benchmarks.reader import kbest, read_all, utterances
 from training.data.dataset import Dataset

@@ -2,7 +2,7 @@
 
 python -m tests.benchmarks.throttling [--json] [--hosts 40] [--tasks 16] [--in-flight 64]
 
-A discrete-event simulation on virtual time of the store's own code: `infra/store/request_rate.py`
+A discrete-event simulation on virtual time of the store's own code: `infra/store/s3_limits.py`
 and `Attempts` of `infra/store/retry.py`, with their constants. The peer is backoff alone, where a
 throttled answer is one of ten attempts. Each prefix has a token bucket and answers 503 beyond it.
 """
@@ -15,8 +15,8 @@ from collections import deque
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field
 
-from infra.store.request_rate import UNLIMITED, RequestRate, after_answer, take_turn
 from infra.store.retry import LIMIT_S, MAX_ATTEMPTS, Attempts
+from infra.store.s3_limits import UNLIMITED, RequestRate, after_answer, take_turn
 
 PREFIX_PER_S = 5500.0
 BURST_S = 0.01

@@ -10,14 +10,12 @@ import pytest
 from pyspark.sql import SparkSession
 
 from infra.cluster import load_cluster
-from infra.configuration import canonical_json
 from infra.devices.device_pool import DeviceError, DevicePool
-from infra.spark.progress import TaskError
-from infra.spark.session import run_tasks, spark_session
+from infra.settings import canonical_json
+from infra.spark.session import TaskError, run_tasks, spark_session
 from pipeline.kbest import joined
 from pipeline.runs.names import ALIGNMENT_STEP, TEACHER, realignment_rounds
-from pipeline.steps.targets import TargetsConfig
-from pipeline.steps.teacher_inputs import TeacherInput
+from pipeline.steps.targets import TargetsConfig, TeacherInput
 from tests.training.targets.labelled_run import (
     Place,
     bootstrapped,

@@ -16,19 +16,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jobs.report import CurvePoint
-from pipeline.audio_parts import Member, Segment, part_from_text, part_to_text
 from pipeline.audit.job_records import parse_begun_record, parse_job_record
 from pipeline.normalization import Moments
-from pipeline.records import Quarantined, Tally
+from pipeline.records import Member, Quarantined, Segment, Tally, part_from_text, part_to_text
 from pipeline.runs.commit import Commit
-from pipeline.runs.json_lines import QUARANTINED, SELECTED, read_lines
-from pipeline.runs.ledger import read_reasons
-from pipeline.runs.loss_watch import WITHOUT_LATTICE
+from pipeline.runs.ledger import QUARANTINED, SELECTED, WITHOUT_LATTICE, read_lines, read_reasons
 from pipeline.runs.manifest import Manifest
 from pipeline.runs.outputs import Output, OutputPart, OutputsInParts
 from pipeline.runs.sealed_json import NamedObject, named_objects, naming, read_sealed, seal
-from pipeline.steps.selection.hash_ranges import HashRange
-from pipeline.steps.selection.id_ranges import IdRange
+from pipeline.steps.hash_ranges import HashRange
+from pipeline.steps.selection.id_index import IdRange
 from pipeline.steps.selection.statistics import Month, union_statistics
 from pipeline.steps.selection.subset_overlap import SPAN, SubsetRange
 from tests.fuzzing.mutations import changed, changed_json, damaged, repeated_key

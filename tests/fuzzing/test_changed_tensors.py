@@ -16,7 +16,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.audit.contents import read_contents
+from pipeline.audit.stored_objects import read_contents
 from pipeline.shards import read_lattices, write_lattices
 from pipeline.shards.container import read_first_rows, seal
 from tests.fuzzing.mutations import changed, damaged

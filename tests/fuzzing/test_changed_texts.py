@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from infra.cluster import load_cluster
-from infra.configuration import read_record
+from infra.settings import read_record
 from infra.store.object_store import ObjectStore
 from jobs.planning.calibration.throughputs import Calibration, json_object
 from pipeline.filters import SelectionFilters

@@ -6,7 +6,7 @@ import pytest
 
 import infra
 from infra.cluster import load_cluster, require_dependencies
-from infra.configuration import ConfigurationError
+from infra.settings import ConfigurationError
 
 NAMES = tuple(path.stem for path in Path(infra.__file__).with_name("clusters").glob("*.toml"))
 

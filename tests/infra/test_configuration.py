@@ -10,15 +10,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from infra.configuration import (
+from infra.settings import (
     ConfigurationError,
+    Items,
+    MemorySize,
+    Range,
+    Text,
     apply_overrides,
     canonical_json,
+    check_ranges,
     digest,
     read_record,
     read_toml,
 )
-from infra.ranges import Items, MemorySize, Range, Text, check_ranges
 
 
 class Method(StrEnum):

@@ -11,7 +11,7 @@ import torch
 from infra.store import retry
 from infra.store.object_store import ObjectStore
 from jobs.cli import device_choice
-from pipeline.audit.run_listing import list_run
+from pipeline.audit.step_records import list_run
 from pipeline.runs.increment import begin_increment
 from pipeline.runs.names import LANGUAGE_MODEL_FILES
 from tests.infra.store.quirky_s3 import QuirkySettings, quirky_s3

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from infra.devices.request_stream import RequestStream
+from infra.devices.device_client import RequestStream
 from infra.store.object_store import ObjectStore
 from jobs.cli import spark_steps
 from pipeline.runs.manifest import read_manifest, read_output

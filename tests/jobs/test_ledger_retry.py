@@ -12,9 +12,9 @@ import pytest
 from infra.store.object_store import ObjectStore
 from jobs.retry import later_steps
 from jobs.run import JOBS
-from pipeline.runs import retry
+from pipeline.runs import ledger
 from pipeline.runs.manifest import manifest_uri, read_manifest
-from pipeline.steps import audio_objects
+from pipeline.steps import audio_reads
 from tests.four_steps import OUTPUTS, four_steps, manifests, put_teacher
 from tests.small_corpus import local_store, serially, write_corpus
 from tests.whole_path.processes import TINY
@@ -27,7 +27,7 @@ Ask = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture(autouse=True)
 def quick_decisions(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(audio_objects, "CONFIRMING_WAITS_S", (0.0,) * 3)
+    monkeypatch.setattr(audio_reads, "CONFIRMING_WAITS_S", (0.0,) * 3)
 
 
 @pytest.fixture
@@ -129,7 +129,7 @@ def test_an_unfinished_step_is_retried_too(ask: Ask, run: Run) -> None:
     store, run_uri, _ = run
     store.delete(manifest_uri(run_uri, FEATURES))
     for step in LATER:
-        retry.remove_step(store, run_uri, step)
+        ledger.remove_step(store, run_uri, step)
     assert ask(run_uri, "--reason", "missing_object")[0] == 0
     restore(run)
     do_steps(run)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.steps.ingestion.placement_choice import PlacementChoice
+from pipeline.steps.ingestion.placed_audio import PlacementChoice
 from tests.benchmarks.rotation.__main__ import EVERY_PLACEMENT, NUM_DRAWN
 from tests.documents.document_commands import ROOT, commands_of
 from tests.job_programs import RunJob

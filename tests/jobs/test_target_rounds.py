@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.configuration import canonical_json, plain
+from infra.settings import canonical_json, plain
 from infra.store.object_store import ObjectStore
 from jobs.cli.catalogue import GENERATE_TARGETS, REPARTITION, TRAIN_TEACHER, writes_of
 from jobs.cli.job import open_job, read_recipe, recipe_path

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from infra.configuration import plain
+from infra.settings import plain
 from jobs.cli import spark_steps
 from pipeline.runs.manifest import read_manifest, read_output
 from pipeline.runs.names import (

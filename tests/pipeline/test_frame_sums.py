@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.normalization import CausalMean, Moments, compiled
+from pipeline.normalization import CausalMean, Moments, causal_mean
 
-SOURCE = Path(compiled.__file__).with_name("frame_sums.c")
+SOURCE = Path(causal_mean.__file__).with_name("frame_sums.c")
 SCALES = [0.0, 1e-9, 1e-6, 1e-3, 1.0, 30.0, 1e4, 1e6]
-needs_compiler = pytest.mark.skipif(not compiled.is_compiled(), reason="there was no C compiler")
+needs_compiler = pytest.mark.skipif(not causal_mean.is_compiled(), reason="there was no C compiler")
 
 
 def energies(num_frames: int, scale: float, seed: int) -> np.ndarray:
@@ -24,7 +24,7 @@ def energies(num_frames: int, scale: float, seed: int) -> np.ndarray:
 
 def test_the_loops_are_compiled_where_there_is_a_compiler() -> None:
     """An error in the C file fails here."""
-    assert compiled.is_compiled() or shutil.which("cc") is None
+    assert causal_mean.is_compiled() or shutil.which("cc") is None
 
 
 @needs_compiler
@@ -82,7 +82,7 @@ def test_any_cpu_has_the_same_bits(
     library = tmp_path / "frame_sums.so"
     flags = [*options.split(), "-ffp-contract=off", "-DFOR_EACH_CPU=", "-shared", "-fPIC"]
     subprocess.run(["cc", *flags, str(SOURCE), "-o", str(library)], check=True)
-    monkeypatch.setattr(compiled, "_C", compiled.typed(ctypes.CDLL(str(library))))
+    monkeypatch.setattr(causal_mean, "_C", causal_mean.typed(ctypes.CDLL(str(library))))
     assert CausalMean().subtract(stream, np.float16).tobytes() == expected.tobytes()
     moments = Moments.by_numpy(expected)
     assert Moments.of(expected).sum_of_squares.tobytes() == moments.sum_of_squares.tobytes()

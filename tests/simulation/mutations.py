@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from infra.store.object_store import ObjectStore, join_uri
-from infra.store.s3.s3_store import S3Store
+from infra.store.s3 import S3Store
 from pipeline.records import Quarantined, Tally
 from pipeline.runs import many_tasks, sealed_json, step
 from pipeline.runs.commit import Commit, StepContext
@@ -192,7 +192,7 @@ def condition_left_out_of_retries(patch: Patch) -> None:
 
     def put(store: S3Store, uri: str, data: bytes) -> bool:
         with pytest.MonkeyPatch.context() as impatient:
-            impatient.setattr("infra.store.s3.s3_store.is_transient", lambda _: False)
+            impatient.setattr("infra.store.s3.is_transient", lambda _: False)
             try:
                 return put_if_absent(store, uri, data)
             except Exception:

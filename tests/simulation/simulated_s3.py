@@ -20,7 +20,7 @@ from botocore.response import StreamingBody
 
 from infra.store import retry
 from infra.store.object_store import Fetched, ObjectInfo, ObjectStore, StoreError
-from infra.store.s3.shared_rates import SharedRates
+from infra.store.s3_limits import SharedRates
 from tests.simulation.replayed_code import Call, Outcome, ask, outcome_of
 
 BUCKET = "simulated"

@@ -15,13 +15,23 @@ from typing import Annotated, Any, Literal
 import pytest
 
 from infra.cluster import load_cluster
-from infra.configuration import ConfigurationError, canonical_json, read_record
-from infra.ranges import Bound, Items, MemorySize, Range, Text, bounds_of, declared
-from infra.store.s3.s3_store import MAX_CONNECTIONS
+from infra.settings import (
+    Bound,
+    ConfigurationError,
+    Items,
+    MemorySize,
+    Range,
+    Text,
+    bounds_of,
+    canonical_json,
+    declared,
+    read_record,
+)
+from infra.store.s3 import MAX_CONNECTIONS
 from jobs.planning.calibration.throughputs import read_published
 from jobs.planning.scaling_options import read_scaling
 from jobs.synthesis.plan import SynthesisConfig
-from pipeline.steps.utterance_features import ExtractionConfig
+from pipeline.steps.features import ExtractionConfig
 from training.configuration.models import FactoryConfig
 from training.configuration.targets import MemberConfig, OwnTeacherConfig
 from training.configuration.trainers import TRAINERS

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.configuration import ConfigurationError
+from infra.settings import ConfigurationError
 from jobs.cli.job import recipe_path
 from training.configuration.block_trainers import BmufConfig, HtmConfig
 from training.configuration.models import ConformerConfig

@@ -7,7 +7,7 @@ from pathlib import Path
 import boto3
 import pytest
 
-from infra.configuration import canonical_json
+from infra.settings import canonical_json
 from infra.store.object_store import ObjectStore, join_uri
 from pipeline.runs.names import SUBSETS
 from pipeline.steps.features import extract_features

@@ -8,7 +8,7 @@ from pathlib import Path
 import boto3
 import pytest
 
-from infra.configuration import digest
+from infra.settings import digest
 from infra.store.object_store import ObjectStore
 from pipeline.runs.manifest import manifest_uri
 from pipeline.runs.names import SUBSETS

@@ -10,7 +10,7 @@ from pathlib import Path
 import boto3
 import pytest
 
-from infra.configuration import canonical_json
+from infra.settings import canonical_json
 from infra.store.object_store import ObjectStore, join_uri
 from jobs.ingestion.corpus import ingest
 from jobs.run import launches

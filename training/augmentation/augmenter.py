@@ -9,7 +9,7 @@ from jaxtyping import Float16, Float64, Int64, UInt64
 
 from pipeline.filterbank import NUM_BINS
 from pipeline.shards import Alignment, KBestAtAllOffsets, PartitionRow, StoredKBest
-from pipeline.steps.utterance_features import MIN_FRAMES
+from pipeline.steps.features import MIN_FRAMES
 from training.augmentation.spec_augment import draw_masks, mask_bins, mask_frames
 from training.augmentation.speed import (
     alignment_at_speed,

@@ -8,7 +8,7 @@ from jaxtyping import Float64, Int64, UInt16
 
 from pipeline.kbest import KBest
 from pipeline.splicing import STACK, num_low_rate_frames
-from pipeline.steps.utterance_features import MIN_FRAMES
+from pipeline.steps.features import MIN_FRAMES
 
 
 def num_frames_at_speed(

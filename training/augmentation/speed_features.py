@@ -12,7 +12,7 @@ from jaxtyping import Float16
 from torch import Tensor
 
 from pipeline.filterbank import NUM_BINS
-from pipeline.filterbank.fast import HIGH_HZ, LOW_HZ, mel
+from pipeline.filterbank.log_mel import HIGH_HZ, LOW_HZ, mel
 from training.augmentation.speed import positions_at_speed
 
 

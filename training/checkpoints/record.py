@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
-from infra.store.checked_reads import read_checked
-from infra.store.object_store import ObjectNotFound, ObjectStore, join_uri
+from infra.store.object_store import ObjectNotFound, ObjectStore, join_uri, read_checked
 from pipeline.runs.sealed_json import read_sealed, seal, typed_record
 from training.checkpoints.place import Place
 from training.tensor_encoding import decode_state

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from infra.ranges import printable
+from infra.settings import printable
 from training.trainers.replica.model_tensors import plain_name
 from training.trainers.resharding import State
 from training.trainers.trainer import Trainer

@@ -3,8 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-from infra.configuration import LATER, plain
-from infra.ranges import Range, check_ranges
+from infra.settings import LATER, Range, check_ranges, plain
 from pipeline.kbest import MAX_SENONES
 from pipeline.placement_versions import Versions
 from pipeline.runs.names import UNKNOWN_WORDS_SETTING

@@ -7,8 +7,7 @@ from typing import Annotated
 import numpy as np
 from jaxtyping import Bool
 
-from infra.configuration import LATER
-from infra.ranges import Items, Range, Text, check_ranges
+from infra.settings import LATER, Items, Range, Text, check_ranges
 from pipeline.filterbank import NUM_BINS
 from pipeline.records import WITHOUT_PLACEMENT
 

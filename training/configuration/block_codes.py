@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal, TypeAlias
 
-from infra.ranges import Range, check_ranges
+from infra.settings import Range, check_ranges
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,8 +3,7 @@
 from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, ClassVar, Literal
 
-from infra.configuration import LATER
-from infra.ranges import Range, check_ranges
+from infra.settings import LATER, Range, check_ranges
 from training.configuration.block_codes import EXACT, Bits, BlockCode, Density, ErrorDecay
 
 GradientThreshold = Annotated[float, Range(1e-12, 1e9, zero="unquantized gradients")]

@@ -4,8 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal, get_type_hints
 
-from infra.configuration import LATER
-from infra.ranges import Items, Range, check_ranges
+from infra.settings import LATER, Items, Range, check_ranges
 from pipeline.runs.sealed_json import typed_record
 from training.configuration.values import MAX_ORDER, AcousticScale, Beam, NgramOrder, Uri
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated
 
-from infra.ranges import Items, Range, check_ranges
+from infra.settings import Items, Range, check_ranges
 
 LOW_RATE_FRAME_S = 0.03
 

@@ -4,8 +4,7 @@ import json
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, Literal, TypeAlias
 
-from infra.configuration import LATER, canonical_json, read_record
-from infra.ranges import Range, check_ranges
+from infra.settings import LATER, Range, canonical_json, check_ranges, read_record
 from training.entry_point import FactoryName, Settings, require_not_given
 
 

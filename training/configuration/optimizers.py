@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal, TypeAlias
 
-from infra.ranges import Range, check_ranges
+from infra.settings import Range, check_ranges
 
 Decay = Annotated[float, Range(0, 1, below=True)]
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from infra.ranges import Range, Seed, check_ranges
+from infra.settings import Range, Seed, check_ranges
 from pipeline.runs.names import BASELINE, STUDENT, TEACHER
 from training.configuration.optimizers import AdamConfig, OptimizerConfig, check_decay
 from training.configuration.targets import LatticeConfig

@@ -3,8 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from infra.configuration import LATER
-from infra.ranges import Range, Seed, check_ranges
+from infra.settings import LATER, Range, Seed, check_ranges
 from training.configuration.augmentation import AugmentationConfig
 from training.configuration.minibatch_selection import MinibatchSelectionConfig
 from training.configuration.optimizers import (

@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any, Literal, TypeAlias
 
-from infra.configuration import LATER, canonical_json, plain
-from infra.ranges import Items, Range, check_ranges
+from infra.settings import LATER, Items, Range, canonical_json, check_ranges, plain
 from pipeline.runs.names import LANGUAGE_MODEL_SETTINGS
 from pipeline.steps.targets import TargetsConfig
 from training.configuration.decoding import EvaluationConfig

@@ -6,8 +6,7 @@ from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias, get_args
 
-from infra.configuration import TAG
-from infra.ranges import Range, check_ranges
+from infra.settings import TAG, Range, check_ranges
 from training.configuration.block_trainers import (
     BmufConfig,
     GradientThreshold,

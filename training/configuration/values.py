@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal, TypeAlias
 
-from infra.ranges import Range, Text
+from infra.settings import Range, Text
 
 Uri = Annotated[str, Text(0, 4096)]
 LearningRate = Annotated[float, Range(1e-12, 100)]

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from infra.ranges import Range, Text, check_ranges
+from infra.settings import Range, Text, check_ranges
 
 Pattern = Literal["ring", "direct"]
 """`ring`: each rank exchanges with its neighbour, in turns; `direct`: with all others at once."""

@@ -6,8 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from jaxtyping import Int64
 
-from infra.store.checked_reads import scan_checked
-from infra.store.object_store import ObjectStore, join_uri
+from infra.store.object_store import ObjectStore, join_uri, scan_checked
 from pipeline.runs.manifest import Output, read_output
 from pipeline.shards import Lattice, read_lattice_rows, read_lattices
 from training.data.minibatch import BufferFrames

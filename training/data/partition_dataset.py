@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
-from infra.ranges import Range, Seed, check_ranges
+from infra.settings import Range, Seed, check_ranges
 from infra.store.object_store import ObjectStore, normalize_uri
 from pipeline.runs.increment import store_of_chain
 from pipeline.runs.manifest import read_manifest

@@ -10,8 +10,7 @@ from functools import partial
 import numpy as np
 from jaxtyping import Int64
 
-from infra.store.checked_reads import scan_checked
-from infra.store.object_store import ObjectStore
+from infra.store.object_store import ObjectStore, scan_checked
 from pipeline.runs.manifest import Output
 from training.augmentation.augmenter import NO_AUGMENTATION, Augmenter
 from training.configuration.augmentation import AugmentationConfig

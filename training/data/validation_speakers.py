@@ -8,8 +8,7 @@ import numpy as np
 from jaxtyping import Bool
 
 from infra.prefetch import prefetch
-from infra.store.checked_reads import scan_checked
-from infra.store.object_store import ObjectStore
+from infra.store.object_store import ObjectStore, scan_checked
 from pipeline.runs.manifest import Output
 from pipeline.sampling import sampling_priority
 from pipeline.shards import read_partition_speakers

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 
-from infra.ranges import printable
+from infra.settings import printable
 from pipeline.runs.sealed_json import typed_record
 from training.evaluation.word_errors import WordErrors, word_errors
 

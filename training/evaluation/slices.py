@@ -13,8 +13,7 @@ import numpy as np
 import torch
 from jaxtyping import Float32
 
-from infra.store.checked_reads import scan_checked
-from infra.store.object_store import ObjectStore
+from infra.store.object_store import ObjectStore, scan_checked
 from pipeline.runs.commit import StepContext
 from pipeline.runs.manifest import Manifest, Output, read_manifest, read_output
 from pipeline.runs.names import ALIGNMENT_STEP, task_name

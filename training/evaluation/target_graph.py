@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from infra.configuration import plain
+from infra.settings import plain
 from infra.store.object_store import ObjectStore
 from pipeline.records import Tally
 from pipeline.runs.commit import StepContext

@@ -5,7 +5,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeVar
 
-from infra.configuration import plain
+from infra.settings import plain
 from infra.store.object_store import ObjectStore
 from pipeline.runs.commit import Commit, Repetition, StepContext, committed_tasks
 from pipeline.runs.manifest import read_manifest

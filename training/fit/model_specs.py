@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
-from infra.configuration import LATER, plain
+from infra.settings import LATER, plain
 from pipeline.runs.names import (
     ALIGNMENT_STEP,
     BASELINE,

@@ -3,7 +3,7 @@
 from dataclasses import asdict
 from typing import Any
 
-from infra.configuration import plain
+from infra.settings import plain
 from pipeline.runs.names import (
     ALL_SUBSETS,
     BOOTSTRAP_STEP,

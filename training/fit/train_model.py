@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from infra.configuration import ConfigurationError
+from infra.settings import ConfigurationError
 from infra.store.object_store import ObjectStore, join_uri
 from infra.torchrun import launched_ranks_per_host
 from pipeline.normalization import Moments

@@ -9,10 +9,9 @@ from typing import Any
 
 import torch
 
-from infra.configuration import ConfigurationError
 from infra.prefetch import prefetch
-from infra.ranges import printable
-from infra.store.checked_reads import scan_checked
+from infra.settings import ConfigurationError, printable
+from infra.store.object_store import scan_checked
 from pipeline.records import WITHOUT_PLACEMENT, Tally
 from pipeline.runs.manifest import Output
 from pipeline.shards import read_partition_index

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from infra.configuration import ConfigurationError
+from infra.settings import ConfigurationError
 from pipeline.splicing import NUM_INPUTS
 from training.configuration.models import ModelConfig
 from training.configuration.values import Precision

@@ -2,7 +2,7 @@
 
 from functools import cache
 
-from infra.configuration import ConfigurationError
+from infra.settings import ConfigurationError
 from pipeline.splicing import NUM_INPUTS
 from training.configuration.models import ConformerConfig, FactoryConfig, LstmConfig, ModelConfig
 

@@ -8,8 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from infra.configuration import ConfigurationError, plain
-from infra.ranges import printable
+from infra.settings import ConfigurationError, plain, printable
 from infra.store.object_store import ObjectStore
 from pipeline.records import Tally
 from pipeline.runs.commit import StepContext

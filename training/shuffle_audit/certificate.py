@@ -14,15 +14,16 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from infra.ranges import Range, check_ranges
+from infra.settings import Range, check_ranges
 from infra.store.object_store import ObjectStore, join_uri
 from pipeline.audit.provenance import STEPS, read_provenance
 from pipeline.runs.commit import StepContext
 from pipeline.runs.manifest import Output, read_manifest, sha256, store_again
 from pipeline.runs.names import CERTIFICATE_DOCUMENT, CERTIFICATE_STEP, PARTITIONS_STEP
 from pipeline.runs.step import StepContents, StepResult, StepSpec, run_step
-from pipeline.shuffle_quality.certificate import Figure, certify
-from pipeline.shuffle_quality.design_effect import (
+from pipeline.shuffle_quality import (
+    Figure,
+    certify,
     expected_effective_number,
     intra_group_correlation,
 )

@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Int64
 
 from infra.log_lines import progress_bar
-from pipeline.shuffle_quality.certificate import LAGS, Samples
+from pipeline.shuffle_quality import LAGS, Samples
 from training.data.row_order import RowOrder
 from training.data.sub_epochs import SubEpoch
 from training.shuffle_audit.reading_order import MinibatchRows, sub_epoch_steps

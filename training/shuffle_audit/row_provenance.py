@@ -7,10 +7,9 @@ from functools import lru_cache
 import numpy as np
 from jaxtyping import Float64, Int64
 
-from infra.store.checked_reads import scan_checked
-from infra.store.object_store import ObjectStore
+from infra.store.object_store import ObjectStore, scan_checked
 from pipeline.audit.provenance import Provenance
-from pipeline.runs.json_lines import SELECTED, read_lines
+from pipeline.runs.ledger import SELECTED, read_lines
 from pipeline.runs.manifest import Output, read_output
 from pipeline.shards import read_partition_provenance
 

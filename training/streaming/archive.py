@@ -17,8 +17,15 @@ from typing import Annotated, Literal
 
 import kaldifst
 
-from infra.configuration import ConfigurationError, read_record
-from infra.ranges import Items, Range, Text, check_ranges, printable
+from infra.settings import (
+    ConfigurationError,
+    Items,
+    Range,
+    Text,
+    check_ranges,
+    printable,
+    read_record,
+)
 from pipeline.filterbank.log_mel import Engine
 from training.configuration.values import AcousticScale
 from training.decoding.decoder import DecoderConfig

@@ -12,7 +12,7 @@ from pipeline.filterbank.log_mel import num_frames
 from pipeline.records import Utterance, parse_utterance
 from pipeline.runs.manifest import read_manifest, read_output
 from pipeline.runs.names import HELDOUT, selection_step
-from pipeline.steps.utterance_features import MIN_FRAMES, ExtractionConfig, audio_objects
+from pipeline.steps.features import MIN_FRAMES, ExtractionConfig, audio_objects
 from training.evaluation.word_errors import WordErrors, word_errors
 from training.streaming.archive import ExportedModel
 from training.streaming.recognizer import Recognizer

@@ -11,8 +11,7 @@ from typing import Any
 
 from infra.log_lines import log
 from infra.prefetch import prefetch
-from infra.store.checked_reads import scan_checked
-from infra.store.object_store import ObjectStore
+from infra.store.object_store import ObjectStore, scan_checked
 from pipeline.placement_versions import (
     Versions,
     distinct,

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import UInt16
 
-from infra.store.checked_reads import scan_checked
-from infra.store.object_store import ObjectStore, join_uri
+from infra.store.object_store import ObjectStore, join_uri, scan_checked
 from pipeline.records import Quarantined, Tally, source_id
 from pipeline.runs.commit import Commit, StepContext
 from pipeline.runs.manifest import is_finished, read_manifest, read_output, sha256

@@ -18,7 +18,7 @@ from infra.store.object_store import ObjectStore
 from pipeline.kbest import KBest, KBestWithoutLattice, TeacherFailure, select_kbest
 from pipeline.runs.manifest import Output, read_manifest, read_output
 from pipeline.runs.names import ALIGNMENT_STEP, TARGETS_GRAPH_STEP
-from pipeline.steps.teacher_inputs import TeacherInput
+from pipeline.steps.targets import TeacherInput
 from training.configuration.decoding import DecodingSettings
 from training.configuration.targets import (
     LatticeTargetsConfig,

@@ -18,8 +18,7 @@ from pipeline.runs.commit import (
     each_commit,
     once,
 )
-from pipeline.runs.ledger import LossLimit
-from pipeline.runs.loss_watch import LossWatch, loss_of
+from pipeline.runs.ledger import LossLimit, LossWatch, loss_of
 from pipeline.runs.manifest import Output, read_manifest, read_output
 from pipeline.runs.many_tasks import Folding, runner_of
 from pipeline.runs.names import (

@@ -12,9 +12,9 @@ import torch
 from jaxtyping import Float32
 from torch import Tensor
 
-from infra.configuration import ConfigurationError, read_record
+from infra.settings import ConfigurationError, read_record
 from pipeline.splicing import NUM_INPUTS
-from pipeline.steps.teacher_inputs import SAMPLES_PER_FRAME
+from pipeline.steps.targets import SAMPLES_PER_FRAME
 from training.configuration.targets import MemberConfig, OwnTeacherConfig
 from training.entry_point import EntryPoint
 from training.models.precision import set_float32_products

@@ -12,16 +12,14 @@ from jaxtyping import Float32
 from torch import Tensor
 
 from infra.devices.batches import PoolRequest
+from infra.devices.device_client import PoolAnswer, RequestFailure, RequestStream
 from infra.devices.device_pool import DevicePool
-from infra.devices.in_flight_requests import PoolAnswer, RequestFailure
-from infra.devices.request_stream import RequestStream
 from infra.store.object_store import ObjectStore, join_uri
 from pipeline.kbest import KBest, TeacherFailure
 from pipeline.runs.increment import read_increment
 from pipeline.runs.names import MODELS_FOLDER, STEP_RECORDS_FOLDER, TEACHER
 from pipeline.splicing import NUM_INPUTS
-from pipeline.steps.targets import TargetsConfig
-from pipeline.steps.teacher_inputs import TeacherInput
+from pipeline.steps.targets import TargetsConfig, TeacherInput
 from training.configuration.models import read_form
 from training.configuration.targets import WindowsConfig
 from training.models.ensemble import Member, ensemble_logits

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pipeline.kbest import KBest, select_kbest
 from pipeline.splicing import NUM_INPUTS
-from pipeline.steps.teacher_inputs import TeacherInput
+from pipeline.steps.targets import TeacherInput
 from training.models.kbest_selection import select_on_device
 
 SEED_BYTES = 8

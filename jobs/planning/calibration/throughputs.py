@@ -6,8 +6,16 @@ from dataclasses import dataclass, field
 from importlib.resources import files
 from typing import Annotated
 
-from infra.configuration import ConfigurationError, read_file, read_record, read_toml
-from infra.ranges import Items, Range, Text, check_ranges
+from infra.settings import (
+    ConfigurationError,
+    Items,
+    Range,
+    Text,
+    check_ranges,
+    read_file,
+    read_record,
+    read_toml,
+)
 
 PUBLISHED = files("jobs") / "calibrations" / "published.toml"
 HERE = "here"

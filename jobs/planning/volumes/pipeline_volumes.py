@@ -19,15 +19,13 @@ from jobs.planning.volumes.object_counts import (
 from jobs.planning.volumes.step_volume import Requests, Volume, Work
 from jobs.planning.volumes.workload import Subset, Workload
 from pipeline.runs.names import ALL_SUBSETS, UNLABELLED
-from pipeline.steps.extents import ENTRY_BYTES as EXTENT_ENTRY_BYTES
-from pipeline.steps.extents import num_gets
-from pipeline.steps.increments.stream_means import GROUP_TASKS, MERGED_RANGES, num_means_ranges
-from pipeline.steps.range_merge import num_list_parts
-from pipeline.steps.selection.budget_cutoff import num_ranges
-from pipeline.steps.selection.id_index import FILES_A_TASK
-from pipeline.steps.selection.id_ranges import ENTRY_BYTES
+from pipeline.steps.hash_ranges import ENTRY_BYTES as EXTENT_ENTRY_BYTES
+from pipeline.steps.hash_ranges import num_gets, num_list_parts
+from pipeline.steps.selection.deduplicate import num_ranges
+from pipeline.steps.selection.id_index import ENTRY_BYTES, FILES_A_TASK
 from pipeline.steps.selection.subset_overlap import SPAN
 from pipeline.steps.selection.subset_overlap import num_ranges as num_compared_ranges
+from pipeline.steps.stream_means import GROUP_TASKS, MERGED_RANGES, num_means_ranges
 from training.recipes import Recipe
 
 LIST_PAGE = 1_000

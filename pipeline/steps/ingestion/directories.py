@@ -14,22 +14,20 @@ from pipeline.steps.ingestion.formats import (
     Look,
     refused,
 )
-from pipeline.steps.ingestion.manifest_objects import (
+from pipeline.steps.ingestion.manifest_rows import (
     DELIMITED,
+    IGNORE_COLUMNS,
+    KnownFields,
     Piece,
+    Row,
+    csv_rows,
     files_in,
     files_of,
     folder_of_object,
     in_groups,
     list_objects,
-    whole,
-)
-from pipeline.steps.ingestion.manifest_rows import (
-    IGNORE_COLUMNS,
-    KnownFields,
-    Row,
-    csv_rows,
     split_unquoted,
+    whole,
 )
 
 _BLANKS = re.compile(r"[ \t]+")

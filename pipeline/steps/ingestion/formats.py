@@ -6,27 +6,30 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Protocol, runtime_checkable
 
 from infra.store.object_store import ObjectStore
-from pipeline.audio_parts import MEMBER_FIELDS, SEGMENT_FIELDS
-from pipeline.records import MetadataError, PartialRecord, Quarantined
-from pipeline.steps.ingestion.manifest_objects import (
+from pipeline.records import (
+    MEMBER_FIELDS,
+    SEGMENT_FIELDS,
+    MetadataError,
+    PartialRecord,
+    Quarantined,
+)
+from pipeline.steps.ingestion.manifest_rows import (
     DELIMITED,
     JSON_LINES,
     PARQUET,
-    Piece,
-    folder_of_object,
-    list_objects,
-    split_lines,
-    split_row_groups,
-    whole,
-)
-from pipeline.steps.ingestion.manifest_rows import (
     KnownFields,
+    Piece,
     Row,
     csv_rows,
+    folder_of_object,
     json_rows,
+    list_objects,
     parquet_rows,
     split_by_commas,
     split_by_tabs,
+    split_lines,
+    split_row_groups,
+    whole,
 )
 
 JSON_SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".json.gz")

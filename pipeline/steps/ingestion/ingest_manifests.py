@@ -20,19 +20,22 @@ from pipeline.runs.manifest import Output, sha256
 from pipeline.runs.many_tasks import Folding, runner_of
 from pipeline.runs.names import DEV, INGEST_STEP, LABELLED, METADATA_FOLDER
 from pipeline.runs.step import Distribute, StepContents, StepResult, StepSpec, TaskPlan, run_step
-from pipeline.steps.ingestion.audio_durations import with_durations
-from pipeline.steps.ingestion.foreign_metadata import require_only
 from pipeline.steps.ingestion.formats import ManifestFormat
-from pipeline.steps.ingestion.manifest_objects import Piece
-from pipeline.steps.ingestion.manifest_records import RecordRules, records_of, with_audio
-from pipeline.steps.ingestion.manifest_rows import Row
-from pipeline.steps.ingestion.metadata_objects import MetadataObjects
+from pipeline.steps.ingestion.manifest_records import (
+    MetadataObjects,
+    RecordRules,
+    records_of,
+    with_audio,
+    with_durations,
+)
+from pipeline.steps.ingestion.manifest_rows import Piece, Row
 from pipeline.steps.ingestion.placed_audio import (
     BLOCK_ROWS,
     PlacedAudio,
     PlacementRules,
     SimulatedPlacements,
 )
+from pipeline.steps.selection.buckets import require_only
 
 _READ_BYTES = 8 * 2**20
 _UTTERANCES = "utterances"

@@ -7,10 +7,9 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeAlias, TypeGuard
 
-from infra.ranges import shown
+from infra.settings import shown
 from infra.store.object_store import ObjectInfo, ObjectStore
-from pipeline.audio_parts import MAX_START_S
-from pipeline.records import Quarantined
+from pipeline.records import MAX_START_S, Quarantined
 from pipeline.steps.ingestion.formats import (
     FIELDS,
     JSON_SUFFIXES,
@@ -18,15 +17,18 @@ from pipeline.steps.ingestion.formats import (
     refused,
     renamed,
 )
-from pipeline.steps.ingestion.manifest_objects import (
+from pipeline.steps.ingestion.manifest_rows import (
+    IGNORE_COLUMNS,
     JSON_LINES,
+    KnownFields,
     Piece,
+    Row,
     folder_of_object,
+    json_rows,
     list_objects,
     split_lines,
     whole,
 )
-from pipeline.steps.ingestion.manifest_rows import IGNORE_COLUMNS, KnownFields, Row, json_rows
 
 JOINED_ROWS = 20_000
 """So many supervisions are in memory while their recordings are looked up."""

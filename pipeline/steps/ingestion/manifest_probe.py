@@ -6,8 +6,7 @@ from itertools import chain, islice
 from pathlib import Path
 from urllib.parse import unquote
 
-from infra.configuration import ConfigurationError
-from infra.ranges import printable, shown
+from infra.settings import ConfigurationError, printable, shown
 from infra.store.object_store import (
     ObjectDenied,
     ObjectNotFound,
@@ -31,16 +30,17 @@ from pipeline.steps.ingestion.formats import (
 )
 from pipeline.steps.ingestion.ingest_manifests import Manifest
 from pipeline.steps.ingestion.lhotse import RECORDINGS, LhotseCuts, LhotseSupervisions, Shar
-from pipeline.steps.ingestion.manifest_objects import (
+from pipeline.steps.ingestion.manifest_records import RecordRules, records_of, with_audio
+from pipeline.steps.ingestion.manifest_rows import (
     DELIMITED,
     JSON_LINES,
     PARQUET,
+    UNKNOWN_FIELD,
     Content,
     Piece,
+    Row,
     content_of,
 )
-from pipeline.steps.ingestion.manifest_records import RecordRules, records_of, with_audio
-from pipeline.steps.ingestion.manifest_rows import UNKNOWN_FIELD, Row
 
 PROBED_OBJECTS = 16
 PROBED_ROWS = frozenset({0, *(2**power for power in range(13))})

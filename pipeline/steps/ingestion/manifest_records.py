@@ -1,26 +1,45 @@
-"""Make metadata records of a manifest's rows: absolute URIs, ids, times, and what is dropped."""
+"""Make metadata records of a manifest's rows, and write them by day and speaker bucket.
 
+A record gets absolute URIs, an id and a time, and fields that are not ours are dropped. Where the
+manifest does not state how long the audio lasts, the duration is read from the audio. Records are
+written below `date=.../speaker_bucket=.../`, within bounded memory.
+"""
+
+import gzip
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from hashlib import blake2b
+from itertools import islice
 from types import MappingProxyType
 from typing import Any
 
-from infra.ranges import shown
-from infra.store.object_store import PrefixError, join_uri
+from infra.prefetch import prefetch
+from infra.settings import shown
+from infra.store.object_store import ObjectStore, PrefixError, StoreError, join_uri
 from infra.store.uris import is_absolute, require_within
-from pipeline.audio_parts import MAX_START_S
+from pipeline.audio.decode import HEAD_BYTES, MAX_DURATION_S, max_file_bytes, stated_duration_s
+from pipeline.audio.errors import AudioError
+from pipeline.audio.flac import stream_info
+from pipeline.audio.wav import is_wav, wav_layout
 from pipeline.records import (
+    MAX_START_S,
     MetadataError,
     PartialRecord,
     Quarantined,
+    Tally,
     Utterance,
     parse_fields,
 )
+from pipeline.runs.manifest import Output, sha256
 from pipeline.runs.names import DEV, LABELLED, OUTSIDE_PREFIXES, UNLABELLED
 from pipeline.sampling import NUM_PRIORITIES, hash_name
+from pipeline.steps.audio_reads import ObjectRanges
+from pipeline.steps.features import REFUSALS
 from pipeline.steps.ingestion.formats import CHANNEL
 from pipeline.steps.ingestion.manifest_rows import Row
 
@@ -174,3 +193,131 @@ def _name(uri: str, member_offset: object) -> str:
     stem = uri.rpartition("/")[2].rpartition(".")[0] or uri.rpartition("/")[2]
     place = uri if member_offset is None else f"{uri} {member_offset}"
     return f"{stem[:100]}-{blake2b(place.encode(errors='replace'), digest_size=6).hexdigest()}"
+
+
+IN_FLIGHT = 16
+_BATCH = 256
+
+
+def with_durations(
+    store: ObjectStore, rows: Iterable[Row | Quarantined], column: str = "duration_s"
+) -> Iterator[Row | Quarantined]:
+    """Yield the rows in order; those without a duration get that of their audio's header.
+
+    A segment without one lasts to the end of its recording. The header is one small GET of a WAV or
+    FLAC; other formats are read whole. `column` is the manifest's name of the duration.
+    """
+    remaining = iter(rows)
+    while batch := list(islice(remaining, _BATCH)):
+        if all(isinstance(row, Quarantined) or not _lacks_duration(row.fields) for row in batch):
+            yield from batch
+            continue
+        for _, found in prefetch(partial(_with_duration, store, column), batch, IN_FLIGHT):
+            yield found
+
+
+def _lacks_duration(fields: Any) -> bool:  # noqa: ANN401 - a row's fields are as they came
+    is_member = "member_offset" in fields
+    return "duration_s" not in fields and not is_member and isinstance(fields.get("audio_uri"), str)
+
+
+def _with_duration(store: ObjectStore, column: str, row: Row | Quarantined) -> Row | Quarantined:
+    if isinstance(row, Quarantined) or not _lacks_duration(row.fields):
+        return row
+    uri = row.fields["audio_uri"]
+    partial_record = PartialRecord(str(row.fields.get("utterance_id", "")), uri)
+    try:
+        duration_s = stated_seconds(store, uri)
+    except StoreError as error:
+        if (reason := REFUSALS.get(type(error))) is None:
+            raise
+        refused = MetadataError(reason, str(error), partial_record)
+        return Quarantined.from_error(refused, row.num_bytes)
+    if duration_s is None:
+        detail = f"{column} is absent, and the audio does not state how long it lasts"
+        return Quarantined.from_error(
+            MetadataError("missing_field", detail, partial_record), row.num_bytes
+        )
+    start_s = row.fields.get("start_s", 0.0)
+    if not isinstance(start_s, int | float):
+        return row  # the record's check names it
+    return Row({**row.fields, "duration_s": round(duration_s - start_s, 6)}, row.num_bytes)
+
+
+def stated_seconds(store: ObjectStore, uri: str) -> float | None:
+    """Return how long an object's audio lasts; None if it does not state it."""
+    head = store.fetch_range(uri, 0, HEAD_BYTES)
+    if is_wav(head.data):
+        try:
+            layout = wav_layout(ObjectRanges(store, uri, head).read, head.object_bytes)
+        except AudioError:
+            return None
+        if layout.frame_bytes:
+            return layout.num_samples / layout.rate_hz
+    if head.data.startswith(b"fLaC"):
+        try:
+            info = stream_info(head.data)
+        except ValueError:
+            return None
+        return info.num_samples / info.sample_rate_hz if info.num_samples else None
+    if head.object_bytes > max_file_bytes(float(MAX_DURATION_S)):
+        return None
+    return stated_duration_s(store.get(uri) if head.object_bytes > len(head.data) else head.data)
+
+
+MAX_HELD_BYTES = 64 * 2**20
+"""A task holds so many bytes of records, then writes those of every folder."""
+
+
+class MetadataObjects:
+    """MetadataObjects holds one task's records by folder, and writes objects named by digests."""
+
+    def __init__(
+        self, store: ObjectStore, corpus_uri: str, prefix: str, task: str, num_buckets: int
+    ) -> None:
+        self._store, self._corpus_uri, self._prefix = store, corpus_uri, prefix
+        self._task, self._num_buckets = task, num_buckets
+        self._lines: dict[str, list[tuple[str, int]]] = defaultdict(list)
+        self._num_bytes = 0
+        self._outputs: list[Output] = []
+
+    def add(self, record: Utterance) -> None:
+        """Add a record to the folder of its day and its speaker's bucket."""
+        line = record.to_json()
+        self._lines[self._folder(record)].append((line, record.duration_ms))
+        self._num_bytes += len(line)
+        if self._num_bytes >= MAX_HELD_BYTES:
+            self._write()
+
+    def finish(self) -> tuple[Output, ...]:
+        """Write what is held, and return all objects in the order of their keys."""
+        self._write()
+        return tuple(sorted(self._outputs, key=lambda output: output.key))
+
+    def _folder(self, record: Utterance) -> str:
+        moment = datetime.fromisoformat(record.created_at)
+        with suppress(OverflowError):  # at the calendar's edge its own date serves as well
+            moment = moment.astimezone(UTC)
+        bucket = speaker_bucket(record.speaker_id, self._num_buckets)
+        return f"date={moment.date().isoformat()}/speaker_bucket={bucket}"
+
+    def _write(self) -> None:
+        for folder, lines in sorted(self._lines.items()):
+            text = "".join(f"{line}\n" for line, _ in lines).encode()
+            # Without a time in the header, the same records give the same bytes.
+            data = gzip.compress(text, compresslevel=6, mtime=0)
+            digest = sha256(data)
+            key = f"{self._prefix}/{folder}/{self._task}-{digest[:16]}.jsonl.gz"
+            self._store.put(join_uri(self._corpus_uri, key), data)
+            tally = Tally(len(lines), sum(duration_ms for _, duration_ms in lines))
+            self._outputs.append(
+                Output(key, len(data), digest, tally.utterances, tally.duration_ms)
+            )
+        self._lines.clear()
+        self._num_bytes = 0
+
+
+def speaker_bucket(speaker_id: str, num_buckets: int) -> str:
+    """Return the number of a speaker's bucket, by a hash of the id."""
+    value = int.from_bytes(blake2b(speaker_id.encode(), digest_size=8).digest(), "big")
+    return f"{value % num_buckets:0{max(len(str(num_buckets - 1)), 2)}d}"

@@ -1,4 +1,8 @@
-"""Speaker buckets of metadata objects: list, digest and read them."""
+"""List, digest and read the metadata objects of speaker buckets.
+
+Rules decide about each record that is read: the filters, and one record per utterance id. Ingestion
+refuses a corpus with metadata that the step did not write; of what it did, the driver has hashes.
+"""
 
 import re
 from collections import defaultdict
@@ -6,16 +10,29 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import date
 from functools import partial
-from itertools import chain
+from itertools import chain, islice
 from types import MappingProxyType
 
-from infra.store.checked_reads import read_checked
-from infra.store.object_store import ObjectInfo, ObjectStore, StoreError, join_uri, normalize_uri
+import numpy as np
+from jaxtyping import UInt64
+
+from infra.store.object_store import (
+    ObjectInfo,
+    ObjectStore,
+    StoreError,
+    join_uri,
+    normalize_uri,
+    read_checked,
+)
 from pipeline.filters import SelectionFilters
+from pipeline.metadata import read_records
+from pipeline.records import Quarantined, Utterance
 from pipeline.runs.manifest import is_finished, read_manifest, sha256
 from pipeline.runs.names import ALL_SUBSETS, INGEST_STEP, METADATA_FOLDER, SUBSETS
-from pipeline.runs.outputs import Output, OutputsInParts
+from pipeline.runs.outputs import Output, Outputs, OutputsInParts
 from pipeline.runs.step import Distribute
+from pipeline.sampling import hash_name, sampling_priority
+from pipeline.steps.hash_ranges import is_among
 
 METADATA_SUFFIXES = (".jsonl", ".jsonl.gz")
 
@@ -237,3 +254,106 @@ def _read(store: ObjectStore, uris: tuple[str, ...]) -> Iterator[tuple[str, byte
         if isinstance(found, StoreError):
             raise found
         yield uri, found.data
+
+
+@dataclass(frozen=True, slots=True)
+class Eligible:
+    """A record that may be selected, its priority, and the length of its line."""
+
+    record: Utterance
+    priority: int
+    num_bytes: int
+
+    def as_duplicate(self, whose: str = "an earlier metadata record") -> Quarantined:
+        """Return the ledger row for a record whose utterance id an earlier record has."""
+        return Quarantined(
+            self.record.utterance_id,
+            self.record.audio_uri,
+            "duplicate_utterance",
+            f"{whose} has this utterance_id",
+            self.num_bytes,
+            self.record.duration_ms,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Filtered:
+    """A record that the filter named `rule` rejects."""
+
+    record: Utterance
+    rule: str
+
+
+@dataclass(frozen=True, slots=True)
+class RecordRules:
+    """RecordRules decides about one record, in the same way in each pass over the metadata."""
+
+    seed: int
+    filters: SelectionFilters
+
+    def apply(
+        self, store: ObjectStore, bucket: Bucket
+    ) -> Iterator[Eligible | Filtered | Quarantined]:
+        """Decide about a bucket's records in the order of its objects and their lines.
+
+        Of the records that pass the filters, the first with an utterance id is eligible and the
+        others are quarantined. Equal 64-bit hashes count as equal ids.
+        """
+        seen: set[int] = set()
+        for uri, data in bucket.read(store):
+            for num_bytes, record in read_records(data, uri):
+                if isinstance(record, Quarantined):
+                    yield record
+                    continue
+                # Filters come first, so a rejected record makes no other one a duplicate.
+                if (rule := self.filters.rejection(record)) is not None:
+                    yield Filtered(record, rule)
+                    continue
+                priority = sampling_priority(self.seed, record.utterance_id)
+                eligible = Eligible(record, priority, num_bytes)
+                yield eligible.as_duplicate() if priority in seen else eligible
+                seen.add(priority)
+
+
+OBJECTS_AT_A_TIME = 10_000
+"""So many listed objects are compared at a time, 5 MB."""
+
+Hashes = UInt64[np.ndarray, " objects"]
+
+
+def require_only(
+    store: ObjectStore, corpus_uri: str, outputs: Outputs, distribute: Distribute
+) -> None:
+    """Raise ValueError for metadata in the corpus that is not among a step's outputs.
+
+    They are compared by 64 bits: beside a hundred million outputs, another object is overlooked
+    once in 10^11 cases.
+    """
+    ours = _hashes_of(corpus_uri, outputs, distribute)
+    listed = store.list_each(join_uri(corpus_uri, METADATA_FOLDER))
+    uris = (found.uri for found in listed if not is_mark(found))
+    while some := list(islice(uris, OBJECTS_AT_A_TIME)):
+        is_ours = is_among(_hashed(some), ours)
+        if not is_ours.all():
+            uri = some[int(np.argmin(is_ours))]
+            remedy = "use another corpus.uri, or remove the corpus there"
+            raise ValueError(f"{uri} is from another corpus than these manifests: {remedy}")
+
+
+def _hashes_of(corpus_uri: str, outputs: Outputs, distribute: Distribute) -> Hashes:
+    """Hash the URIs of outputs, of each part by a task; return the hashes by rising value."""
+    hash_uris = partial(hash_uris_of, corpus_uri)
+    if isinstance(outputs, OutputsInParts):
+        hashes = distribute(outputs.by_part(), hash_uris, "hash the names of objects")
+    else:
+        hashes = [hash_uris(outputs)]
+    return np.sort(np.concatenate(hashes))
+
+
+def hash_uris_of(corpus_uri: str, outputs: Iterable[Output]) -> Hashes:
+    """Hash the URIs of some outputs to 64 bits each."""
+    return _hashed(join_uri(corpus_uri, output.key) for output in outputs)
+
+
+def _hashed(uris: Iterable[str]) -> Hashes:
+    return np.fromiter(map(hash_name, uris), np.uint64)

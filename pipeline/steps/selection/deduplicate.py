@@ -1,16 +1,129 @@
-"""Compare one range of hashes across all buckets: duplicates, split speakers, the cutoff."""
+"""Find duplicates across all speaker buckets, and the cutoff of the hours budget (003 IV-B1).
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+Each bucket is indexed: the hashes and durations of its eligible records. Then one range of hashes
+at a time is compared across all buckets: duplicates, speakers in several buckets, and the hours by
+range of priorities. From these the driver finds the priority up to which utterances are selected.
+It never sees an utterance.
+"""
+
+from array import array
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Int64, UInt64
 
-from pipeline.records import Tally
+from infra.store.object_store import ObjectInfo
+from pipeline.records import Quarantined, Tally
+from pipeline.runs.commit import Commit, StepContext, once
 from pipeline.runs.manifest import Output
-from pipeline.sampling import last_priority
-from pipeline.steps.range_merge import Gathered, put_extents
-from pipeline.steps.selection.hash_ranges import HashRange
+from pipeline.runs.step import Distribute
+from pipeline.sampling import NUM_PRIORITIES, last_priority, sampling_priority, within_speaker_cap
+from pipeline.steps.hash_ranges import (
+    Gathered,
+    HashRange,
+    cut_into_ranges,
+    gathered_objects,
+    gathering,
+    put_extents,
+)
+from pipeline.steps.selection.buckets import Bucket, Filtered, RecordRules
+
+
+@dataclass(frozen=True, slots=True)
+class IndexTask:
+    """One speaker bucket to index, in `num_ranges` ranges of hashes."""
+
+    context: StepContext
+    rules: RecordRules
+    bucket: Bucket
+    num_ranges: int
+
+    @property
+    def name(self) -> str:
+        """The task's name."""
+        return gathering(self.bucket.name)
+
+
+@once
+def index_bucket(task: IndexTask) -> Commit:
+    """Store the hashes of a bucket's eligible records: one object, range by range."""
+    records = _BucketRecords.of(task)
+    # The cap asks a speaker's lower priorities alone, so a later pass repeats its answer.
+    kept = within_speaker_cap(
+        records.speakers,
+        records.priorities,
+        records.durations_ms,
+        task.rules.filters.max_speaker_ms,
+    )
+    over_cap = _tally(records.durations_ms[~kept])
+    ranges = cut_into_ranges(
+        records.priorities[kept],
+        records.durations_ms[kept],
+        # Of a speaker whom filters and cap leave nothing, no stream is in two files.
+        records.speaker_hashes[np.unique(records.speakers[kept]).astype(np.int64)],
+        task.num_ranges,
+    )
+    rejected = records.rejected | ({"max_speaker_hours": over_cap} if over_cap.utterances else {})
+    unselected = sum(rejected.values(), Tally())
+    eligible = _tally(records.durations_ms[kept])
+    data = (part.to_bytes() for part in ranges)
+    record = Commit(
+        task=task.name,
+        fingerprint=task.context.fingerprint,
+        outputs=(put_extents(task.context, task.name, ".hashes", data, eligible),),
+        ledger=None,
+        tally_in=eligible + records.quarantined + unselected,
+        quarantined=records.quarantined,
+        unselected=unselected,
+        statistics={"unselected": {reason: asdict(each) for reason, each in rejected.items()}},
+    )
+    return task.context.commit(record)
+
+
+@dataclass(frozen=True, slots=True)
+class _BucketRecords:
+    """The records of a bucket that pass the rules, as columns, and tallies of the others."""
+
+    priorities: UInt64[np.ndarray, " utterances"]
+    durations_ms: Int64[np.ndarray, " utterances"]
+    speakers: UInt64[np.ndarray, " utterances"]
+    speaker_hashes: UInt64[np.ndarray, " _speakers"]
+    quarantined: Tally
+    rejected: dict[str, Tally]
+
+    @classmethod
+    def of(cls, task: IndexTask) -> "_BucketRecords":
+        # Plain columns: 24 bytes an utterance, where objects would take 500.
+        priorities, durations_ms, owners = array("Q"), array("q"), array("Q")
+        numbers: dict[str, int] = {}
+        quarantined = array("q")
+        rejected: dict[str, Any] = defaultdict(lambda: array("q"))
+        for found in task.rules.apply(task.context.store, task.bucket):
+            if isinstance(found, Quarantined):
+                quarantined.append(found.duration_ms)
+                continue
+            if isinstance(found, Filtered):
+                rejected[found.rule].append(found.record.duration_ms)
+                continue
+            priorities.append(found.priority)
+            durations_ms.append(found.record.duration_ms)
+            owners.append(numbers.setdefault(found.record.speaker_id, len(numbers)))
+        hashes = [sampling_priority(task.rules.seed, name) for name in numbers]
+        return cls(
+            np.array(priorities, np.uint64),
+            np.array(durations_ms, np.int64),
+            np.array(owners, np.uint64),
+            np.array(hashes, np.uint64),
+            _tally(np.array(quarantined, np.int64)),
+            {name: _tally(np.array(rejected[name], np.int64)) for name in sorted(rejected)},
+        )
+
+
+def _tally(durations_ms: Int64[np.ndarray, " _utterances"]) -> Tally:
+    return Tally(len(durations_ms), int(durations_ms.sum()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,3 +229,79 @@ def _put_duplicates(
     extents = hashes_by_bucket(priorities, buckets, len(task.hashes.objects))
     tally = Tally(len(priorities), int(durations_ms.sum()))
     return put_extents(task.hashes.context, name, ".duplicates", extents, tally)
+
+
+# A range's task holds some 10 million records, at 70 bytes.
+_RANGE_BYTES = 2 * 2**30
+_GZIP_RATIO = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Cutoff:
+    """The last priority that is selected, and the duplicates that are not.
+
+    `duplicates` has an extent for each bucket: the priorities which it leaves to earlier buckets.
+    """
+
+    last_priority: int
+    duplicates: Gathered
+
+
+def num_ranges(objects: Sequence[ObjectInfo]) -> int:
+    """Count the ranges in which buckets are compared: one for each 2 GiB of unpacked metadata."""
+    sizes = (
+        found.num_bytes * (_GZIP_RATIO if found.uri.endswith(".gz") else 1) for found in objects
+    )
+    return 1 + sum(sizes) // _RANGE_BYTES
+
+
+def find_cutoff(
+    context: StepContext,
+    indexes: Sequence[Commit],
+    num_ranges: int,
+    metadata_uri: str,
+    budget_ms: int,
+    distribute: Distribute,
+) -> Cutoff:
+    """Find the priority at which the indexed buckets meet `budget_ms`; 0 selects all.
+
+    ValueError if the buckets hold less, or if a speaker is in two buckets: its stream would be in
+    two files.
+    """
+    hashes = Gathered.of(context, gathered_objects(indexes), num_ranges)
+    tasks = [RangeTask(number, hashes) for number in range(num_ranges)]
+    summaries = distribute(tasks, compare_buckets, "compare the buckets")
+    num_split = sum(summary.num_split_speakers for summary in summaries)
+    if num_split:
+        raise ValueError(
+            f"{metadata_uri}: {num_split} speakers have records in several speaker_bucket=..; put "
+            "all of a speaker's records into one, as its causal mean needs the whole stream"
+        )
+    last = _last_priority(tasks, summaries, budget_ms, distribute)
+    found = [summary.duplicates for summary in summaries if summary.duplicates]
+    return Cutoff(last, Gathered.of(context, found, len(indexes)))
+
+
+def _last_priority(
+    tasks: Sequence[RangeTask],
+    summaries: Sequence[RangeSummary],
+    budget_ms: int,
+    distribute: Distribute,
+) -> int:
+    totals_ms = np.cumsum([summary.duration_ms for summary in summaries])
+    if budget_ms > totals_ms[-1]:
+        hours, budget_hours = totals_ms[-1] / 3.6e6, budget_ms / 3.6e6
+        raise ValueError(
+            f"budget = {budget_hours:.2f} h: need at most {hours:.2f} h, the eligible hours of the "
+            "metadata; 0 selects all"
+        )
+    if budget_ms == 0:
+        return NUM_PRIORITIES - 1
+    # Ranges ascend in priority, so the budget is met within exactly one of them.
+    met = int(np.searchsorted(totals_ms, budget_ms))
+    before_ms = int(totals_ms[met]) - summaries[met].duration_ms
+    # That range alone is read again: some 10 million hashes.
+    [last] = distribute(
+        [(tasks[met], budget_ms - before_ms)], find_last_priority, "find the cutoff"
+    )
+    return last

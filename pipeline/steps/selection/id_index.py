@@ -1,38 +1,129 @@
 """Index a selection by utterance id: the metadata objects, files and ledgers that name it.
 
 Some tasks hash the ids of objects, range by range of hashes; then one task a range merges what all
-wrote. Finding an id takes a few reads of one range, however large the corpus is.
+wrote. A range holds rising hashes of ids, each with an object that names the id. Finding an id
+takes a few reads of one range, however large the corpus is.
 """
 
 from array import array
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
+from itertools import chain, pairwise
+from typing import Protocol, runtime_checkable
 
 import numpy as np
+from jaxtyping import UInt32, UInt64
 
-from infra.store.checked_reads import scan_checked
-from infra.store.object_store import ObjectStore
+from infra.store.object_store import ObjectStore, scan_checked
 from pipeline.metadata import read_ids
 from pipeline.records import Tally
 from pipeline.runs.commit import Commit, StepContext, once
-from pipeline.runs.json_lines import IDENTIFIED, read_lines
+from pipeline.runs.ledger import IDENTIFIED, read_lines
 from pipeline.runs.manifest import Manifest, Output, own_outputs, read_manifest, read_output
 from pipeline.runs.names import BASE_INPUT
 from pipeline.runs.outputs import Outputs, first_own
 from pipeline.runs.step import Distribute, StepContents
 from pipeline.sampling import hash_name
-from pipeline.steps.range_merge import (
+from pipeline.steps.hash_ranges import (
     Gathered,
     commit_objects,
     commit_ranges,
     cut_and_merge,
     gathering,
+    range_edges,
     run_named,
 )
 from pipeline.steps.selection.buckets import Bucket
-from pipeline.steps.selection.id_ranges import IdRange, find_objects, range_of
+
+_HASH = np.dtype("<u8")
+_OBJECT = np.dtype("<u4")
+ENTRY_BYTES = _HASH.itemsize + _OBJECT.itemsize
+_SPREAD = 8
+"""Uniform hashes lie within so many roots of their number from where they are expected."""
+
+
+@runtime_checkable
+class SeekableFile(Protocol):
+    """SeekableFile is a file in memory, on a disk or in S3."""
+
+    def seek(self, offset: int, /) -> int:
+        """Go to a byte of the file."""
+        ...
+
+    def read(self, size: int, /) -> bytes:
+        """Read so many bytes."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class IdRange:
+    """IdRange holds hashes by rising value, and by each the number of an object that names it."""
+
+    hashes: UInt64[np.ndarray, " entries"]
+    objects: UInt32[np.ndarray, " entries"]
+
+    @classmethod
+    def merged(cls, parts: Sequence["IdRange"]) -> "IdRange":
+        """Sort the entries of all parts by hash, and those of one hash by object."""
+        hashes = np.concatenate([np.empty(0, np.uint64), *(part.hashes for part in parts)])
+        objects = np.concatenate([np.empty(0, np.uint32), *(part.objects for part in parts)])
+        order = np.lexsort((objects, hashes))
+        return cls(hashes[order], objects[order])
+
+    def cut(self, num_ranges: int) -> list["IdRange"]:
+        """Cut the hashes into ranges of equal width, the same ones for every index."""
+        edges = range_edges(self.hashes, num_ranges)
+        return [
+            IdRange(self.hashes[begin:end], self.objects[begin:end])
+            for begin, end in pairwise(edges)
+        ]
+
+    def to_bytes(self) -> bytes:
+        """Write all hashes, then all objects: 12 bytes an entry."""
+        return self.hashes.astype(_HASH).tobytes() + self.objects.astype(_OBJECT).tobytes()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> "IdRange":
+        """Read what `to_bytes` wrote; ValueError for a part of an entry."""
+        length, rest = divmod(len(data), ENTRY_BYTES)
+        if rest:
+            raise ValueError(f"an id index of {len(data)} bytes: need a multiple of {ENTRY_BYTES}")
+        hashes = np.frombuffer(data, _HASH, length)
+        objects = np.frombuffer(data, _OBJECT, length, _HASH.itemsize * length)
+        return cls(hashes.astype(np.uint64), objects.astype(np.uint32))
+
+
+def range_of(wanted: int, num_ranges: int) -> int:
+    """Return the number of the range in which a hash lies."""
+    return (wanted >> 32) * num_ranges >> 32
+
+
+def find_objects(file: SeekableFile, num_bytes: int, num_ranges: int, wanted: int) -> list[int]:
+    """Find the objects of a hash in the file of its range, of which a few blocks are read."""
+    length = num_bytes // ENTRY_BYTES
+
+    def hash_at(place: int) -> int:
+        file.seek(_HASH.itemsize * place)
+        return int.from_bytes(file.read(_HASH.itemsize), "little")
+
+    # Uniform hashes: the place is known to within the spread, which one block of S3 holds.
+    fraction = wanted * num_ranges / 2**64 - range_of(wanted, num_ranges)
+    expected, spread = int(fraction * length), _SPREAD * int(length**0.5) + _SPREAD
+    low, high = max(0, expected - spread), min(length, expected + spread)
+    if low >= high or hash_at(low) >= wanted:
+        low = 0
+    if high < length and hash_at(high - 1) < wanted:
+        high = length
+    first = bisect_left(range(length), wanted, low, high, key=hash_at)
+    last = first
+    while last < length and hash_at(last) == wanted:
+        last += 1
+    file.seek(_HASH.itemsize * length + _OBJECT.itemsize * first)
+    data = file.read(_OBJECT.itemsize * (last - first))
+    return [int(each) for each in np.frombuffer(data, _OBJECT)]
+
 
 FILES_A_TASK = 200
 """A task hashes the ids of so many selection files and ledgers: of as many as a bucket has."""

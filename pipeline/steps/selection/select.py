@@ -3,24 +3,35 @@
 The metadata objects of one speaker bucket hold all utterances of its speakers, so a task that
 reads whole buckets can write whole speakers. The passes: digest the metadata; index each bucket;
 compare all buckets, range by range of hashes, to find duplicates and the cutoff of the budget;
-select from each bucket; pack the files of neighbouring buckets; index all by utterance id.
+select from each bucket up to the cutoff, in stream order; pack whole speakers of neighbouring
+buckets into files; index all by utterance id.
 """
 
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
+from datetime import datetime
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeGuard
 
-from infra.configuration import LATER, plain
-from infra.ranges import Range, Seed, check_ranges
+import numpy as np
+from jaxtyping import Bool
+
+from infra.settings import LATER, Range, Seed, check_ranges, plain
 from infra.store.object_store import ObjectInfo, ObjectStore, join_uri
 from pipeline.filters import SelectionFilters
-from pipeline.packing import group_buckets
-from pipeline.records import Tally
-from pipeline.runs.commit import Commit, StepContext, committed_tasks
-from pipeline.runs.ledger import LossLimit
-from pipeline.runs.loss_watch import LossWatch
-from pipeline.runs.names import METADATA_FOLDER, SCRATCH_FOLDER, UNLABELLED, selection_step
+from pipeline.packing import Balance, group_buckets, pack_speakers
+from pipeline.records import Quarantined, Tally, Utterance, parse_utterance, stream_order
+from pipeline.runs.commit import Commit, StepContext, committed_tasks, once
+from pipeline.runs.ledger import LossLimit, LossWatch, ledger_reasons
+from pipeline.runs.manifest import Output, read_output
+from pipeline.runs.names import (
+    LEDGER_SUFFIX,
+    METADATA_FOLDER,
+    SCRATCH_FOLDER,
+    UNLABELLED,
+    selection_step,
+)
 from pipeline.runs.step import (
     Distribute,
     StepContents,
@@ -31,34 +42,39 @@ from pipeline.runs.step import (
     run_step,
     run_tasks,
 )
+from pipeline.sampling import hash_name, within_speaker_cap
 from pipeline.shuffling import shuffle
-from pipeline.steps.increments.new_metadata import (
-    LAST_PRIORITY,
-    SIZES,
-    ExtendedSelection,
-    extended_selection,
-    metadata_to_read,
-    sizes,
-)
-from pipeline.steps.increments.selected_before import (
-    NOTHING_BEFORE,
-    SelectedBefore,
-    find_selected_before,
-)
+from pipeline.steps.hash_ranges import Gathered
 from pipeline.steps.selection.buckets import (
     NOTHING_INGESTED,
     Bucket,
+    Eligible,
+    Filtered,
+    RecordRules,
     digest_buckets,
     input_digests_of,
     list_metadata,
     within_dates,
 )
-from pipeline.steps.selection.budget_cutoff import find_cutoff, num_ranges
+from pipeline.steps.selection.deduplicate import (
+    IndexTask,
+    find_cutoff,
+    index_bucket,
+    num_ranges,
+    read_hashes,
+)
 from pipeline.steps.selection.id_index import hash_buckets, index_ids
-from pipeline.steps.selection.index_bucket import IndexTask, index_bucket
-from pipeline.steps.selection.pack_files import PackTask, pack_files
-from pipeline.steps.selection.record_rules import RecordRules
-from pipeline.steps.selection.select_bucket import SelectTask, select_bucket
+from pipeline.steps.selection.increment import (
+    LAST_PRIORITY,
+    NOTHING_BEFORE,
+    SIZES,
+    ExtendedSelection,
+    SelectedBefore,
+    extended_selection,
+    find_selected_before,
+    metadata_to_read,
+    sizes,
+)
 from pipeline.steps.selection.statistics import (
     require_eligible,
     selection_statistics,
@@ -66,6 +82,189 @@ from pipeline.steps.selection.statistics import (
     unread_statistics,
 )
 from pipeline.steps.selection.subset_overlap import require_disjoint
+
+SELECTED = "selected-"
+"""The names of the tasks that select begin so, those of the step's other tasks do not."""
+
+
+@dataclass(frozen=True, slots=True)
+class SelectTask:
+    """A bucket, its number among all, and the duplicates that buckets leave to others.
+
+    An increment's bucket leaves to earlier runs what they have selected `before`.
+    """
+
+    context: StepContext
+    rules: RecordRules
+    last_priority: int
+    bucket: Bucket
+    number: int
+    duplicates: Gathered
+    before: SelectedBefore = NOTHING_BEFORE
+
+    @property
+    def name(self) -> str:
+        """The task's name, which differs from that of the bucket's index."""
+        return f"{SELECTED}{self.bucket.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Selection:
+    selected: list[Utterance]
+    quarantined: list[Quarantined]
+    unselected: Tally
+
+
+@once
+def select_bucket(task: SelectTask) -> Commit:
+    """Apply the rules as the bucket's index did; store the records up to the last priority."""
+    selection = _apply_cutoff(task)
+    selected = sorted(selection.selected, key=stream_order)
+    data = "".join(utterance.to_json() + "\n" for utterance in selected).encode()
+    output = task.context.put_output(task.name, ".jsonl", data, Tally.of(selected))
+    lost = Tally.of(selection.quarantined)
+    record = Commit(
+        task=task.name,
+        fingerprint=task.context.fingerprint,
+        outputs=(output,),
+        ledger=task.context.put_ledger(task.name, selection.quarantined),
+        tally_in=output.tally + selection.unselected + lost,
+        quarantined=lost,
+        unselected=selection.unselected,
+        statistics={"months": _months(selected)},
+    )
+    return task.context.commit(record)
+
+
+def _apply_cutoff(task: SelectTask) -> _Selection:
+    # A duplicate of an earlier bucket is quarantined even where the budget leaves it out.
+    elsewhere = read_hashes(task.duplicates.read(task.number))
+    before = task.before.read(task.number)
+    candidates: list[Eligible] = []
+    selected, quarantined, left_ms = [], [], []
+    for found in task.rules.apply(task.context.store, task.bucket):
+        if isinstance(found, Quarantined):
+            quarantined.append(found)
+        elif before and _is_before(found, before) and found.priority not in elsewhere:
+            # Judged again with all others, it is not new; a new record of its id is one too many.
+            if not task.before.is_read_again:
+                quarantined.append(found.as_duplicate("an utterance that an earlier run selected"))
+        elif isinstance(found, Eligible) and (
+            found.priority <= task.last_priority or found.priority in elsewhere
+        ):
+            candidates.append(found)
+        else:
+            left_ms.append(found.record.duration_ms)
+    is_kept = _within_cap(candidates, task.rules.filters.max_speaker_ms)
+    for candidate, kept in zip(candidates, is_kept, strict=True):
+        if not kept:
+            left_ms.append(candidate.record.duration_ms)
+        elif candidate.priority in elsewhere:
+            quarantined.append(candidate.as_duplicate())
+        else:
+            selected.append(candidate.record)
+    return _Selection(selected, quarantined, Tally(len(left_ms), sum(left_ms)))
+
+
+def _is_before(found: Eligible | Filtered, before: frozenset[int]) -> TypeGuard[Eligible]:
+    return isinstance(found, Eligible) and hash_name(found.record.utterance_id) in before
+
+
+def _within_cap(candidates: Sequence[Eligible], cap_ms: int) -> Bool[np.ndarray, " candidates"]:
+    # Only lower priorities decide, and those are candidates too: the index kept the same ones.
+    numbers: dict[str, int] = {}
+    speakers = [numbers.setdefault(each.record.speaker_id, len(numbers)) for each in candidates]
+    return within_speaker_cap(
+        np.array(speakers, np.uint64),
+        np.array([each.priority for each in candidates], np.uint64),
+        np.array([each.record.duration_ms for each in candidates], np.int64),
+        cap_ms,
+    )
+
+
+def _months(utterances: Sequence[Utterance]) -> dict[str, dict[str, int]]:
+    """Tally utterances by month of creation, as written in the records."""
+    durations_ms: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
+    for utterance in utterances:
+        month = datetime.fromisoformat(utterance.created_at).isoformat()[:7]
+        durations_ms[month] += utterance.duration_ms
+        counts[month] += 1
+    return {month: asdict(Tally(counts[month], durations_ms[month])) for month in sorted(counts)}
+
+
+@dataclass(frozen=True, slots=True)
+class PackTask:
+    """PackTask holds the commits of neighbouring buckets, whose speakers are packed together."""
+
+    context: StepContext
+    name: str
+    file_hours: float
+    selected: tuple[Commit, ...]
+
+
+@dataclass(slots=True)
+class _Stream:
+    """The lines of a speaker's utterances, in stream order."""
+
+    lines: list[bytes]
+    duration_ms: int = 0
+
+    @property
+    def tally(self) -> Tally:
+        return Tally(len(self.lines), self.duration_ms)
+
+
+@once
+def pack_files(task: PackTask) -> Commit:
+    """Pack speakers into files, and join the buckets' ledgers."""
+    streams = _read_streams(task)
+    durations_ms = {speaker: stream.duration_ms for speaker, stream in streams.items()}
+    # Only neighbouring buckets are packed together, which spares a shuffle of all speakers (IV-A2).
+    packed = pack_speakers(durations_ms, task.file_hours)
+    quarantined = sum((commit.quarantined for commit in task.selected), Tally())
+    record = Commit(
+        task=task.name,
+        fingerprint=task.context.fingerprint,
+        outputs=tuple(
+            _write_file(task, number, [streams[speaker] for speaker in speakers])
+            for number, speakers in enumerate(packed)
+        ),
+        ledger=_join_ledgers(task, quarantined),
+        tally_in=sum((commit.tally_in for commit in task.selected), Tally()),
+        quarantined=quarantined,
+        unselected=sum((commit.unselected for commit in task.selected), Tally()),
+        statistics={"balance": Balance.of(packed, durations_ms).to_dict()},
+    )
+    return task.context.commit(record)
+
+
+def _read_streams(task: PackTask) -> dict[str, _Stream]:
+    streams: dict[str, _Stream] = defaultdict(lambda: _Stream([]))
+    for output in (output for commit in task.selected for output in commit.outputs):
+        for line in read_output(task.context.store, task.context.run_uri, output).splitlines():
+            utterance = parse_utterance(line.decode())
+            stream = streams[utterance.speaker_id]
+            # The lines are in stream order already, as the causal mean needs them.
+            stream.lines.append(line)
+            stream.duration_ms += utterance.duration_ms
+    return streams
+
+
+def _write_file(task: PackTask, number: int, streams: Sequence[_Stream]) -> Output:
+    data = b"".join(line + b"\n" for stream in streams for line in stream.lines)
+    tally = sum((stream.tally for stream in streams), Tally())
+    return task.context.put_output(f"{task.name}-{number:05d}", ".jsonl", data, tally)
+
+
+def _join_ledgers(task: PackTask, quarantined: Tally) -> Output | None:
+    if not quarantined.utterances:
+        return None
+    ledgers = [commit.ledger for commit in task.selected if commit.ledger]
+    place = task.context.store, task.context.run_uri
+    data = b"".join(read_output(*place, each) for each in ledgers)
+    stored = task.context.put_output(task.name, LEDGER_SUFFIX, data, quarantined)
+    return replace(stored, reasons=dict(ledger_reasons(*place, ledgers)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,18 +23,18 @@ from jaxtyping import Bool, Int64, UInt64
 
 from infra.store.object_store import PrefixError, normalize_uri
 from infra.store.uris import resolve_audio
-from pipeline.audio_parts import Member, Segment
-from pipeline.records import Tally, Utterance, parse_utterance
+from pipeline.records import Member, Segment, Tally, Utterance, parse_utterance
 from pipeline.runs.commit import StepContext, read_commits
 from pipeline.runs.manifest import Output, is_finished, read_manifest, read_output
 from pipeline.runs.names import ALL_SUBSETS, SCRATCH_FOLDER, selection_step
 from pipeline.runs.step import Distribute
 from pipeline.sampling import hash_name
-from pipeline.steps.range_merge import Gathered, put_extents
-from pipeline.steps.selection.hash_ranges import (
+from pipeline.steps.hash_ranges import (
+    Gathered,
     HashRange,
     cut_into_ranges,
     is_among,
+    put_extents,
     range_edges,
 )
 

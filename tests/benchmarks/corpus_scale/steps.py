@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from infra.store.request_counts import RequestCounts
+from infra.task_metrics import RequestCounts
 from jobs.run import JOBS, launches, step_environment
 from tests.benchmarks.processes import ProcessWatch
 from tests.whole_path.processes import REPOSITORY, TINY

@@ -20,9 +20,8 @@ from functools import partial
 from pathlib import Path
 
 from infra.devices.batches import PoolRequest
+from infra.devices.device_client import RequestFailure, RequestStream
 from infra.devices.device_pool import DevicePool
-from infra.devices.in_flight_requests import RequestFailure
-from infra.devices.request_stream import RequestStream
 from tests.benchmarks.device_pool.workload import (
     BATCH_FRAMES,
     PAPERS_BATCH_FRAMES,

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from infra.cluster import load_cluster
 from infra.devices.device_pool import DevicePool
-from infra.devices.file_locks import locked
+from infra.devices.pool_folder import locked
 from infra.spark.session import run_tasks, spark_session
 from tests.benchmarks.device_pool.bare_loop import label_all
 from tests.benchmarks.device_pool.workload import BATCH_FRAMES, Record, lengths

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
-from pipeline.steps.teacher_inputs import TeacherInput
+from pipeline.steps.targets import TeacherInput
 from training.configuration.models import LstmConfig
 from training.models.lstm import LstmModel
 from training.models.precision import fastest_precision, set_float32_products

@@ -27,7 +27,7 @@ from datetime import UTC, datetime
 from hashlib import sha256
 from pathlib import Path
 
-from infra.configuration import canonical_json, plain
+from infra.settings import canonical_json, plain
 from jobs.cli.catalogue import INGEST, STEPS, TRAIN_BASELINE
 from pipeline.runs.names import BASELINE, STUDENT, TEACHER, sequence_trained
 from tests.benchmarks.rotation.folds import NUM_FOLDS, Corpus, Fold, fold_of

@@ -22,7 +22,7 @@ from pipeline.runs.names import TEACHER, UNLABELLED, sequence_trained
 from pipeline.sampling import NUM_PRIORITIES, sampling_priority
 from pipeline.shards import FeatureRow
 from pipeline.splicing import STACK, low_rate_alignment
-from pipeline.steps.teacher_inputs import spliced_frames
+from pipeline.steps.targets import spliced_frames
 from tests.benchmarks.rotation.folds import Corpus
 from tests.benchmarks.rotation.scores import CLEAN, RECIPE, SECOND_TEACHER, rows_of
 from training.decoding.lexicon import parse_lexicon

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from infra.store.object_store import ObjectStore
-from pipeline.steps import audio_objects
+from pipeline.steps import audio_reads
 from tests.faults.bad_input.small_runs import (
     Record,
     extract,
@@ -69,7 +69,7 @@ LOCAL = {
 @pytest.fixture(autouse=True)
 def quick_decisions(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ask again at once for what is refused; tests of waits are those of audio objects."""
-    monkeypatch.setattr(audio_objects, "CONFIRMING_WAITS_S", (0.0,) * 3)
+    monkeypatch.setattr(audio_reads, "CONFIRMING_WAITS_S", (0.0,) * 3)
 
 
 @pytest.fixture

@@ -6,8 +6,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from pipeline.audio.decode import AudioError, decode_audio, decode_utterance
-from pipeline.audio.duration import duration_tolerance
+from pipeline.audio.decode import AudioError, decode_audio, decode_utterance, duration_tolerance
 from tests.faults.bad_input.audio_kinds import encode, noise
 
 pytestmark = pytest.mark.timeout(300)

@@ -6,9 +6,8 @@ from typing import NamedTuple
 
 import pytest
 
-from infra.store import retry
-from infra.store.request_counts import RequestCounts
-from infra.store.s3 import s3_store
+from infra.store import retry, s3
+from infra.task_metrics import RequestCounts
 from tests.faults.failing_store.faulty_proxy import KINDS, REFUSALS, FaultyProxy, faulty_proxy
 
 ALL_KINDS = sorted({kind for kinds in KINDS.values() for kind in kinds})
@@ -39,7 +38,7 @@ def quick_retries(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def impatient(quick_retries: None, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: ARG001
     """Shorten the waits for answers too, for tests whose server stalls."""
-    monkeypatch.setattr(s3_store, "READ_TIMEOUT_S", 4.0)
+    monkeypatch.setattr(s3, "READ_TIMEOUT_S", 4.0)
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from infra.store.object_store import ObjectStore, join_uri
-from infra.store.request_counts import REQUESTS
+from infra.task_metrics import REQUESTS
 from pipeline.runs.manifest import read_manifest, read_output
 from pipeline.shards import read_partition
 from tests.faults.failing_store.faulty_proxy import faulty_proxy

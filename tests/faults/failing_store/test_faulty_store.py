@@ -6,10 +6,16 @@ from typing import BinaryIO
 
 import pytest
 
-from infra.store.checked_reads import scan_checked
-from infra.store.object_store import AccessDenied, Fetched, ObjectNotFound, ObjectStore, StoreError
-from infra.store.request_counts import REQUESTS
-from infra.store.s3 import s3_store
+from infra.store import s3
+from infra.store.object_store import (
+    AccessDenied,
+    Fetched,
+    ObjectNotFound,
+    ObjectStore,
+    StoreError,
+    scan_checked,
+)
+from infra.task_metrics import REQUESTS
 from pipeline.records import Tally
 from pipeline.runs.commit import Commit, step_context
 from tests.faults.failing_store.faulty_proxy import REFUSALS
@@ -52,7 +58,7 @@ def test_stalled_requests_are_given_up_and_repeated(
 
     The fourth was sent before the first was repeated: one after the other, they would wait in turn.
     """
-    monkeypatch.setattr(s3_store, "READ_TIMEOUT_S", 4.0)
+    monkeypatch.setattr(s3, "READ_TIMEOUT_S", 4.0)
     proxy = start_proxy(server.endpoint, 0.0, "stall", limit=4)
     store = ObjectStore((server.uri,))
     uris = [f"{server.uri}/{number}" for number in range(4)]

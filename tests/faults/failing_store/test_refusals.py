@@ -4,7 +4,7 @@ import pytest
 
 from infra.store.object_store import ObjectStore, join_uri
 from pipeline.runs.manifest import Manifest, read_manifest
-from pipeline.steps import audio_objects
+from pipeline.steps import audio_reads
 from tests.faults.bad_input.small_runs import extract, ledger, select
 from tests.faults.failing_store.proxied import Server, StartProxy
 from tests.small_corpus import local_store, write_corpus
@@ -26,8 +26,8 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Manifest]
 @pytest.fixture
 def quick_decisions(monkeypatch: pytest.MonkeyPatch) -> None:
     """Decide after three short waits, with patience for thirty."""
-    monkeypatch.setattr(audio_objects, "CONFIRMING_WAITS_S", (0.02,) * 3)
-    monkeypatch.setattr(audio_objects, "PATIENCE_S", 0.6)
+    monkeypatch.setattr(audio_reads, "CONFIRMING_WAITS_S", (0.02,) * 3)
+    monkeypatch.setattr(audio_reads, "PATIENCE_S", 0.6)
 
 
 @pytest.fixture
@@ -67,14 +67,14 @@ def test_a_while_of_refusals_changes_no_byte(
     store, run_uri, corpus_uri = in_s3
     select(*in_s3)
     proxy = start_proxy(server.endpoint, 0.0, kind, limit=90)
-    decode = audio_objects.AudioObjects.read
+    decode = audio_reads.AudioObjects.read
 
-    def read(self: audio_objects.AudioObjects):
+    def read(self: audio_reads.AudioObjects):
         for number, found in enumerate(decode(self)):
             proxy.rate = 1.0 if number == 4 else proxy.rate
             yield found
 
-    monkeypatch.setattr(audio_objects.AudioObjects, "read", read)
+    monkeypatch.setattr(audio_reads.AudioObjects, "read", read)
     extract(store, run_uri, corpus_uri)
     assert read_manifest(store, run_uri, STEPS[1]) == undisturbed[STEPS[1]]
     assert proxy.injected["GET", kind] == 90

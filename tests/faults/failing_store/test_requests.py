@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from infra.store.object_store import ObjectStore, join_uri
-from infra.store.request_counts import REQUESTS
+from infra.task_metrics import REQUESTS
 from tests.benchmarks.requests import StepRequests, count_requests
 from tests.faults.failing_store.faulty_proxy import FaultyProxy
 from tests.faults.failing_store.proxied import Server, StartProxy, require_counts_agree

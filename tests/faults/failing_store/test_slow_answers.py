@@ -17,10 +17,9 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from infra.store import retry
+from infra.store import retry, s3, s3_bodies
 from infra.store.object_store import ObjectStore, StoreError
-from infra.store.request_counts import REQUESTS
-from infra.store.s3 import bodies, s3_store, watchdog
+from infra.task_metrics import REQUESTS
 from tests.faults.failing_store.scripted_server import Request, Script, scripted_server
 
 URI = "s3://bucket/x"
@@ -62,8 +61,8 @@ def slow_end(request: Request) -> None:
 @pytest.fixture
 def impatient(s3_bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: ARG001 - credentials
     """Shorten the patience to half a second, and have two attempts."""
-    monkeypatch.setattr(watchdog, "PATIENCE_S", PATIENCE_S)
-    monkeypatch.setattr(watchdog, "_SWEEP_INTERVAL_S", 0.05)
+    monkeypatch.setattr(s3_bodies, "PATIENCE_S", PATIENCE_S)
+    monkeypatch.setattr(s3_bodies, "_SWEEP_INTERVAL_S", 0.05)
     monkeypatch.setattr(retry, "MAX_ATTEMPTS", 2)
     monkeypatch.setattr(retry, "FIRST_WAIT_S", 0.01)
 
@@ -115,7 +114,7 @@ def outcome_of(phase: str) -> tuple[str, float]:
 @pytest.mark.usefixtures("impatient")
 def test_a_byte_now_and_then_does_not_extend_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     """Dripped headers, bodies and answers are cut at the deadline, in each of two attempts."""
-    assert bodies.CHUNK_BYTES == 2**20
+    assert s3_bodies.CHUNK_BYTES == 2**20
     with scripted_server(answer_slowly) as endpoint, ThreadPoolExecutor(len(PHASES)) as pool:
         monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
         assert not STORE.exists("s3://bucket/quick")
@@ -164,10 +163,10 @@ def test_deadlines_hold_under_tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
     with scripted_server(script, tls=tls) as endpoint:
         monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
-        monkeypatch.setattr(watchdog, "PATIENCE_S", 30.0)
+        monkeypatch.setattr(s3_bodies, "PATIENCE_S", 30.0)
         assert [STORE.get(URI) for _ in range(5)] == [b"audio"] * 5
         assert len(connections) == 2  # the first contact's, and that of all GETs
-        monkeypatch.setattr(watchdog, "PATIENCE_S", PATIENCE_S)
+        monkeypatch.setattr(s3_bodies, "PATIENCE_S", PATIENCE_S)
         assert re.search(r"cut after 0\.5\d* s .*2 attempts", outcome_of("get-body")[0])
 
 
@@ -198,7 +197,7 @@ def slow_handshake() -> Iterator[str]:
 @pytest.mark.usefixtures("impatient")
 def test_a_dripped_handshake_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     """TLS's handshake belongs to the request."""
-    monkeypatch.setattr(s3_store, "FIRST_CONTACT_LIMIT_S", 0.1)
+    monkeypatch.setattr(s3, "FIRST_CONTACT_LIMIT_S", 0.1)
     with slow_handshake() as endpoint:
         monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
         begin = time.monotonic()
@@ -212,8 +211,8 @@ def test_a_dripped_handshake_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("s3_bucket")
 def test_large_objects_may_take_their_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """The limit grows by a second for each megabyte, of what is sent as of what is received."""
-    monkeypatch.setattr(watchdog, "PATIENCE_S", 2.0)
-    monkeypatch.setattr(s3_store, "CONNECT_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(s3_bodies, "PATIENCE_S", 2.0)
+    monkeypatch.setattr(s3, "CONNECT_TIMEOUT_S", 1.0)
 
     def answer(request: Request) -> None:
         if request.method == "GET":
@@ -230,7 +229,7 @@ def test_large_objects_may_take_their_time(monkeypatch: pytest.MonkeyPatch) -> N
         STORE.put(URI, bytes(4_000_000))
         sent = time.monotonic()
         assert STORE.get(URI) == bytes(4_000_000)
-        assert min(sent - begin, time.monotonic() - sent) > watchdog.PATIENCE_S
+        assert min(sent - begin, time.monotonic() - sent) > s3_bodies.PATIENCE_S
         assert (REQUESTS.total() - before).retries == 0
 
 
@@ -241,4 +240,4 @@ def test_one_thread_watches_all_requests(s3_bucket: str) -> None:
     for _ in store.get_many([f"{base}/x"] * 200, in_flight=64):
         names = [thread.name for thread in threading.enumerate()]
         assert names.count("watchdog") == 1
-    assert watchdog._WATCHDOG._watches == set()
+    assert s3_bodies._WATCHDOG._watches == set()

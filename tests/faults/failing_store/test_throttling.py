@@ -10,7 +10,7 @@ import pytest
 
 from infra.store import retry
 from infra.store.object_store import ObjectStore, StoreError
-from infra.store.request_counts import REQUESTS
+from infra.task_metrics import REQUESTS
 from tests.faults.failing_store.scripted_server import Request, scripted_server
 
 SERVED_PER_S = 100.0

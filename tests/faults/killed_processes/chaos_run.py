@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from infra.configuration import canonical_json
+from infra.settings import canonical_json
 from infra.store.object_store import ObjectStore, join_uri
 from pipeline.records import Tally
 from pipeline.runs.commit import Commit

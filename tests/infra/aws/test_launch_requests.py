@@ -13,9 +13,14 @@ from typing import Any
 import boto3
 import pytest
 
-from infra.aws.account import load_account
-from infra.aws.cluster_launch import run_to_end, validate
-from infra.aws.launch_requests import CODE, emr_request, host_request
+from infra.aws.cluster_launch import (
+    CODE,
+    emr_request,
+    host_request,
+    load_account,
+    run_to_end,
+    validate,
+)
 from infra.cluster import load_cluster
 from jobs.cli.catalogue import SPARK_STEPS, STEPS
 from jobs.request_cluster import make_request

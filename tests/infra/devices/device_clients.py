@@ -10,9 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from infra.devices.batches import PoolRequest
+from infra.devices.device_client import PoolAnswer, RequestStream
 from infra.devices.device_pool import DevicePool, _file_name
-from infra.devices.in_flight_requests import PoolAnswer
-from infra.devices.request_stream import RequestStream
 
 COMMANDS = "tests.infra.devices.device_functions:Commands"
 WINDOW = 100_000

@@ -8,11 +8,15 @@ from collections.abc import Sequence
 import pytest
 
 from infra.devices import compute_pipeline
-from infra.devices.batch_watch import BatchWatch
 from infra.devices.batches import PoolRequest
-from infra.devices.compute_pipeline import ComputePipeline
-from infra.devices.frame_budget import FrameBudget, is_out_of_memory
-from infra.devices.request_queue import QueuedBatch, RequestQueue
+from infra.devices.compute_pipeline import (
+    BatchWatch,
+    ComputePipeline,
+    FrameBudget,
+    QueuedBatch,
+    RequestQueue,
+    is_out_of_memory,
+)
 
 LIMIT_S = 20
 

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from infra.devices import server_link
+from infra.devices import device_client
 from infra.devices.batches import Batch, PoolRequest
+from infra.devices.device_client import RequestFailure, RequestStream, ServerLink
 from infra.devices.device_pool import DeviceError, DevicePool, _private_directory
-from infra.devices.in_flight_requests import RequestFailure
 from infra.devices.messages import (
     MAX_MESSAGE_BYTES,
     Kind,
@@ -27,8 +27,6 @@ from infra.devices.messages import (
     receive_message,
     send_message,
 )
-from infra.devices.request_stream import RequestStream
-from infra.devices.server_link import ServerLink
 from tests.infra.devices.device_clients import (
     WINDOW,
     ask,
@@ -165,7 +163,7 @@ def test_a_stopped_server_is_killed_after_ten_seconds(
     pool: DevicePool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It sends no beat; what it had is computed by another."""
-    monkeypatch.setattr(server_link, "SILENCE_LIMIT_S", 2.5)
+    monkeypatch.setattr(device_client, "SILENCE_LIMIT_S", 2.5)
     pool = replace(pool, devices=("cuda:0",))
     pid = where(pool)[1]
     with ThreadPoolExecutor(1) as threads:

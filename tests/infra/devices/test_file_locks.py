@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.devices.file_locks import locked
+from infra.devices.pool_folder import locked
 
 
 def test_a_lock_that_is_never_freed_is_given_up(tmp_path: Path) -> None:

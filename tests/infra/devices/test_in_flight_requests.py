@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from infra.devices.batches import Batch, PoolRequest
-from infra.devices.in_flight_requests import MAX_LOST_SERVERS, InFlightRequests, RequestFailure
+from infra.devices.device_client import MAX_LOST_SERVERS, InFlightRequests, RequestFailure
 
 
 def filled(count: int, share: int = 1000, size: int = 1) -> InFlightRequests:

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from infra.device_faults import FAULTS
-from infra.devices import device_pool, server_link
+from infra.devices import device_client, device_pool
 from infra.devices.batches import PoolRequest
+from infra.devices.device_client import RequestStream
 from infra.devices.device_pool import DevicePool, _private_directory, _try_connect
-from infra.devices.request_stream import RequestStream
+from infra.task_metrics import FAULTS
 from tests.infra.devices.device_clients import (
     ask,
     is_alive,
@@ -49,7 +49,7 @@ def test_a_listener_that_never_answers_is_replaced(
     pool: DevicePool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A process that accepts at a server's path, and sends no beat, is killed."""
-    monkeypatch.setattr(server_link, "SILENCE_LIMIT_S", 2.5)
+    monkeypatch.setattr(device_client, "SILENCE_LIMIT_S", 2.5)
     pool = replace(pool, devices=("cuda:0",))
     with listening(socket_path(pool)) as foreign:
         assert ask(pool, [b"ab"]) == [b"ba"]

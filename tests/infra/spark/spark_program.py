@@ -10,8 +10,8 @@ import time
 from pyspark import SparkContext
 
 from infra.cluster import load_cluster
+from infra.log_lines import separate_standard_error
 from infra.spark.session import run_tasks, spark_session
-from infra.spark.standard_error import separate_standard_error
 
 separate_standard_error()
 with spark_session("program", load_cluster("demo")) as session:

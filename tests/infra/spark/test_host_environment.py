@@ -9,7 +9,7 @@ import pytest
 from pyspark import __version__
 
 from infra.cluster import load_cluster
-from infra.configuration import ConfigurationError
+from infra.settings import ConfigurationError
 from infra.spark import host_environment
 from infra.spark.host_environment import OPEN_FILES, require_environment
 from infra.spark.session import spark_environment

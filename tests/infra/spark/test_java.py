@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.spark.java import JavaError, find_java_home
+from infra.spark.host_environment import JavaError, find_java_home
 from tests.infra.spark.java_free import java_free_environment
 
 

@@ -10,10 +10,10 @@ import numpy
 import pytest
 
 from infra.cluster import load_cluster
-from infra.configuration import ConfigurationError
+from infra.settings import ConfigurationError
 from infra.spark.packaging import closure, write_code, write_dependencies
 from jobs.package import PACKAGED
-from pipeline.filterbank.compiled import is_compiled
+from pipeline.filterbank.log_mel import is_compiled
 
 INSTALLED = str(Path(numpy.__file__).parents[1])
 
@@ -24,7 +24,7 @@ TASK_MODULES = {
         "pipeline.steps.ingestion.directories",
         "pipeline.steps.ingestion.ingest_manifests",
         "pipeline.steps.ingestion.lhotse",
-        "pipeline.steps.ingestion.placement_choice",
+        "pipeline.steps.ingestion.placed_audio",
     ),
     "select_utterances": ("pipeline.steps.selection.select",),
     "extract_features": ("pipeline.steps.features",),
@@ -36,7 +36,7 @@ TASK_MODULES = {
         "training.targets.teacher",
     ),
     "repartition": ("pipeline.steps.repartition",),
-    "verify": ("pipeline.audit.audio_versions", "pipeline.audit.stored_objects"),
+    "verify": ("pipeline.audit.corpus_objects", "pipeline.audit.stored_objects"),
     "evaluate": ("training.evaluation.hypotheses", "training.evaluation.trials"),
 }
 
@@ -123,7 +123,7 @@ def test_an_archive_holds_the_compiled_libraries(code: Path, tmp_path: Path) -> 
     """None can be loaded from the zip: the filter bank is found beside the dependencies."""
     with tarfile.open(write_dependencies(["scipy", "jaxtyping"], tmp_path)) as archive:
         archive.extractall(tmp_path / "unpacked")
-    program = "from pipeline.filterbank.compiled import is_compiled; print(is_compiled())"
+    program = "from pipeline.filterbank.log_mel import is_compiled; print(is_compiled())"
     said = run_isolated(program, str(code), str(tmp_path / "unpacked"), folder=tmp_path)
     assert said.strip() == str(is_compiled())
 

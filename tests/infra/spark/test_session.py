@@ -13,8 +13,7 @@ from pyspark.sql import SparkSession
 
 from infra.cluster import load_cluster
 from infra.spark.observer import Observer
-from infra.spark.progress import TaskError
-from infra.spark.session import run_tasks, spark_environment, spark_session
+from infra.spark.session import TaskError, run_tasks, spark_environment, spark_session
 from infra.spark.task_resources import local_folder
 from tests.infra.spark.java_free import java_free_environment
 

@@ -16,8 +16,8 @@ from infra.store.object_store import (
     ObjectStore,
     StoreError,
 )
-from infra.store.request_counts import REQUESTS
-from infra.store.s3.errors import is_lapsed, is_transient, store_error
+from infra.store.s3_errors import is_lapsed, is_transient, store_error
+from infra.task_metrics import REQUESTS
 from tests.s3_server import CREDENTIALS
 
 URI = "s3://bucket/key"

@@ -6,9 +6,8 @@ import pytest
 
 from infra.store import retry
 from infra.store.object_store import ObjectStore, StoreError
-from infra.store.request_counts import REQUESTS
-from infra.store.s3.behaviour import NAMES
-from infra.store.s3.s3_store import s3_store
+from infra.store.s3 import NAMES, s3_store
+from infra.task_metrics import REQUESTS
 from tests.infra.store.quirky_s3 import QuirkySettings, by_walk, quirky_s3
 from tests.s3_server import CREDENTIALS
 

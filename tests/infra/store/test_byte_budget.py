@@ -9,8 +9,16 @@ from pathlib import Path
 import pytest
 
 from infra.store import object_store
-from infra.store.byte_budget import ByteBudget, NoRoomError, Reservation, SizeBound
-from infra.store.object_store import Fetched, ObjectStore, ObjectTooLarge, join_uri
+from infra.store.object_store import (
+    ByteBudget,
+    Fetched,
+    NoRoomError,
+    ObjectStore,
+    ObjectTooLarge,
+    Reservation,
+    SizeBound,
+    join_uri,
+)
 from tests.faults.failing_store.scripted_server import Request, scripted_server
 
 pytestmark = pytest.mark.chaos

@@ -22,7 +22,7 @@ from infra.store.object_store import (
     StoreError,
     join_uri,
 )
-from infra.store.request_counts import REQUESTS
+from infra.task_metrics import REQUESTS
 from tests.s3_server import free_port
 
 CEPH = pytest.param("ceph", marks=pytest.mark.cluster)

@@ -12,8 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from infra.store import retry
-from infra.store.request_rate import (
+from infra.store import retry, s3_limits
+from infra.store.retry import GaveUpError, Patience
+from infra.store.s3_errors import NoTurnError
+from infra.store.s3_limits import (
     FIRST_PER_S,
     INCREASE_PER_S,
     LEAST_PER_S,
@@ -21,13 +23,12 @@ from infra.store.request_rate import (
     UNLIMITED,
     WINDOW_S,
     RequestRate,
+    SharedRates,
     after_answer,
+    place_of,
+    rates_of_host,
     take_turn,
 )
-from infra.store.retry import GaveUpError, Patience
-from infra.store.s3 import shared_rates
-from infra.store.s3.errors import NoTurnError
-from infra.store.s3.shared_rates import SharedRates, place_of, rates_of_host
 from tests.benchmarks.throttling import Setting, Simulation
 
 LIMIT = RequestRate(100.0, 10.0, 10.0, cut_s=10.0, throttled_s=10.0)
@@ -182,14 +183,14 @@ def limited(path: Path, per_s: float) -> SharedRates:
     """Open rates at `path` where the key "k" has a limit."""
     rates, now_s = SharedRates(path), time.monotonic()
     rate = RequestRate(per_s, now_s, now_s, cut_s=now_s, throttled_s=now_s, served_s=now_s)
-    rates._update(shared_rates._cell_of("k"), lambda *_: (rate, None))
+    rates._update(s3_limits._cell_of("k"), lambda *_: (rate, None))
     return rates
 
 
 TAKE_TURNS = """
 import sys, time
 from pathlib import Path
-from infra.store.s3.shared_rates import SharedRates
+from infra.store.s3_limits import SharedRates
 rates = SharedRates(Path(sys.argv[1]))
 print("ready", flush=True)
 while sys.stdin.readline():
@@ -205,7 +206,7 @@ NUM_SECONDS = 20
 HOLD_LOCK = """
 import sys, time
 from pathlib import Path
-from infra.store.s3.shared_rates import SharedRates, _cell_of
+from infra.store.s3_limits import SharedRates, _cell_of
 rates = SharedRates(Path(sys.argv[1]))
 with rates._locked(_cell_of("k")):
     print("ready", flush=True)
@@ -257,7 +258,7 @@ def test_a_killed_process_frees_its_lock_and_a_stopped_one_is_passed(
     assert 0.9 < time.monotonic() - begun_s < 30.0
     holder.kill()
     holder.wait()
-    monkeypatch.setattr(shared_rates, "_LOCK_PATIENCE_S", 60.0)
+    monkeypatch.setattr(s3_limits, "_LOCK_PATIENCE_S", 60.0)
     begun_s = time.monotonic()
     rates.wait_for_turn("k", begun_s)
     assert time.monotonic() - begun_s < 30.0
@@ -269,7 +270,7 @@ def test_a_damaged_file_limits_nothing(tmp_path: Path) -> None:
     rates = SharedRates(tmp_path / "rates")
     begun_s, throttled = time.monotonic(), set[int]()
     for key in map(str, range(1000)):
-        waited_s, cell = rates.wait_for_turn(key, begun_s), shared_rates._cell_of(key)
+        waited_s, cell = rates.wait_for_turn(key, begun_s), s3_limits._cell_of(key)
         assert waited_s == 0.0 or cell in throttled
         if int(key) % 2 == 0:
             throttled.add(cell)
@@ -281,7 +282,7 @@ def test_a_directory_open_to_others_is_not_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rates are read from a directory that is ours alone; else each process has its own."""
-    monkeypatch.setattr(shared_rates, "_TEMPORARY", tmp_path)
+    monkeypatch.setattr(s3_limits, "_TEMPORARY", tmp_path)
     ours = tmp_path / f"megahour-store-{os.getuid()}"
     for make in (lambda: ours.mkdir(mode=0o777), lambda: ours.symlink_to(tmp_path)):
         make()
@@ -294,7 +295,7 @@ def test_a_directory_open_to_others_is_not_used(
         ours.unlink() if ours.is_symlink() else ours.rmdir()
     rates_of_host().count_answer("k", time.monotonic(), is_throttled=True)
     assert (ours / "rates").stat().st_mode & 0o777 == 0o600
-    assert rates_of_host()._read(shared_rates._cell_of("k")).is_limited
+    assert rates_of_host()._read(s3_limits._cell_of("k")).is_limited
 
 
 def test_a_line_ends_when_the_store_serves_nothing(
@@ -303,8 +304,8 @@ def test_a_line_ends_when_the_store_serves_nothing(
     """Operations in line give up as the one at its head does."""
     rates = limited(tmp_path / "rates", 1.0)
     monkeypatch.setattr(retry, "LIMIT_S", 0.5)
-    monkeypatch.setattr(shared_rates, "_LINE_INTERVAL_S", 0.2)
-    rates._lines[shared_rates._cell_of("k")].acquire()
+    monkeypatch.setattr(s3_limits, "_LINE_INTERVAL_S", 0.2)
+    rates._lines[s3_limits._cell_of("k")].acquire()
     with pytest.raises(NoTurnError, match="no turn among the host's requests in 1 s"):
         rates.wait_for_turn("k", time.monotonic() - 0.4)
 

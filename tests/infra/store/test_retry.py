@@ -7,16 +7,16 @@ from socket import gethostname
 
 import pytest
 
-from infra.device_faults import FAULTS
 from infra.store import retry as module
-from infra.store.request_counts import (
+from infra.store.retry import GaveUpError, retry
+from infra.task_metrics import (
+    FAULTS,
     REQUESTS,
     MeasuredFunction,
     RequestCounter,
     RequestCounts,
     TaskTotals,
 )
-from infra.store.retry import GaveUpError, retry
 
 
 def failing(times: int, error: Exception) -> Callable[[], str]:

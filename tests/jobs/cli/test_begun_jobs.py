@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from infra.configuration import plain
 from infra.log_lines import begin_log, log, progress_bar
+from infra.settings import plain
 from infra.store.object_store import ObjectStore
 from jobs.run import JOBS, Launch, chosen_steps, launches
 from jobs.status import time_left

@@ -4,9 +4,8 @@ from argparse import Namespace
 from pathlib import Path
 from socket import gethostname
 
-from infra.device_faults import FAULTS
 from infra.store.object_store import ObjectStore
-from infra.store.request_counts import MeasuredFunction
+from infra.task_metrics import FAULTS, MeasuredFunction
 from jobs import report
 from jobs.cli.catalogue import GENERATE_TARGETS
 from jobs.cli.command_line import Step, StepResults

@@ -51,5 +51,5 @@ def test_a_folder_without_modules_hides_nothing(tmp_path: Path) -> None:
     """Data in a folder `training` beside the command hide no package that is on the path."""
     (tmp_path / "training").mkdir()
     (tmp_path / "training" / "utterances.txt").write_text("one\n")
-    done = start(tmp_path, "-c", "import jobs, training, infra.ranges")
+    done = start(tmp_path, "-c", "import jobs, training, infra.settings")
     assert done.returncode == 0, done.stderr

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.configuration import plain
+from infra.settings import plain
 from infra.store.object_store import ObjectStore, join_uri
 from jobs.run import JOBS
 from pipeline.runs.manifest import Manifest

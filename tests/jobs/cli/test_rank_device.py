@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from infra.configuration import ConfigurationError
+from infra.settings import ConfigurationError
 from jobs.cli.catalogue import STEPS_WITH_DEVICE
 from jobs.cli.device_choice import Gpus, choose_device, gpus_for
 from jobs.cli.parser import add_device_argument

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from infra.configuration import plain
+from infra.settings import plain
 from infra.store.object_store import ObjectStore, join_uri
 from jobs.cli.begun import hours_read
 from jobs.cli.job import job_parser, open_job

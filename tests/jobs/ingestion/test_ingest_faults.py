@@ -11,7 +11,7 @@ import pytest
 import soundfile
 
 from infra.store.object_store import ObjectStore, join_uri
-from infra.store.request_counts import REQUESTS
+from infra.task_metrics import REQUESTS
 from jobs.ingestion.corpus import ingest
 from pipeline.audio.decode import decode_utterance
 from pipeline.metadata import read_records

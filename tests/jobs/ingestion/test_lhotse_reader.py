@@ -9,10 +9,10 @@ from infra.store.object_store import Fetched, ObjectStore, SizeBound
 from pipeline.audio.conversion import ANY_AUDIO
 from pipeline.audio.decode import decode_audio
 from pipeline.records import Utterance
+from pipeline.steps.audio_reads import WantedAudio, read_audio
 from pipeline.steps.ingestion.formats import ManifestFormat
 from pipeline.steps.ingestion.lhotse import LhotseCuts, LhotseSupervisions, Shar
 from pipeline.steps.ingestion.manifest_records import RecordRules, records_of, with_audio
-from pipeline.steps.part_requests import WantedAudio, read_audio
 from tests.small_corpus import tone, wav
 
 

@@ -11,7 +11,7 @@ from pipeline.records import Tally
 from pipeline.runs.manifest import read_manifest
 from pipeline.runs.names import ALL_SUBSETS
 from pipeline.sampling import sampling_priority
-from pipeline.steps.ingestion import manifest_objects
+from pipeline.steps.ingestion import manifest_rows
 from pipeline.steps.selection.buckets import subsets_of
 from tests.job_programs import Said
 from tests.jobs.ingestion.manifest_corpus import Corpus, write_lines
@@ -111,7 +111,7 @@ def test_no_division_into_tasks_moves_a_speaker(
     options = (*three_subsets(corpus), "--dev-share", str(SHARE))
     found = []
     for step in (2**20, 1_000, 300):
-        monkeypatch.setattr(manifest_objects, "PIECE_BYTES", step)
+        monkeypatch.setattr(manifest_rows, "PIECE_BYTES", step)
         corpus.run_uri += "-"
         corpus.ingest(*options)
         found.append([corpus.records(subset) for subset in ("labelled", "dev")])

@@ -18,7 +18,7 @@ from pipeline.steps.ingestion import ingest_manifests, placed_audio
 from pipeline.steps.ingestion.formats import Table
 from pipeline.steps.ingestion.ingest_manifests import Manifest, ManifestIngestion
 from pipeline.steps.ingestion.manifest_records import RecordRules
-from pipeline.steps.ingestion.placement_choice import PlacementChoice
+from pipeline.steps.ingestion.placed_audio import PlacementChoice
 from tests.jobs.ingestion.manifest_corpus import (
     PLACED,
     Corpus,

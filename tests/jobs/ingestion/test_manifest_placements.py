@@ -13,7 +13,7 @@ import soundfile
 from pipeline.audio.decode import decode_audio
 from pipeline.records import Tally
 from pipeline.runs.manifest import read_manifest, read_output, sha256
-from pipeline.steps.ingestion import ingest_manifests, manifest_objects, placed_audio
+from pipeline.steps.ingestion import ingest_manifests, manifest_rows, placed_audio
 from pipeline.steps.ingestion.placed_audio import audio_key
 from tests.jobs.ingestion.manifest_corpus import (
     KEPT,
@@ -84,7 +84,7 @@ def test_no_division_into_tasks_changes_a_byte(
     given = {"labelled": manifest_of(corpus, "m.jsonl", rows)}
     found = []
     for pieces, shares, block in ((2**20, 16, 256), (2**20, 1, 256), (200, 3, 2), (700, 16, 1)):
-        monkeypatch.setattr(manifest_objects, "PIECE_BYTES", pieces)
+        monkeypatch.setattr(manifest_rows, "PIECE_BYTES", pieces)
         monkeypatch.setattr(ingest_manifests, "SHARES_PER_PIECE", shares)
         for module in (ingest_manifests, placed_audio):
             monkeypatch.setattr(module, "BLOCK_ROWS", block)

@@ -15,7 +15,7 @@ import pytest
 import soundfile
 
 from pipeline.runs.manifest import read_manifest, sha256
-from pipeline.steps.ingestion import manifest_objects
+from pipeline.steps.ingestion import manifest_rows
 from pipeline.steps.ingestion.formats import Nemo
 from tests.jobs.ingestion.manifest_corpus import Corpus, write_lines
 from tests.small_corpus import flac, tone, wav
@@ -67,7 +67,7 @@ def test_pieces_hold_each_line_once(corpus: Corpus, monkeypatch: pytest.MonkeyPa
     first_lines = path.read_bytes().index(b"\n") + 1
     read = set()
     for step in (1, 7, first_lines, first_lines - 1, first_lines + 1, 10_000):
-        monkeypatch.setattr(manifest_objects, "PIECE_BYTES", step)
+        monkeypatch.setattr(manifest_rows, "PIECE_BYTES", step)
         form = Nemo()
         pieces = list(form.pieces(corpus.store, str(path)))
         uris = [

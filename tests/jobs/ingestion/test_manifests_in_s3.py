@@ -27,7 +27,7 @@ from pipeline.metadata import read_records
 from pipeline.records import Tally, Utterance
 from pipeline.runs.manifest import read_manifest, sha256
 from pipeline.runs.step import WatchedFunction
-from pipeline.steps.part_requests import WantedAudio, read_audio
+from pipeline.steps.audio_reads import WantedAudio, read_audio
 from tests.job_programs import RunJob
 from tests.jobs.ingestion.conftest import in_a_loop
 from tests.s3_server import CREDENTIALS

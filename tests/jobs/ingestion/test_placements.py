@@ -24,8 +24,8 @@ from pipeline.audio.placements import PLACEMENTS, noise_for
 from pipeline.records import Tally, Utterance, stream_order
 from pipeline.runs.manifest import read_manifest, sha256
 from pipeline.shards import FeatureRow
-from pipeline.steps.ingestion.placement_choice import PlacementChoice
-from pipeline.steps.utterance_features import ExtractionConfig, audio_objects, extract_rows
+from pipeline.steps.features import ExtractionConfig, audio_objects, extract_rows
+from pipeline.steps.ingestion.placed_audio import PlacementChoice
 from tests.job_programs import RunJob
 from tests.jobs.ingestion.conftest import append, write
 from tests.jobs.ingestion.test_kaldi_directory import metadata, tree

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from infra.configuration import ConfigurationError
+from infra.settings import ConfigurationError
 from infra.store.object_store import ObjectStore
 from jobs import plan as job
 from jobs.cli.catalogue import EVALUATE

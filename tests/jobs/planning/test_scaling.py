@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.configuration import ConfigurationError
+from infra.settings import ConfigurationError
 from jobs import scaling as job
 from jobs.planning.plan_table import LINE_WIDTH
 from jobs.planning.scaling_options import parse_ranks, read_scaling

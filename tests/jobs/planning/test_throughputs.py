@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from infra.cluster import Cluster, load_cluster
-from infra.configuration import ConfigurationError
+from infra.settings import ConfigurationError
 from jobs.cli.catalogue import CERTIFY, EVALUATE, INGEST, REPORT, STEPS
 from jobs.planning.calibration import device_throughput
 from jobs.planning.calibration.device_throughput import measure_device

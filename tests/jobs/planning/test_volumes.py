@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from infra.cluster import load_cluster
 from infra.store.object_store import ObjectStore, join_uri
-from infra.store.request_counts import REQUESTS
+from infra.task_metrics import REQUESTS
 from jobs.planning.comparison import FOLDERS, compare_plan
 from jobs.planning.stored_plan import calibration_uri
 from jobs.planning.volumes.pipeline_volumes import spark_volumes

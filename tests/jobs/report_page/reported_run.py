@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from infra.configuration import plain
+from infra.settings import plain
 from infra.store.object_store import ObjectStore, join_uri
 from jobs import report
 from pipeline.records import Quarantined, Tally

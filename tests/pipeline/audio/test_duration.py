@@ -5,8 +5,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.audio.decode import AudioError, max_file_bytes, require_duration
-from pipeline.audio.duration import duration_tolerance, is_rounded_from
+from pipeline.audio.decode import (
+    AudioError,
+    duration_tolerance,
+    is_rounded_from,
+    max_file_bytes,
+    require_duration,
+)
 
 OPUS, MP3 = 1_600, 2_304
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from infra.store.object_store import ObjectStore, join_uri
-from infra.store.request_counts import REQUESTS
-from pipeline.audit.tracing.trace import trace
+from infra.task_metrics import REQUESTS
+from pipeline.audit.trace import trace
 from pipeline.audit.verify import Verification, sweep, verify_run
 from pipeline.runs.manifest import Manifest, manifest_uri, read_manifest
 from pipeline.runs.outputs import OutputsInParts

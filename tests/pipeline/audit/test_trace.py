@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from infra.store.object_store import ObjectStore, join_uri
-from pipeline.audit.tracing.trace import StepTrace, Trace, UnknownUtteranceError, trace
+from pipeline.audit.trace import StepTrace, Trace, UnknownUtteranceError, trace
 from pipeline.kbest import KBest, KBestWithoutLattice
 from pipeline.runs.manifest import Manifest, manifest_uri, read_manifest, sha256
 from pipeline.runs.names import DEV_ALIGNMENT_STEP

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.audit.tracing.trace import trace
+from pipeline.audit.trace import trace
 from pipeline.runs.manifest import read_manifest
 from tests.pipeline.runs.small_commits import set_small_bounds
 from tests.pipeline.steps.increments import nights as small_nights

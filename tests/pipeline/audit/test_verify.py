@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from infra.store.object_store import ObjectStore, join_uri
-from pipeline.audit import audio_versions, corpus_objects, stored_objects
+from pipeline.audit import corpus_objects, stored_objects
 from pipeline.audit.verify import Verification, sweep, verify_run
 from pipeline.records import Tally
 from pipeline.runs.commit import Commit, StepContext
@@ -21,7 +21,7 @@ from pipeline.runs.names import EVALUATION_STEP
 from pipeline.runs.sealed_json import seal
 from pipeline.runs.step import StepContents, StepSpec, run_step
 from pipeline.shards import read_features, write_features
-from pipeline.steps.selection.id_ranges import IdRange
+from pipeline.steps.selection.id_index import IdRange
 from pipeline.steps.selection.select import metadata_uri
 from tests.small_run import SUBSET, copy_run, make_run, outputs, selected_ids
 
@@ -233,7 +233,7 @@ def test_changed_audio_is_found(run: Run) -> None:
 
 def test_much_changed_audio_is_counted(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of many objects the first are named, and the others are counted: a moved folder."""
-    monkeypatch.setattr(audio_versions, "MAX_NAMED", 3)
+    monkeypatch.setattr(corpus_objects, "MAX_NAMED", 3)
     store, run_uri = run
     for found in store.list(join_uri(run_uri, "corpus", "audio")):
         store.delete(found.uri)
@@ -636,8 +636,8 @@ def test_objects_are_cut_into_groups(
 def test_few_folders_of_audio_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     """None within another; where each speaker has one, the folder of all speakers."""
     nested = {"s3://b/a/x", "s3://b/a", "s3://b/ab", "s3://b/a/x/y"}
-    assert audio_versions.outermost(nested) == ["s3://b/a", "s3://b/ab"]
-    monkeypatch.setattr(audio_versions, "MAX_FOLDERS", 3)
+    assert corpus_objects.outermost(nested) == ["s3://b/a", "s3://b/ab"]
+    monkeypatch.setattr(corpus_objects, "MAX_FOLDERS", 3)
     speakers = {f"s3://b/audio/{number}" for number in range(9)}
-    assert audio_versions.outermost(speakers) == ["s3://b/audio"]
-    assert audio_versions.outermost({*speakers, "s3://other/x"}) == ["s3://b/audio", "s3://other"]
+    assert corpus_objects.outermost(speakers) == ["s3://b/audio"]
+    assert corpus_objects.outermost({*speakers, "s3://other/x"}) == ["s3://b/audio", "s3://other"]

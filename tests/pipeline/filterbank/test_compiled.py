@@ -11,18 +11,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.filterbank import compiled
-from pipeline.filterbank.compiled import compiled_log_mel_energies
-from pipeline.filterbank.fast import fast_log_mel_energies, natural_log
+from pipeline.filterbank import log_mel
+from pipeline.filterbank.log_mel import (
+    compiled_log_mel_energies,
+    fast_log_mel_energies,
+    natural_log,
+)
 
-SOURCE = Path(compiled.__file__).with_name("filter_bank.c")
-needs_compiler = pytest.mark.skipif(not compiled.is_compiled(), reason="there was no C compiler")
+SOURCE = Path(log_mel.__file__).with_name("filter_bank.c")
+needs_compiler = pytest.mark.skipif(not log_mel.is_compiled(), reason="there was no C compiler")
 
 # Two pages of which the second cannot be read: the samples end where it begins.
 PROGRAM = """
 import ctypes, mmap, sys
 import numpy as np
-from pipeline.filterbank.compiled import compiled_log_mel_energies
+from pipeline.filterbank.log_mel import compiled_log_mel_energies
 size = 16 * mmap.PAGESIZE
 memory = mmap.mmap(-1, size + mmap.PAGESIZE)
 address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
@@ -42,7 +45,7 @@ def noise(num_samples: int, level: float, seed: int) -> np.ndarray:
 
 def test_the_loop_is_compiled_where_there_is_a_compiler() -> None:
     """An error in the C file fails here."""
-    assert compiled.is_compiled() or shutil.which("cc") is None
+    assert log_mel.is_compiled() or shutil.which("cc") is None
 
 
 @needs_compiler
@@ -78,7 +81,7 @@ def test_any_cpu_has_the_same_bits(
     library = tmp_path / "filter_bank.so"
     flags = [*options.split(), "-ffp-contract=off", "-DFOR_EACH_CPU=", "-shared", "-fPIC"]
     subprocess.run(["cc", *flags, str(SOURCE), "-o", str(library)], check=True)
-    monkeypatch.setattr(compiled, "_C", compiled.typed(ctypes.CDLL(str(library))))
+    monkeypatch.setattr(log_mel, "_C", log_mel.typed(ctypes.CDLL(str(library))))
     assert compiled_log_mel_energies(samples).tobytes() == expected.tobytes()
 
 

@@ -12,8 +12,7 @@ import soundfile
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.filterbank.fast import BLOCK_FRAMES
-from pipeline.filterbank.log_mel import Engine, log_mel_energies, num_frames
+from pipeline.filterbank.log_mel import BLOCK_FRAMES, Engine, log_mel_energies, num_frames
 
 ENGINES = get_args(Engine)
 

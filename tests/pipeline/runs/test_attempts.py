@@ -15,19 +15,16 @@ from infra.spark.packaging import closure
 from infra.store.object_store import ObjectStore
 from pipeline.kbest import KBest
 from pipeline.records import Tally
-from pipeline.runs import versions
+from pipeline.runs import manifest
 from pipeline.runs.commit import Commit, Repetition, StepContext, once, step_context
-from pipeline.runs.manifest import manifest_uri, read_manifest
+from pipeline.runs.manifest import ENGINES, MEGAHOUR, manifest_uri, read_manifest, step_versions
 from pipeline.runs.names import EVALUATION_STEP, TARGETS_STEP, TUNING_STEP
 from pipeline.runs.step import StepSpec, TaskPlan, run_step, run_tasks
-from pipeline.runs.versions import ENGINES, MEGAHOUR, step_versions
 from pipeline.steps.features import extract_file
 from pipeline.steps.repartition import write_group
-from pipeline.steps.selection.index_bucket import index_bucket
-from pipeline.steps.selection.pack_files import pack_files
-from pipeline.steps.selection.select_bucket import select_bucket
-from pipeline.steps.targets import label_shard
-from pipeline.steps.teacher_inputs import TeacherInput
+from pipeline.steps.selection.deduplicate import index_bucket
+from pipeline.steps.selection.select import pack_files, select_bucket
+from pipeline.steps.targets import TeacherInput, label_shard
 from tests.four_steps import four_steps, label, put_teacher
 from tests.pipeline.runs.small_commits import CONFIG, INPUTS, context, record
 from tests.small_corpus import local_store, serially, write_corpus
@@ -132,7 +129,7 @@ def other_numpy(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """Install another NumPy, to the eyes of a process that begins."""
     installed = metadata.version
     monkeypatch.setattr(
-        versions, "installed_version", lambda name: "99.1" if name == "numpy" else installed(name)
+        manifest, "installed_version", lambda name: "99.1" if name == "numpy" else installed(name)
     )
     return monkeypatch
 
@@ -145,7 +142,7 @@ def test_half_a_step_of_other_versions_is_refused(
     context.commit(record(context, "1"))
     was, ran = metadata.version("numpy"), list[str]()
     other_numpy.setattr(
-        versions, "installed_version", lambda name: "99.1" if name == "numpy" else was
+        manifest, "installed_version", lambda name: "99.1" if name == "numpy" else was
     )
     now = step_context(context.store, context.run_uri, context.step, CONFIG, INPUTS)
     assert now.fingerprint != context.fingerprint
@@ -167,7 +164,7 @@ def test_a_finished_step_stays_finished_under_other_versions(
 ) -> None:
     """All its bytes are of one version, which its manifest names."""
     first = run(context, "01", [])
-    monkeypatch.setattr(versions, "installed_version", lambda _: "99.1")
+    monkeypatch.setattr(manifest, "installed_version", lambda _: "99.1")
     ran: list[str] = []
     again = run(context, "01", ran)
     assert (again.was_finished, again.manifest, ran) == (True, first.manifest, [])
@@ -193,7 +190,7 @@ def test_a_worker_may_lack_an_engine(context: StepContext, monkeypatch: pytest.M
             raise metadata.PackageNotFoundError(name)
         return installed(name)
 
-    monkeypatch.setattr(versions, "installed_version", without_kaldi)
+    monkeypatch.setattr(manifest, "installed_version", without_kaldi)
     assert work(NamedTask(context, "0", [])).task == "0"
 
 

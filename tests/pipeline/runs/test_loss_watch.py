@@ -11,17 +11,15 @@ from typing import Any
 import pytest
 
 from infra.store.object_store import ObjectStore, join_uri
-from infra.store.request_counts import REQUESTS
+from infra.task_metrics import REQUESTS
 from pipeline.records import Quarantined, Tally
 from pipeline.runs.commit import Commit, StepContext, once, read_commits
-from pipeline.runs.ledger import LossBudgetExceededError
-from pipeline.runs.loss_watch import Overrun
+from pipeline.runs.ledger import LossBudgetExceededError, Overrun
 from pipeline.runs.manifest import manifest_uri, read_manifest, read_output
 from pipeline.runs.step import StepSpec, TaskPlan, run_step, run_tasks
-from pipeline.steps import audio_objects, features
-from pipeline.steps.features import extract_features
+from pipeline.steps import audio_reads, features
+from pipeline.steps.features import ExtractionConfig, extract_features
 from pipeline.steps.selection.select import SelectionConfig, metadata_uri, select_utterances
-from pipeline.steps.utterance_features import ExtractionConfig
 from tests.pipeline.runs.small_commits import CONFIG, INPUTS, context
 from tests.small_corpus import local_store, serially, write_corpus
 
@@ -159,7 +157,7 @@ def test_a_long_task_ends_at_its_fifth_missing_file(
     corpus: tuple[ObjectStore, str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All but the first are missing: five are asked for again, and the other 34 never are."""
-    monkeypatch.setattr(audio_objects, "CONFIRMING_WAITS_S", (0.0,) * 3)
+    monkeypatch.setattr(audio_reads, "CONFIRMING_WAITS_S", (0.0,) * 3)
     monkeypatch.setattr(features, "LOSS_INTERVAL", 1)
     store, run_uri, corpus_uri = corpus
     (selected,) = read_manifest(store, run_uri, "selection/unlabelled").outputs
@@ -193,7 +191,7 @@ def test_bad_metadata_ends_a_selection_at_its_worst_bucket(tmp_path: Path) -> No
 def test_workers_need_no_module_of_the_driver() -> None:
     """A Spark worker imports no job, cluster file, PyTorch or packaging to run and watch tasks."""
     program = (
-        "import sys, infra.spark.observer, pipeline.runs.loss_watch, pipeline.steps.features\n"
+        "import sys, infra.spark.observer, pipeline.runs.ledger, pipeline.steps.features\n"
         "import pipeline.steps.selection.select, pipeline.steps.repartition\n"
         "print({'jobs', 'infra.cluster', 'packaging', 'torch'} & sys.modules.keys())"
     )

@@ -10,8 +10,7 @@ import pytest
 from infra.store.object_store import ObjectStore, join_uri
 from pipeline.records import Quarantined, Tally
 from pipeline.runs.commit import Commit, StepContext, committed_tasks, once, step_context
-from pipeline.runs.ledger import LossBudgetExceededError
-from pipeline.runs.loss_watch import Overrun
+from pipeline.runs.ledger import LossBudgetExceededError, Overrun
 from pipeline.runs.manifest import Manifest, manifest_uri, read_manifest
 from pipeline.runs.many_tasks import Folding, NumberedTasks, runner_of
 from pipeline.runs.outputs import Output, OutputsInParts

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from infra.store.object_store import ObjectStore
-from infra.store.request_counts import REQUESTS
+from infra.task_metrics import REQUESTS
 from pipeline.records import Tally
 from pipeline.runs.commit import Commit, StepContext, step_context
 from pipeline.runs.ledger import LossBudgetExceededError

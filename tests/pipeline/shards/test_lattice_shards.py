@@ -8,9 +8,8 @@ import pytest
 
 from pipeline.shards import Lattice, LatticeRow, read_lattice_rows, read_lattices, write_lattices
 from pipeline.shards import lattices as lattice_shard
-from pipeline.shards.container import Format, required, write_rows
+from pipeline.shards.container import FLOAT32, UINT16, Format, required, write_rows
 from pipeline.shards.lattices import check_lattice
-from pipeline.shards.tensors import FLOAT32, UINT16
 from training.sequence_training.lattice_arcs import LatticeArc, make_lattice
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.shards.packed_cells import MAX_RATIO, pack, pack_integers, unpack, unpack_integers
+from pipeline.shards.lattices import MAX_RATIO, pack, pack_integers, unpack, unpack_integers
 
 
 @given(st.binary(max_size=300) | st.integers(0, 5000).map(bytes))

@@ -2,7 +2,7 @@ import numpy as np
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from pipeline.shards.quantization import dequantize, quantize
+from pipeline.shards.features import dequantize, quantize
 
 
 def drawn(num_frames: int, centre: float, spread: float, seed: int) -> np.ndarray:

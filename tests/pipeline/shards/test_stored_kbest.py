@@ -16,7 +16,7 @@ from pipeline.shards import (
     write_targets,
 )
 from pipeline.shards.container import read_plain_columns
-from pipeline.shards.stored_kbest import footer_of, num_stored_rows, stated_offsets
+from pipeline.shards.targets import footer_of, num_stored_rows, stated_offsets
 from pipeline.splicing import STACK, low_rate_alignment, num_low_rate_frames
 from tests.training.data.partition_rows import row, row_at_all_offsets
 

@@ -24,12 +24,10 @@ from pipeline.shards import (
     write_targets,
 )
 from pipeline.shards.container import read_plain_columns
-from pipeline.shards.stored_kbest import StoredForm, footer_of
+from pipeline.shards.targets import StoredForm, footer_of
 from pipeline.splicing import num_low_rate_frames
-from pipeline.steps.disk_spill import SpilledRows
-from pipeline.steps.repartition import RepartitionConfig, repartition
-from pipeline.steps.targets import TargetsConfig, generate_targets, tail_seed
-from pipeline.steps.teacher_inputs import TeacherInput
+from pipeline.steps.repartition import RepartitionConfig, SpilledRows, repartition
+from pipeline.steps.targets import TargetsConfig, TeacherInput, generate_targets, tail_seed
 from tests.small_corpus import serially
 from tests.small_run import SEED, copy_run, make_run, outputs
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.shuffle_quality.design_effect import (
+from pipeline.shuffle_quality import (
     autocorrelation,
     design_effect,
     effective_number,

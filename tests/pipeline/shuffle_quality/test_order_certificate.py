@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.shuffle_quality.certificate import Samples, certify, figures
+from pipeline.shuffle_quality import Samples, certify, figures
 from pipeline.shuffling import shuffled_order
 
 NUM_SAMPLES, BATCH_SIZE = 4000, 40

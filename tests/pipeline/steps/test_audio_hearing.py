@@ -15,10 +15,9 @@ from pipeline.kbest import KBest, select_kbest
 from pipeline.runs.manifest import Manifest, manifest_uri, read_manifest, read_output
 from pipeline.runs.names import BOOTSTRAP_STEP, UNLABELLED, features_step
 from pipeline.shards import FeatureRow, Offsets, read_features, read_targets
-from pipeline.steps import audio_objects
+from pipeline.steps import audio_reads
 from pipeline.steps.audio_hearing import AudioHearing, audio_frames
-from pipeline.steps.targets import TargetsConfig, generate_targets, tail_seed
-from pipeline.steps.teacher_inputs import TeacherInput
+from pipeline.steps.targets import TargetsConfig, TeacherInput, generate_targets, tail_seed
 from tests.four_steps import four_steps
 from tests.small_corpus import flac, local_store, serially, tone, write_corpus, write_metadata
 
@@ -45,7 +44,7 @@ class Listener:
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     """Features of the utterances in one shard, and a tree of senones."""
-    monkeypatch.setattr(audio_objects, "CONFIRMING_WAITS_S", (0.01, 0.01))
+    monkeypatch.setattr(audio_reads, "CONFIRMING_WAITS_S", (0.01, 0.01))
     store, run_uri, corpus_uri = local_store(tmp_path)
     (record,) = write_corpus(store, corpus_uri, UNLABELLED, num_speakers=1, num_each=1)
     records = []
@@ -156,7 +155,7 @@ def test_audio_that_changed_or_is_gone_is_a_ledger_row(run: Run) -> None:
 
 def test_no_audio_at_all_fails_the_task(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """A corpus that is not mounted is no loss of data: nothing is committed."""
-    monkeypatch.setattr(audio_objects, "PATIENCE_S", 0.05)
+    monkeypatch.setattr(audio_reads, "PATIENCE_S", 0.05)
     for path in Path(run[2], "audio").iterdir():
         path.unlink()
     with pytest.raises(StoreError, match="is the audio mounted"):

@@ -10,10 +10,9 @@ from infra.store.object_store import Fetched, ObjectDenied, ObjectNotFound, Obje
 from infra.store.objects import Admit, admit_all
 from pipeline.runs.commit import read_commits
 from pipeline.runs.manifest import Manifest, manifest_uri
-from pipeline.steps import audio_objects
-from pipeline.steps.features import FileTask, extract_features, extract_file
+from pipeline.steps import audio_reads
+from pipeline.steps.features import ExtractionConfig, FileTask, extract_features, extract_file
 from pipeline.steps.selection.select import SelectionConfig, metadata_uri, select_utterances
-from pipeline.steps.utterance_features import ExtractionConfig
 from tests.faults.bad_input.small_runs import ledger
 from tests.small_corpus import local_store, serially, write_corpus
 
@@ -51,7 +50,7 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
         RefusingStore.seconds += seconds
 
     # Of this module alone: threads of other tests sleep too.
-    monkeypatch.setattr(audio_objects, "time", SimpleNamespace(sleep=sleep))
+    monkeypatch.setattr(audio_reads, "time", SimpleNamespace(sleep=sleep))
     monkeypatch.setattr(RefusingStore, "seconds", 0.0)
     yield found
     RefusingStore.refuse = staticmethod(refuse_nothing)
@@ -129,7 +128,7 @@ def test_an_object_is_lost_after_all_waits(
     run: tuple[ObjectStore, str, str], whole: Manifest, waits: list[float]
 ) -> None:
     """Back at the last second of three waits: read. Not back then: a row, and one set of waits."""
-    total = sum(audio_objects.CONFIRMING_WAITS_S)
+    total = sum(audio_reads.CONFIRMING_WAITS_S)
     assert extract(run, until(total, ObjectNotFound, FIRST)).to_bytes() == whole.to_bytes()
     forget(run)
     waits.clear()
@@ -141,7 +140,7 @@ def test_an_object_is_lost_after_all_waits(
         (SECOND, "missing_object"),
     }
     assert lost.tally_out.utterances == 4
-    assert waits == list(audio_objects.CONFIRMING_WAITS_S)
+    assert waits == list(audio_reads.CONFIRMING_WAITS_S)
 
 
 @pytest.mark.parametrize("first", [0, 3])
@@ -177,7 +176,7 @@ def test_without_access_nothing_is_committed(
     )
     with pytest.raises(StoreError, match=message):
         extract(run, refuse)
-    assert RefusingStore.seconds == audio_objects.PATIENCE_S
+    assert RefusingStore.seconds == audio_reads.PATIENCE_S
     assert read_commits(run[0], run[1], STEP) == []
     assert not run[0].exists(manifest_uri(run[1], STEP))
     assert extract(run, until(0, ObjectNotFound)).to_bytes() == whole.to_bytes()

@@ -11,16 +11,24 @@ import pytest
 import soundfile
 
 from infra.store.object_store import ObjectStore
-from infra.store.request_counts import REQUESTS
+from infra.task_metrics import REQUESTS
 from pipeline.audio.conversion import AudioConversion
-from pipeline.audio.decode import decode_audio
+from pipeline.audio.decode import HEAD_BYTES, decode_audio, segment_samples
 from pipeline.audio.errors import AudioError
-from pipeline.audio.recording_segments import HEAD_BYTES, segment_samples
-from pipeline.audio_parts import AudioPart, Member, Segment, part_from_text, part_to_text
-from pipeline.records import MetadataError, Quarantined, Utterance, parse_utterance
+from pipeline.records import (
+    AudioPart,
+    Member,
+    MetadataError,
+    Quarantined,
+    Segment,
+    Utterance,
+    parse_utterance,
+    part_from_text,
+    part_to_text,
+)
 from pipeline.shards import FeatureRow, read_features, write_features
-from pipeline.steps import part_requests
-from pipeline.steps.utterance_features import ExtractionConfig, audio_objects, extract_rows
+from pipeline.steps import audio_reads
+from pipeline.steps.features import ExtractionConfig, audio_objects, extract_rows
 from tests.small_corpus import flac, tone, wav
 
 RATE = 16_000
@@ -200,13 +208,13 @@ def test_parts_share_requests(s3_bucket: str) -> None:
 
 def test_ranges_are_joined_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ranges are one request up to a gap and a length, on both sides of each."""
-    monkeypatch.setattr(part_requests, "MAX_GAP_BYTES", 10)
-    monkeypatch.setattr(part_requests, "MAX_RANGE_BYTES", 100)
-    assert part_requests.joined_ranges([(60, 10), (0, 50)]) == [[1, 0]]
-    assert part_requests.joined_ranges([(61, 10), (0, 50)]) == [[1], [0]]
-    assert part_requests.joined_ranges([(0, 50), (50, 50)]) == [[0, 1]]
-    assert part_requests.joined_ranges([(0, 50), (50, 51)]) == [[0], [1]]
-    assert part_requests.joined_ranges([(0, 90), (10, 10), (80, 20)]) == [[0, 1, 2]]
+    monkeypatch.setattr(audio_reads, "MAX_GAP_BYTES", 10)
+    monkeypatch.setattr(audio_reads, "MAX_RANGE_BYTES", 100)
+    assert audio_reads.joined_ranges([(60, 10), (0, 50)]) == [[1, 0]]
+    assert audio_reads.joined_ranges([(61, 10), (0, 50)]) == [[1], [0]]
+    assert audio_reads.joined_ranges([(0, 50), (50, 50)]) == [[0, 1]]
+    assert audio_reads.joined_ranges([(0, 50), (50, 51)]) == [[0], [1]]
+    assert audio_reads.joined_ranges([(0, 90), (10, 10), (80, 20)]) == [[0, 1, 2]]
 
 
 def test_windows_bound_what_is_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,7 +223,7 @@ def test_windows_bound_what_is_held(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     store.put(f"{tmp_path}/r.wav", wav(tone(1, 4)))
     utterances = [utterance("r.wav", number, 0.5, Segment(number / 2, 0.5)) for number in range(8)]
     whole = features_of(extract(store, str(tmp_path), utterances))
-    monkeypatch.setattr(part_requests, "WINDOW_BYTES", 1)
+    monkeypatch.setattr(audio_reads, "WINDOW_BYTES", 1)
     before = REQUESTS.total()
     assert features_of(extract(store, str(tmp_path), utterances)) == whole
     assert (REQUESTS.total() - before).get == 16

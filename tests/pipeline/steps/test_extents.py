@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from infra.store.object_store import FetchedRange, ObjectStore, join_uri
-from infra.store.request_counts import REQUESTS
-from pipeline.steps.extents import ENTRY_BYTES, MAX_EXTENTS, ExtentPlace, join_extents
+from infra.task_metrics import REQUESTS
+from pipeline.steps.hash_ranges import ENTRY_BYTES, MAX_EXTENTS, ExtentPlace, join_extents
 
 EXTENTS = [b"first", b"", b"the third", b"\0" * 7]
 

@@ -27,16 +27,18 @@ from pipeline.shards import (
     read_targets,
     write_partition,
 )
-from pipeline.steps.features import FileTask, extract_features, extract_file
-from pipeline.steps.repartition import RepartitionConfig, repartition
-from pipeline.steps.selection.select import SelectionConfig, metadata_uri, select_utterances
-from pipeline.steps.targets import TargetsConfig, generate_targets
-from pipeline.steps.utterance_features import (
+from pipeline.steps.features import (
     ExtractionConfig,
+    FileTask,
     audio_objects,
+    extract_features,
+    extract_file,
     extract_rows,
     size_bound,
 )
+from pipeline.steps.repartition import RepartitionConfig, repartition
+from pipeline.steps.selection.select import SelectionConfig, metadata_uri, select_utterances
+from pipeline.steps.targets import TargetsConfig, generate_targets
 from tests.four_steps import put_teacher, teacher
 from tests.long_speaker import measured
 from tests.small_corpus import local_store, serially, write_corpus

@@ -10,13 +10,13 @@ from unittest import mock
 import pytest
 
 from infra.store.object_store import ObjectStore, join_uri
-from infra.store.request_counts import REQUESTS
+from infra.task_metrics import REQUESTS
 from pipeline.records import Tally
 from pipeline.runs.commit import Commit, StepContext, committed_tasks
 from pipeline.runs.manifest import Manifest, manifest_uri
 from pipeline.runs.outputs import OutputsInParts
-from pipeline.steps import range_merge
-from pipeline.steps.range_merge import Gathered, put_extents
+from pipeline.steps import hash_ranges
+from pipeline.steps.hash_ranges import Gathered, put_extents
 from pipeline.steps.selection import select as selection
 from tests.pipeline.runs.small_commits import context
 from tests.pipeline.steps.increments.nights import Nights
@@ -121,7 +121,7 @@ def test_listed_names_select_the_same(tmp_path: Path, monkeypatch: pytest.Monkey
         carried = in_ranges(corpus(tmp_path / f"carried-{num_ranges}"), num_ranges)
         assert carried.quarantined.utterances == 32
         with monkeypatch.context() as patch:
-            patch.setattr(range_merge, "MAX_CARRIED", 0)
+            patch.setattr(hash_ranges, "MAX_CARRIED", 0)
             run = corpus(tmp_path / f"listed-{num_ranges}")
             assert in_ranges(run, num_ranges).to_bytes() == carried.to_bytes()
         parts = [each for each in run[0].list(run[1]) if "/gathered-000000-" in each.uri]
@@ -132,7 +132,7 @@ def test_listed_names_extend_the_same(tmp_path: Path, monkeypatch: pytest.Monkey
     """An increment with ids that its base has selected, in many ranges."""
     found = []
     for bound in (4_000, 0):
-        monkeypatch.setattr(range_merge, "MAX_CARRIED", bound)
+        monkeypatch.setattr(hash_ranges, "MAX_CARRIED", bound)
         nights = Nights.at(str(tmp_path / str(bound)))
         nights.add(1, ["ann", "bert", "clara"])
         with mock.patch.object(selection, "num_ranges", return_value=4):

@@ -15,9 +15,9 @@ from pipeline.kbest import select_kbest
 from pipeline.records import Tally
 from pipeline.runs.manifest import Output, read_manifest, read_output
 from pipeline.shards import PartitionRow, read_partition, write_partition
-from pipeline.steps.disk_spill import SpilledRows
 from pipeline.steps.repartition import (
     RepartitionConfig,
+    SpilledRows,
     balance,
     num_partitions,
     repartition,

@@ -28,12 +28,11 @@ from pipeline.shards import (
     read_targets,
 )
 from pipeline.splicing import splice
-from pipeline.steps import audio_objects
-from pipeline.steps.features import FileTask, extract_features
+from pipeline.steps import audio_reads
+from pipeline.steps.features import ExtractionConfig, FileTask, extract_features
 from pipeline.steps.repartition import RepartitionConfig, repartition
 from pipeline.steps.selection.select import SelectionConfig, metadata_uri, select_utterances
 from pipeline.steps.targets import TargetsConfig, generate_targets
-from pipeline.steps.utterance_features import ExtractionConfig
 from tests import small_run
 from tests.in_process_teacher import teacher_of
 from tests.small_corpus import (
@@ -193,7 +192,7 @@ def test_bad_audio_lands_in_the_ledger_with_its_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A corrupt FLAC, an empty object, a 44.1 kHz stereo file, a missing and a foreign one."""
-    monkeypatch.setattr(audio_objects, "CONFIRMING_WAITS_S", (0.0,) * 3)
+    monkeypatch.setattr(audio_reads, "CONFIRMING_WAITS_S", (0.0,) * 3)
     store, run_uri, corpus_uri = local_store(tmp_path)
     records = write_corpus(store, corpus_uri, "unlabelled", 4, 4)
     stereo = np.stack([tone(1, 1.0), tone(2, 1.0)], axis=1)

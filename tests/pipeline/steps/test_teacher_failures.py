@@ -9,18 +9,16 @@ import numpy as np
 import pytest
 
 from infra.store.object_store import ObjectStore
-from pipeline.audit.tracing.trace import trace
+from pipeline.audit.trace import trace
 from pipeline.audit.verify import verify_run
 from pipeline.kbest import KBest, TeacherFailure
 from pipeline.records import Tally
-from pipeline.runs.ledger import LossBudgetExceededError
+from pipeline.runs.ledger import LossBudgetExceededError, find_lost_rows, take_back
 from pipeline.runs.manifest import read_manifest, read_output
-from pipeline.runs.retry import find_lost_rows, take_back
 from pipeline.shards import Offsets, read_features, read_partition, read_targets
 from pipeline.splicing import splice
 from pipeline.steps.repartition import RepartitionConfig, repartition
-from pipeline.steps.targets import TargetsConfig, generate_targets
-from pipeline.steps.teacher_inputs import TeacherInput
+from pipeline.steps.targets import TargetsConfig, TeacherInput, generate_targets
 from tests.four_steps import four_steps, label, put_teacher
 from tests.small_corpus import local_store, serially, write_corpus
 

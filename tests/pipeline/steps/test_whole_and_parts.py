@@ -11,12 +11,12 @@ import pytest
 import soundfile
 
 from infra.store.object_store import ObjectStore, SizeBound, StoreError
-from infra.store.request_counts import REQUESTS
+from infra.task_metrics import REQUESTS
 from pipeline.audio.decode import decode_audio
 from pipeline.audio.errors import AudioError
 from pipeline.audio.ogg import page_checksum
-from pipeline.audio_parts import AudioPart, Member, Segment
-from pipeline.steps.part_requests import WantedAudio, read_audio
+from pipeline.records import AudioPart, Member, Segment
+from pipeline.steps.audio_reads import WantedAudio, read_audio
 
 RATE = 16_000
 NUM_SAMPLES = 5 * RATE

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from infra.configuration import read_record
+from infra.settings import read_record
 from tests.benchmarks.slow_link.contestants import CONTESTANTS
 from tests.benchmarks.trainer_tables.__main__ import TUNING_SEED, best_rate, read_results
 from tests.benchmarks.trainer_tables.rows import TABLES

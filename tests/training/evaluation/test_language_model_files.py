@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from infra.configuration import plain
+from infra.settings import plain
 from infra.store.object_store import ObjectStore, PrefixError
 from pipeline.records import Tally
 from pipeline.runs.commit import StepContext

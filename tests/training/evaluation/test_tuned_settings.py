@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from infra.configuration import plain
+from infra.settings import plain
 from infra.store.object_store import ObjectStore
 from pipeline.records import Tally
 from pipeline.runs.manifest import read_output

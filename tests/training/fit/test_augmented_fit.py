@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.configuration import ConfigurationError, plain
+from infra.settings import ConfigurationError, plain
 from pipeline.records import Tally
 from pipeline.runs.names import realignment_rounds
 from tests.training.fit.small_fits import copy_stopped, fit, small_fit, steps_saved, write_run

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.optim import SGD, Adam, AdamW, Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from infra.configuration import ConfigurationError, canonical_json, digest
+from infra.settings import ConfigurationError, canonical_json, digest
 from jobs.cli.job import recipe_path
 from pipeline.runs.names import realignment_rounds
 from tests.training.fit.small_fits import copy_stopped, fit, small_fit, steps_saved, write_run

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from infra.configuration import ConfigurationError
+from infra.settings import ConfigurationError
 from tests.training.fit.small_fits import copy_stopped, fit, small_fit, steps_saved, write_run
 from tests.whole_path.processes import TINY
 from training.configuration.minibatch_selection import LOW_RATE_FRAME_S, MinibatchSelectionConfig

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from infra.configuration import ConfigurationError
+from infra.settings import ConfigurationError
 from infra.store.object_store import join_uri
 from pipeline.runs.manifest import Manifest, read_manifest
 from tests.training.fit.small_fits import fit as fit_on

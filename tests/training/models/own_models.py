@@ -6,7 +6,7 @@ from typing import Annotated
 import torch
 from torch import Tensor, nn
 
-from infra.ranges import Range
+from infra.settings import Range
 
 
 class Tdnn(nn.Module):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from infra.configuration import ConfigurationError, canonical_json, digest, plain
+from infra.settings import ConfigurationError, canonical_json, digest, plain
 from training.configuration.models import (
     ConformerConfig,
     FactoryConfig,

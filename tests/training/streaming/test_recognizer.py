@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from infra.configuration import ConfigurationError
+from infra.settings import ConfigurationError
 from pipeline.audio.decode import decode_audio
 from pipeline.filterbank.log_mel import log_mel_energies
 from pipeline.runs.manifest import read_manifest, read_output

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import numpy as np
 
-from infra.configuration import canonical_json
-from infra.device_faults import FAULTS
 from infra.devices.device_pool import DevicePool, _private_directory
+from infra.settings import canonical_json
 from infra.store.object_store import ObjectStore, join_uri
+from infra.task_metrics import FAULTS
 from pipeline.kbest import KBest, joined
 from pipeline.runs.manifest import Manifest, read_output
 from pipeline.runs.names import TARGETS_STEP

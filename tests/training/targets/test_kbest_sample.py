@@ -16,8 +16,7 @@ from pipeline.runs.manifest import Manifest, read_manifest
 from pipeline.runs.names import STUDENT, TEACHER, UNLABELLED, features_step, model_step
 from pipeline.runs.step import StepContents, StepResult, StepSpec, run_step
 from pipeline.shards import FeatureRow, write_features
-from pipeline.steps.targets import FEATURES, TargetsConfig
-from pipeline.steps.teacher_inputs import FramesAt
+from pipeline.steps.targets import FEATURES, FramesAt, TargetsConfig
 from training.configuration.models import LstmConfig
 from training.configuration.targets import OwnTeacherConfig
 from training.models.registry import make_model

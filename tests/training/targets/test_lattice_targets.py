@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from infra.configuration import canonical_json
+from infra.settings import canonical_json
 from infra.store.object_store import ObjectStore
 from pipeline.audit.verify import Expectation, verify_run
 from pipeline.kbest import soft_targets

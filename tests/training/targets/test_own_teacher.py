@@ -10,11 +10,10 @@ import pytest
 import torch
 from scipy.special import softmax
 
-from infra.configuration import ConfigurationError, canonical_json, plain, read_record
 from infra.devices.device_pool import DeviceError, DevicePool, _private_directory
+from infra.settings import ConfigurationError, canonical_json, plain, read_record
 from pipeline.kbest import KBest, TeacherFailure, joined, select_kbest
-from pipeline.steps.targets import TargetsConfig
-from pipeline.steps.teacher_inputs import TeacherInput
+from pipeline.steps.targets import TargetsConfig, TeacherInput
 from tests.in_process_teacher import answer_alone
 from tests.training.targets.own_teachers import weights
 from tests.whole_path.processes import TINY

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from infra.device_faults import FAULTS
-from infra.devices import server_link
+from infra.devices import device_client
 from infra.store.object_store import StoreError
+from infra.task_metrics import FAULTS
 from pipeline.runs.ledger import LossBudgetExceededError
 from pipeline.runs.manifest import Manifest, is_finished
 from pipeline.runs.names import TARGETS_STEP
@@ -102,7 +102,7 @@ def test_a_foreign_listener_at_the_server_s_socket_loses_nothing(
     toy_run: ToyRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It accepts and never answers, so that it is killed, and a server takes the socket."""
-    monkeypatch.setattr(server_link, "SILENCE_LIMIT_S", 3.0)
+    monkeypatch.setattr(device_client, "SILENCE_LIMIT_S", 3.0)
     alone = toy_run.on("cpu#1")
     with alone.pool.in_use(), listening(socket_path(alone.pool)) as foreign:
         toy_run.assert_undisturbed(alone.label(Faults()))
@@ -177,7 +177,7 @@ def test_a_vanished_device_s_utterances_are_labelled_by_another(tmp_path: Path) 
 
 def test_a_stuck_server_loses_nothing(toy_run: ToyRun, monkeypatch: pytest.MonkeyPatch) -> None:
     """Stopped in a batch it sends no beat, so that it is killed; another computes what it had."""
-    monkeypatch.setattr(server_link, "SILENCE_LIMIT_S", 3.0)
+    monkeypatch.setattr(device_client, "SILENCE_LIMIT_S", 3.0)
     faults = Faults(stopping_once=[SEEDS[ALIKE[1]]])
     toy_run.assert_undisturbed(toy_run.on("cpu#1").label(faults, distribute=at_once))
     assert len({each.process for each in batches(toy_run.folder)}) == 2

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from infra.configuration import canonical_json
+from infra.settings import canonical_json
 from infra.store.object_store import ObjectStore
 from pipeline.kbest import KBest, select_kbest
 from pipeline.records import Tally
 from pipeline.runs.names import model_step, teachers
 from pipeline.runs.step import StepSpec, run_step
-from pipeline.steps.teacher_inputs import TeacherInput
+from pipeline.steps.targets import TeacherInput
 from training.configuration.models import LstmConfig
 from training.models.lstm import LstmModel
 from training.models.precision import set_float32_products

@@ -11,15 +11,14 @@ import numpy as np
 import pytest
 import torch
 
-from infra.configuration import canonical_json
 from infra.devices.device_pool import DevicePool, _private_directory
+from infra.settings import canonical_json
 from infra.store.object_store import ObjectStore
 from pipeline.kbest import KBest, TeacherFailure, joined
 from pipeline.records import Tally
 from pipeline.runs.names import model_step
 from pipeline.runs.step import StepSpec, run_step
-from pipeline.steps.targets import TargetsConfig
-from pipeline.steps.teacher_inputs import TeacherInput
+from pipeline.steps.targets import TargetsConfig, TeacherInput
 from tests.in_process_teacher import in_batches, in_process
 from training.configuration.models import LstmConfig
 from training.configuration.targets import WindowsConfig

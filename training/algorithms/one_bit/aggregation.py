@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Float, Int32
 from torch import Tensor
 
-from infra.ranges import Range, check_ranges
+from infra.settings import Range, check_ranges
 from training.algorithms.one_bit.adagrad import AdaGradState, first_state, normalized_at
 from training.algorithms.one_bit.columns import Stripe
 from training.algorithms.one_bit.quantization import add_message, take_message

@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 from jaxtyping import Int32
 
-from infra.ranges import printable
+from infra.settings import printable
 
 Side = Literal["left", "right"]
 MAX_SENONES = 1 << 16  # senones are stored as 16-bit words

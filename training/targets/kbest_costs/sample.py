@@ -25,8 +25,15 @@ from pipeline.runs.step import StepContents, StepResult, StepSpec, run_step
 from pipeline.sampling import sampling_priority
 from pipeline.shards import FeatureRow, read_features
 from pipeline.splicing import STACK, num_low_rate_frames
-from pipeline.steps.targets import FEATURES, TargetsConfig, tail_seed
-from pipeline.steps.teacher_inputs import Frames, FramesAt, Hearing, spliced_frames
+from pipeline.steps.targets import (
+    FEATURES,
+    Frames,
+    FramesAt,
+    Hearing,
+    TargetsConfig,
+    spliced_frames,
+    tail_seed,
+)
 from training.configuration.models import ModelConfig
 from training.configuration.targets import (
     LabellingTeacher,

@@ -12,11 +12,10 @@ from pipeline.runs.increment import begin_increment, inherit
 from pipeline.runs.manifest import Manifest, own_outputs, read_manifest, read_output
 from pipeline.shards import read_features
 from pipeline.shards.partitions import read_partition
-from pipeline.steps.features import extract_features
+from pipeline.steps.features import ExtractionConfig, extract_features
 from pipeline.steps.repartition import RepartitionConfig, repartition
 from pipeline.steps.selection.select import SelectionConfig, metadata_uri, select_utterances
 from pipeline.steps.targets import TargetsConfig, generate_targets
-from pipeline.steps.utterance_features import ExtractionConfig
 from tests.four_steps import SEED, Distribute, put_teacher, teacher
 from tests.small_corpus import flac, serially, tone
 

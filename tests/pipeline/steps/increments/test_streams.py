@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from infra.store.object_store import join_uri
-from pipeline.normalization.stream_means import STREAM_BYTES, StreamMeans
+from pipeline.normalization.causal_mean import STREAM_BYTES, StreamMeans
+from pipeline.runs.ledger import find_lost_rows, take_back
 from pipeline.runs.manifest import read_output
-from pipeline.runs.retry import find_lost_rows, take_back
-from pipeline.steps.increments import stream_means
+from pipeline.steps import stream_means
 from tests.pipeline.steps.increments.nights import SUBSET, Nights
 
 SPEAKERS = ["ann", "bert", "clara", "doris"]

@@ -14,13 +14,17 @@ import pytest
 
 from infra.store.object_store import ObjectStore
 from pipeline.records import Quarantined, Utterance
-from pipeline.steps.ingestion.audio_durations import with_durations
 from pipeline.steps.ingestion.directories import Kaldi
 from pipeline.steps.ingestion.formats import ManifestFormat, Nemo, Table
 from pipeline.steps.ingestion.ingest_manifests import Manifest
 from pipeline.steps.ingestion.lhotse import LhotseCuts, LhotseSupervisions, Shar
 from pipeline.steps.ingestion.manifest_probe import require_usable_rows
-from pipeline.steps.ingestion.manifest_records import RecordRules, records_of, with_audio
+from pipeline.steps.ingestion.manifest_records import (
+    RecordRules,
+    records_of,
+    with_audio,
+    with_durations,
+)
 from tests.small_corpus import tone, wav
 
 NOON = datetime(2026, 1, 1, 12)

@@ -16,10 +16,11 @@ from pipeline.runs.manifest import Manifest as StepManifest
 from pipeline.runs.manifest import manifest_uri, read_manifest
 from pipeline.runs.outputs import OutputsInParts
 from pipeline.runs.step import Distribute
-from pipeline.steps.ingestion import foreign_metadata, manifest_objects
+from pipeline.steps.ingestion import manifest_rows
 from pipeline.steps.ingestion.formats import Table
 from pipeline.steps.ingestion.ingest_manifests import Manifest, ManifestIngestion, ingest_manifests
 from pipeline.steps.ingestion.manifest_records import RecordRules
+from pipeline.steps.selection import buckets
 from tests.pipeline.runs.small_commits import set_small_bounds
 from tests.small_corpus import killed_at, serially
 
@@ -58,7 +59,7 @@ class Corpus:
 @pytest.fixture(autouse=True)
 def five_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     num_bytes = sum(len(json.dumps(row(number))) + 1 for number in range(NUM_ROWS))
-    monkeypatch.setattr(manifest_objects, "PIECE_BYTES", -(-num_bytes // NUM_PIECES))
+    monkeypatch.setattr(manifest_rows, "PIECE_BYTES", -(-num_bytes // NUM_PIECES))
 
 
 @pytest.fixture
@@ -76,7 +77,7 @@ def large(small: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cor
     del small  # made within the usual bounds
     set_small_bounds(monkeypatch)
     monkeypatch.setattr(many_tasks, "GROUP_BYTES", 1)
-    monkeypatch.setattr(foreign_metadata, "OBJECTS_AT_A_TIME", 4)
+    monkeypatch.setattr(buckets, "OBJECTS_AT_A_TIME", 4)
     return Corpus(tmp_path, "large")
 
 

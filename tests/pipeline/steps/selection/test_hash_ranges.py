@@ -2,7 +2,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.steps.selection.hash_ranges import HashRange, cut_into_ranges
+from pipeline.steps.hash_ranges import HashRange, cut_into_ranges
 
 HASHES = st.lists(st.integers(0, 2**64 - 1), max_size=30)
 

@@ -12,9 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from infra.store.object_store import join_uri
-from infra.store.request_counts import REQUESTS
-from pipeline.steps.selection.id_index import find_named, named_objects
-from pipeline.steps.selection.id_ranges import IdRange, find_objects, range_of
+from infra.task_metrics import REQUESTS
+from pipeline.steps.selection.id_index import (
+    IdRange,
+    find_named,
+    find_objects,
+    named_objects,
+    range_of,
+)
 from pipeline.steps.selection.select import metadata_uri
 from tests.pipeline.steps.selection.test_select import CONFIG, record, select, write_buckets
 from tests.small_corpus import local_store
@@ -93,7 +98,7 @@ def test_an_id_is_found_in_metadata_and_in_its_file_or_ledger(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, range_bytes: int
 ) -> None:
     """Selected, over the budget, twice there, refused and unknown: by one read of a range."""
-    monkeypatch.setattr("pipeline.steps.selection.budget_cutoff._RANGE_BYTES", range_bytes)
+    monkeypatch.setattr("pipeline.steps.selection.deduplicate._RANGE_BYTES", range_bytes)
     store, run_uri, corpus_uri = local_store(tmp_path)
     first = [record(number, number % 3) for number in range(12)]
     twice, refused = record(3, 5), {**record(99, 5), "duration_s": -1.0}

@@ -23,7 +23,7 @@ from pipeline.records import Tally
 from pipeline.runs.ledger import ledger_reasons
 from pipeline.runs.manifest import Manifest, manifest_uri, read_output
 from pipeline.sampling import sampling_priority
-from pipeline.steps.extents import ENTRY_BYTES
+from pipeline.steps.hash_ranges import ENTRY_BYTES
 from pipeline.steps.selection.select import SelectionConfig, metadata_uri, select_utterances
 from tests.small_corpus import local_store, serially
 
@@ -69,7 +69,7 @@ def selected(
 ) -> Iterator[tuple[Manifest, list[Record]]]:
     """The manifest, and the records of all selection files."""
     with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pipeline.steps.selection.budget_cutoff._RANGE_BYTES", range_bytes)
+        patch.setattr("pipeline.steps.selection.deduplicate._RANGE_BYTES", range_bytes)
         store, run_uri, corpus_uri = local_store(Path(folder))
         write_buckets(store, corpus_uri, buckets)
         manifest = select(store, run_uri, corpus_uri, config)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from infra.store.object_store import ObjectStore, join_uri
-from infra.store.request_counts import REQUESTS
+from infra.task_metrics import REQUESTS
 from jobs.planning.volumes.pipeline_volumes import spark_volumes
 from jobs.planning.volumes.workload import Workload, ingested
 from pipeline.filters import SelectionFilters
@@ -19,8 +19,8 @@ from pipeline.records import Tally
 from pipeline.runs.manifest import Output, manifest_uri
 from pipeline.runs.names import SUBSETS, selection_step
 from pipeline.runs.step import Distribute
-from pipeline.steps import range_merge
-from pipeline.steps.selection import budget_cutoff, subset_overlap
+from pipeline.steps import hash_ranges
+from pipeline.steps.selection import deduplicate, subset_overlap
 from pipeline.steps.selection.buckets import require_known_subsets
 from pipeline.steps.selection.select import SelectionConfig, metadata_uri, select_utterances
 from tests.small_corpus import local_store, serially
@@ -302,8 +302,8 @@ def test_planned_requests_of_many_ranges_are_the_selections(
         keys = [each.uri.removeprefix(corpus_uri)[1:] for each in found]
         outputs = [Output(key, 0, "", 100, 100_000) for key in keys]
         subsets.append(ingested(subset, outputs, 0.05 if subset == "unlabelled" else 0.0))
-    monkeypatch.setattr(range_merge, "MAX_CARRIED", max_carried)
-    monkeypatch.setattr(budget_cutoff, "_RANGE_BYTES", 2 * (num_bytes // 3) // (2 * num_ranges - 1))
+    monkeypatch.setattr(hash_ranges, "MAX_CARRIED", max_carried)
+    monkeypatch.setattr(deduplicate, "_RANGE_BYTES", 2 * (num_bytes // 3) // (2 * num_ranges - 1))
     monkeypatch.setattr(subset_overlap, "_RANGE_UTTERANCES", 20_000_000 if num_ranges == 1 else 250)
     before = REQUESTS.total()
     for subset in SUBSETS:

@@ -1,1 +1,0 @@
-"""Read and write S3, with bounded retries, and with checks of whole bodies and listings."""

@@ -1,0 +1,339 @@
+"""Select for an increment: new metadata, and utterances that its chain has selected before.
+
+An increment reads the metadata that no earlier run of its chain has read, or all of it again. The
+utterance ids are looked up in the id indexes of those runs, range by range of hashes, as sorted
+lists: no process holds more than one range, however long the chain is.
+"""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain
+from typing import Any
+
+import numpy as np
+from jaxtyping import UInt64
+
+from infra.prefetch import prefetch
+from infra.settings import shown
+from infra.store.object_store import (
+    ObjectInfo,
+    ObjectNotFound,
+    ObjectStore,
+    join_uri,
+    normalize_uri,
+    read_checked,
+)
+from pipeline.filters import CREATED_AT, ends_later
+from pipeline.records import Tally
+from pipeline.runs.commit import Commit, StepContext
+from pipeline.runs.increment import BaseStep, read_base, read_increment
+from pipeline.runs.manifest import Manifest, Output, own_outputs, read_manifest, read_output
+from pipeline.runs.names import INCREMENT_METADATA
+from pipeline.runs.sealed_json import read_sealed, seal, texts_of
+from pipeline.runs.step import Distribute
+from pipeline.sampling import NUM_PRIORITIES
+from pipeline.steps.hash_ranges import Gathered, gathered_objects, put_extents
+from pipeline.steps.selection.deduplicate import read_hashes
+from pipeline.steps.selection.id_index import IdRange, metadata_names
+from pipeline.steps.selection.statistics import Month
+
+SIZES = "metadata_bytes"
+"""The statistic of a selection with the size of each metadata object that it read, by name."""
+
+LAST_PRIORITY = "last_priority"
+"""The statistic of a selection with a budget: the last priority that it selected."""
+
+MAY_DIFFER = ("hours", "filters.created_before")
+"""The settings of a selection that may differ between an increment and its base."""
+
+_NAMES = "names"
+
+Buckets = Mapping[str, Sequence[ObjectInfo]]
+
+
+@dataclass(frozen=True, slots=True)
+class ExtendedSelection:
+    """ExtendedSelection is what an increment's selection knows of the runs before it.
+
+    With the hours of its base it selects the same share, up to the base's `last_priority`. With
+    more it reads all metadata again, as it does for records that only its later end admits.
+    """
+
+    base: BaseStep
+    bases: tuple[str, ...]
+    keeps_share: bool
+    is_read_again: bool
+
+    @property
+    def last_priority(self) -> int:
+        """The last priority that the base selected."""
+        manifest = self.base.manifest
+        if LAST_PRIORITY not in manifest.statistics:
+            return NUM_PRIORITIES - 1
+        last: object = manifest.statistics[LAST_PRIORITY]
+        # A priority has 64 bits, where other whole numbers of records have 63.
+        if type(last) is not int or not 0 <= last < NUM_PRIORITIES:
+            raise ValueError(
+                f"the manifest of {manifest.step}: {LAST_PRIORITY} = {shown(last)}: need a whole "
+                "number from 0, below 2^64: extend another run"
+            )
+        return last
+
+
+def extended_selection(
+    store: ObjectStore, run_uri: str, step: str, config: Mapping[str, Any]
+) -> ExtendedSelection | None:
+    """Return what an increment extends; None for a run that extends none.
+
+    ValueError for a budget below the base's, for a cap of hours a speaker, for other settings, and
+    for more hours with an earlier end.
+    """
+    base = read_base(store, run_uri, step, config, MAY_DIFFER)
+    if base is None:
+        return None
+    increment = read_increment(store, run_uri)
+    assert increment is not None, "it has a base"
+    if config["filters"]["max_speaker_hours"]:
+        raise ValueError(
+            "selection.filters.max_speaker_hours: need 0 in an increment: the cap would have to "
+            "take back what the base has selected"
+        )
+    hours, before = config["hours"], base.manifest.config["hours"]
+    if (before == 0 and hours) or 0 < hours < before:
+        raise ValueError(
+            f"selection.hours = {hours:g}: need {before:g}, as the base has, or more: what was "
+            "selected stays selected; 0 selects all"
+        )
+    keeps_share = hours == before
+    opens = _end_moves(base, config, may_be_earlier=keeps_share) and any(
+        _left_out_by_date(store, each, step) for each in increment.bases
+    )
+    return ExtendedSelection(base, increment.bases, keeps_share, not keeps_share or opens)
+
+
+def _end_moves(base: BaseStep, config: Mapping[str, Any], *, may_be_earlier: bool) -> bool:
+    """Return whether dates end later than the base's; ValueError if they may not end earlier."""
+    end, before = (each["filters"]["created_before"] for each in (config, base.manifest.config))
+    if ends_later(before, end) and not may_be_earlier:
+        raise ValueError(
+            f"selection.filters.created_before = {end!r} with more hours: need {before!r}, as the "
+            "base has, or later: what was selected stays selected"
+        )
+    return ends_later(end, before)
+
+
+def _left_out_by_date(store: ObjectStore, run_uri: str, step: str) -> bool:
+    """Return whether a selection read records that `created_before`, or `created_from`, left out.
+
+    It has read their objects, so a later end alone would not bring them back.
+    """
+    unselected = read_manifest(store, run_uri, step).statistic("unselected", dict[str, Month], {})
+    return CREATED_AT in unselected
+
+
+def metadata_to_read(
+    store: ObjectStore,
+    run_uri: str,
+    metadata_uri: str,
+    listing: Buckets,
+    extended: ExtendedSelection,
+) -> dict[str, list[ObjectInfo]]:
+    """Keep the metadata objects that no run of the chain has read, by bucket; or all, read again.
+
+    New ones are recorded at the first attempt: an object that arrives later waits for the next
+    increment. ValueError names an object that has another size than the chain read, or one that
+    is to be read and is not listed.
+    """
+    known = _known_sizes(store, extended.bases, extended.base.manifest.step)
+    base = f"{normalize_uri(metadata_uri)}/"
+    new = [each.uri.removeprefix(base) for each in _unread(listing, base, known)]
+    names = _recorded(store, run_uri, new) | (known.keys() if extended.is_read_again else set())
+    _require_listed(listing, base, names)
+    kept = {
+        bucket: [each for each in objects if each.uri.removeprefix(base) in names]
+        for bucket, objects in listing.items()
+    }
+    return {bucket: objects for bucket, objects in kept.items() if objects}
+
+
+def sizes(listing: Buckets, metadata_uri: str) -> dict[str, int]:
+    """Return the bytes of each metadata object by its name."""
+    base = f"{normalize_uri(metadata_uri)}/"
+    return {
+        each.uri.removeprefix(base): each.num_bytes
+        for objects in listing.values()
+        for each in objects
+    }
+
+
+def _known_sizes(store: ObjectStore, bases: Sequence[str], step: str) -> dict[str, int]:
+    known: dict[str, int] = {}
+    for base in bases:
+        found = read_manifest(store, base, step)
+        if SIZES not in found.statistics:
+            raise ValueError(
+                f"{base}: {step} does not say which metadata it read, as an earlier version made "
+                "it: select again into a new --run, and extend that one"
+            )
+        known |= found.statistic(SIZES, dict[str, int])
+    return known
+
+
+def _unread(listing: Buckets, base: str, known: Mapping[str, int]) -> Iterator[ObjectInfo]:
+    for each in chain(*listing.values()):
+        num_bytes = known.get(each.uri.removeprefix(base))
+        if num_bytes is None:
+            yield each
+        elif num_bytes != each.num_bytes:
+            raise ValueError(
+                f"{each.uri} has {each.num_bytes} bytes, and had {num_bytes} when an earlier "
+                "run read it: put the object back, and write new records into new objects"
+            )
+
+
+def _require_listed(listing: Buckets, base: str, names: Collection[str]) -> None:
+    listed = {each.uri.removeprefix(base) for each in chain(*listing.values())}
+    if missing := sorted(set(names) - listed):
+        raise ValueError(
+            f"{base}: of {len(names)} metadata objects that this increment reads the listing lacks "
+            f"{len(missing)}, such as {missing[0]}: put back what was removed, or use a store that "
+            "lists all that it holds"
+        )
+
+
+def _recorded(store: ObjectStore, run_uri: str, names: Sequence[str]) -> frozenset[str]:
+    uri = join_uri(run_uri, INCREMENT_METADATA)
+    store.put_if_absent(uri, seal({_NAMES: sorted(names)}, indent=1))
+    try:
+        remedy = "remove it and select again into a new --run"
+        parse = partial(texts_of, _NAMES)
+        recorded = read_checked(store, uri, lambda data: read_sealed(data, remedy, parse))
+    except ObjectNotFound as error:
+        raise ValueError(f"{uri} has gone: another process removes the run") from error
+    return frozenset(recorded)
+
+
+_GETS_IN_FLIGHT = 16
+
+Hashes = UInt64[np.ndarray, " _ids"]
+
+
+@dataclass(frozen=True, slots=True)
+class SelectedBefore:
+    """SelectedBefore lists the ids of buckets that earlier runs have selected: an extent a bucket.
+
+    A selection with a larger budget reads all metadata again, and meets them where they were.
+    """
+
+    lists: Gathered | None
+    is_read_again: bool
+
+    def read(self, bucket: int) -> frozenset[int]:
+        """Read the hashes of a bucket's ids."""
+        return frozenset() if self.lists is None else read_hashes(self.lists.read(bucket))
+
+
+NOTHING_BEFORE = SelectedBefore(None, is_read_again=False)
+
+
+@dataclass(frozen=True, slots=True)
+class _RunIndex:
+    """The id index of one run of the chain, and which of its objects are selection files."""
+
+    ranges: tuple[Output, ...]
+    first_file: int
+    num_files: int
+
+    @classmethod
+    def of(cls, run_uri: str, manifest: Manifest) -> "_RunIndex":
+        ranges = tuple(each.seen_from(run_uri) for each in manifest.id_index)
+        num_files = len(own_outputs(manifest.outputs))
+        return cls(ranges, len(metadata_names(manifest)), num_files)
+
+    def part(self, number: int, num_ranges: int) -> "_RunIndex":
+        """Return the index with the ranges alone that share hashes with a range of another one."""
+        own = len(self.ranges)
+        first = max(number * own // num_ranges - 1, 0)
+        last = ((number + 1) * own - 1) // num_ranges + 2
+        return _RunIndex(self.ranges[first:last], self.first_file, self.num_files)
+
+    def selected(self, parts: Sequence[IdRange]) -> Hashes:
+        """Return the ids that files have, among those that the index has of any object."""
+        end = self.first_file + self.num_files
+        return np.concatenate(
+            [
+                np.empty(0, np.uint64),
+                *(
+                    part.hashes[(part.objects >= self.first_file) & (part.objects < end)]
+                    for part in parts
+                ),
+            ]
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _RangeTask:
+    """One range of hashes: the ids of each bucket in it, and the indexes of the chain's runs."""
+
+    number: int
+    ids: Gathered
+    chain: tuple[_RunIndex, ...]
+
+
+def find_selected_before(
+    scratch: StepContext,
+    bases: Sequence[str],
+    step: str,
+    hashed: Sequence[Commit],
+    num_ranges: int,
+    distribute: Distribute,
+) -> Gathered:
+    """List the ids of each bucket that a run among the `bases` has selected.
+
+    `hashed` are the commits of the buckets' ids, in ranges.
+    """
+    indexes = [_RunIndex.of(base, _selection(scratch.store, base, step)) for base in bases]
+    ids = Gathered.of(scratch, gathered_objects(hashed), num_ranges)
+    tasks = [
+        _RangeTask(number, ids, tuple(each.part(number, num_ranges) for each in indexes))
+        for number in range(num_ranges)
+    ]
+    found = distribute(tasks, _find_in_range, "look for what was selected before")
+    return Gathered.of(scratch, [each for each in found if each], len(hashed))
+
+
+def _selection(store: ObjectStore, run_uri: str, step: str) -> Manifest:
+    manifest = read_manifest(store, run_uri, step)
+    if own_outputs(manifest.outputs) and not manifest.id_index:
+        raise ValueError(
+            f"{run_uri}: {step} has no id index, as an earlier version made it: an increment "
+            "cannot tell what it has selected; select again into a new --run, and extend that one"
+        )
+    return manifest
+
+
+def _find_in_range(task: _RangeTask) -> Output | None:
+    """Store the ids of a range that a run of the chain has selected, if there are some."""
+    scratch = task.ids.context
+    read = partial(_read_range, scratch)
+    buckets = list(map(IdRange.from_bytes, task.ids.read(task.number)))
+    before = [np.empty(0, np.uint64)]
+    for each in task.chain:
+        before.append(
+            each.selected([part for _, part in prefetch(read, each.ranges, _GETS_IN_FLIGHT)])
+        )
+    selected = np.unique(np.concatenate(before))
+    found = [_among(np.unique(part.hashes), selected) for part in buckets]
+    if not any(map(len, found)):
+        return None
+    extents = (ids.astype("<u8").tobytes() for ids in found)
+    return put_extents(scratch, f"before-{task.number:05d}", ".before", extents, Tally())
+
+
+def _among(ids: Hashes, selected: Hashes) -> Hashes:
+    return ids[np.isin(ids, selected, assume_unique=True)]
+
+
+def _read_range(context: StepContext, output: Output) -> IdRange:
+    return IdRange.from_bytes(read_output(context.store, context.run_uri, output))

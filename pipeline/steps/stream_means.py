@@ -1,0 +1,275 @@
+"""Carry each stream's causal mean from a run to the increment that extends it.
+
+A task of extraction stores where its streams ended. Other tasks merge these by ranges of hashes,
+and with the base's, so that an increment finds all streams in the features that it extends.
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from infra.prefetch import prefetch
+from pipeline.filterbank import NUM_BINS
+from pipeline.normalization import CausalMean
+from pipeline.normalization.causal_mean import StreamMeans
+from pipeline.records import Tally, Utterance
+from pipeline.runs.commit import Commit, StepContext, committed_tasks, each_commit, once
+from pipeline.runs.manifest import Output, read_output
+from pipeline.runs.names import SCRATCH_FOLDER, task_name
+from pipeline.runs.outputs import MAX_LISTED, to_document
+from pipeline.runs.step import Distribute
+from pipeline.sampling import hash_name
+from pipeline.steps.hash_ranges import (
+    Gathered,
+    commit_objects,
+    commit_ranges,
+    cut_and_merge,
+    gathering,
+    range_edges,
+)
+from pipeline.steps.selection.id_index import range_of
+
+STATISTIC = "stream_means"
+"""The statistic of a task that names the object with its streams' means."""
+
+RANGE_UTTERANCES = 250_000
+"""A range has the streams of so many utterances: some 1 MB of 2,500 speakers."""
+
+GROUP_TASKS = 1_000
+"""A task gathers the streams of so many selection files: some 250 MB."""
+
+MERGED_RANGES = 64
+"""A task merges so many ranges, some 84 MB: each for itself, of 200 gathering tasks of a million
+hours 800,000 extents would be read."""
+
+_GETS_IN_FLIGHT = 16
+_SUFFIX = ".means"
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass(slots=True)
+class Streams:
+    """Streams holds where the base left a task's streams, and where the task leaves them.
+
+    Utterances that were created before their stream's last one in the base are `late`: their
+    stream's mean is the latest there is, and not that of their time.
+    """
+
+    before: StreamMeans
+    places: Mapping[int, int] = field(init=False)
+    after: dict[int, tuple[CausalMean, int]] = field(default_factory=dict)
+    late: list[Utterance] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.places = {int(each): place for place, each in enumerate(self.before.hashes)}
+
+    def begin(self, utterance: Utterance) -> CausalMean:
+        """Return the causal mean with which the utterance's stream begins."""
+        place = self.places.get(stream_hash(utterance))
+        if place is None:
+            return CausalMean()
+        return CausalMean(int(self.before.counts[place]), self.before.sums[place].copy())
+
+    def advance(self, utterance: Utterance, mean: CausalMean) -> None:
+        """Keep where the stream is after an utterance whose features were written."""
+        key, created_us = stream_hash(utterance), _microseconds(utterance)
+        place = self.places.get(key)
+        ended_us = created_us if place is None else int(self.before.ended_us[place])
+        if created_us < ended_us:
+            self.late.append(utterance)
+        _, known_us = self.after.get(key, (mean, ended_us))
+        self.after[key] = mean, max(created_us, known_us)
+
+    def means(self) -> StreamMeans:
+        """Return where the task leaves its streams, by rising hash."""
+        hashes = sorted(self.after)
+        found = [self.after[each] for each in hashes]
+        return StreamMeans(
+            np.array(hashes, np.uint64),
+            np.array([mean.count for mean, _ in found], np.int64),
+            np.array([ended_us for _, ended_us in found], np.int64),
+            np.array([mean.sum for mean, _ in found], np.float64).reshape(len(found), NUM_BINS),
+        )
+
+
+NO_STREAMS = StreamMeans.latest([])
+
+
+def stream_hash(utterance: Utterance) -> int:
+    """Hash the name of an utterance's stream: its speaker, and its stream if that has a name."""
+    return hash_name(json.dumps([utterance.speaker_id, utterance.stream]))
+
+
+def _microseconds(utterance: Utterance) -> int:
+    return (datetime.fromisoformat(utterance.created_at) - _EPOCH) // timedelta(microseconds=1)
+
+
+@dataclass(frozen=True, slots=True)
+class MeansPlace:
+    """MeansPlace says where a step's tasks read their streams' means, and where they store them."""
+
+    scratch: StepContext
+    base: tuple[Output, ...]
+
+    @classmethod
+    def of(cls, context: StepContext, base: tuple[Output, ...]) -> "MeansPlace":
+        """Return the place of a step whose base has these ranges."""
+        return cls(replace(context, step=f"{context.step}/{SCRATCH_FOLDER}"), base)
+
+    def read(self, utterances: Sequence[Utterance]) -> Streams:
+        """Read where the base left the streams of some utterances; other ranges are not read."""
+        hashes = np.array(sorted(set(map(stream_hash, utterances))), np.uint64)
+        numbers = sorted({range_of(int(each), len(self.base)) for each in hashes})
+        wanted = [self.base[number] for number in numbers] if self.base else []
+        found = [part.of(hashes) for part in _read_all(self.scratch, wanted)]
+        return Streams(StreamMeans.latest(found))
+
+    def put(self, context: StepContext, task: str, streams: Streams) -> dict[str, Any]:
+        """Store where a task leaves its streams; return the statistics that name the object.
+
+        It is no scratch: if another task is done again, all are merged again.
+        """
+        data = streams.means().to_bytes()
+        stored = context.put_output(f"{task}-means", _SUFFIX, data, Tally())
+        late = Tally.of(streams.late)
+        ids = {"late": [each.utterance_id for each in streams.late]} if streams.late else {}
+        return {
+            STATISTIC: to_document((stored,))[0],
+            **ids,
+            **late_statistics([late]),
+        }
+
+
+def late_statistics(tallies: Iterable[Tally]) -> dict[str, Any]:
+    """Return the tally of late utterances as statistics; nothing where there is none."""
+    total = sum(tallies, Tally())
+    if not total.utterances:
+        return {}
+    return {"num_late": total.utterances, "late_ms": total.duration_ms}
+
+
+def named_means(commits: Iterable[Commit]) -> list[Output]:
+    """Return the objects with the streams' means that tasks of extraction have stored."""
+    found = (commit.statistics.get(STATISTIC) for commit in commits)
+    return [Output(**each) for each in found if each]
+
+
+def sum_late(commits: Iterable[Commit]) -> dict[str, Any]:
+    """Add up the late utterances of tasks, or of tasks that were added up before."""
+    found = (commit.statistics for commit in commits)
+    return late_statistics(Tally(each.get("num_late", 0), each.get("late_ms", 0)) for each in found)
+
+
+@dataclass(frozen=True, slots=True)
+class _GatherTask:
+    """Some tasks of extraction, whose streams are cut into ranges."""
+
+    context: StepContext
+    extraction: StepContext
+    name: str
+    tasks: tuple[str, ...]
+    num_ranges: int
+
+
+@dataclass(frozen=True, slots=True)
+class _MergeTask:
+    """Neighbouring ranges: what the base has there, then what all tasks gathered."""
+
+    context: StepContext
+    extraction: StepContext
+    group: int
+    numbers: range
+    num_ranges: int
+    base: tuple[Output, ...]
+    gathered: Gathered
+
+    @property
+    def name(self) -> str:
+        """The task's name, with the ranges that it makes."""
+        return f"means-{self.numbers.start:05d}-to-{self.numbers.stop:05d}"
+
+
+def num_means_ranges(num_utterances: int) -> int:
+    """Count the ranges that hold the streams of so many utterances."""
+    return min(1 + num_utterances // RANGE_UTTERANCES, MAX_LISTED)
+
+
+def merge_means(
+    place: MeansPlace,
+    context: StepContext,
+    num_tasks: int,
+    num_utterances: int,
+    distribute: Distribute,
+) -> tuple[Output, ...]:
+    """Merge the base's streams with those of all tasks; return an object for each range."""
+    num_ranges = num_means_ranges(num_utterances)
+    committed = committed_tasks(place.scratch)
+    names = list(map(task_name, range(num_tasks)))
+    num_parts = -(-num_ranges // MERGED_RANGES)
+    gathers = (
+        _GatherTask(
+            place.scratch,
+            context,
+            gathering(f"means-from-{first:06d}-in-{num_parts:05d}"),
+            tuple(names[first : first + GROUP_TASKS]),
+            num_ranges,
+        )
+        for first in range(0, num_tasks, GROUP_TASKS)
+    )
+
+    def merge_of(group: int, gathered: Gathered) -> _MergeTask:
+        numbers = range(num_ranges)[group * MERGED_RANGES : (group + 1) * MERGED_RANGES]
+        base = _overlapping(place.base, numbers, num_ranges)
+        return _MergeTask(place.scratch, context, group, numbers, num_ranges, base, gathered)
+
+    described = "gather the streams' means", "merge the streams' means"
+    merging = num_parts, merge_of, _merge
+    return cut_and_merge(
+        place.scratch, committed, gathers, _gather, *merging, distribute, described
+    )
+
+
+def _overlapping(base: Sequence[Output], numbers: range, num_ranges: int) -> tuple[Output, ...]:
+    """Return the base's ranges that share hashes with some of ours, which may be other ranges."""
+    if not base:
+        return ()
+    first = numbers.start * len(base) // num_ranges
+    last = (numbers.stop * len(base) - 1) // num_ranges
+    return tuple(base[max(first - 1, 0) : last + 2])
+
+
+@once
+def _gather(task: _GatherTask) -> Commit:
+    uris = [task.extraction.commit_uri(name) for name in task.tasks]
+    named = named_means(each_commit(task.context.store, uris))
+    whole = StreamMeans.latest(_read_all(task.context, named))
+    ranges = (part.to_bytes() for part in _cut(whole, task.num_ranges, MERGED_RANGES))
+    return commit_ranges(task.context, task.name, _SUFFIX, ranges)
+
+
+@once
+def _merge(task: _MergeTask) -> Commit:
+    gathered = map(StreamMeans.from_bytes, task.gathered.read(task.group))
+    parts = [*_read_all(task.context, task.base), *gathered]
+    ranges = _cut(StreamMeans.latest(parts), task.num_ranges, 1)
+    outputs = (
+        task.extraction.put_output(f"means-{each:05d}", _SUFFIX, ranges[each].to_bytes(), Tally())
+        for each in task.numbers
+    )
+    return commit_objects(task.context, task.name, outputs)
+
+
+def _cut(means: StreamMeans, num_ranges: int, together: int) -> list[StreamMeans]:
+    """Cut streams into ranges, of which so many stay together."""
+    edges = range_edges(means.hashes, num_ranges).tolist()
+    return means.between([*edges[:-1:together], edges[-1]])
+
+
+def _read_all(context: StepContext, outputs: Sequence[Output]) -> list[StreamMeans]:
+    read = partial(read_output, context.store, context.run_uri)
+    return [StreamMeans.from_bytes(data) for _, data in prefetch(read, outputs, _GETS_IN_FLIGHT)]
