@@ -106,7 +106,7 @@ def main() -> None:
 def link_and_print(as_json: bool) -> None:
     """Time the link between the two ranks that torchrun started; rank 0 prints."""
     # Predictions need no torch.
-    from training.cost_model.link_rates import measure_link  # noqa: PLC0415
+    from training.cost_model.measured_rates import measure_link  # noqa: PLC0415
     from training.distributed import process_group  # noqa: PLC0415
 
     try:

@@ -82,8 +82,7 @@ def test_only_trainers_know_other_ranks() -> None:
     assert known - trainers == {
         "training/distributed/process_group.py",
         "training/distributed/rank_launcher.py",
-        "training/distributed/simulated_group/exchange.py",
-        "training/distributed/simulated_group/group.py",
+        "training/distributed/simulated_group.py",
     }
 
 

@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_map_only
 
+from training.distributed.rank_scheduler import shared_device
 from training.distributed.simulated_group import SimulatedGroup, SimulatedLink, simulate_ranks
-from training.distributed.simulated_group.shared_device import shared_device
 from training.trainers import Trainer
-from training.trainers.decentralized.own_models import OwnModels
+from training.trainers.decentralized import OwnModels
 
 Minibatch = TypeVar("Minibatch")
 MakeTrainer = Callable[..., Trainer]

@@ -11,8 +11,7 @@ from pathlib import Path
 from infra.settings import read_file, read_record, read_toml
 from jobs.cli.parser import recipe_path
 from jobs.planning.calibration.throughputs import json_object
-from training.cost_model.calibration import Calibration
-from training.cost_model.step_time import Workload
+from training.cost_model.step_time import Calibration, Workload
 from training.recipes import read_recipe
 
 CALIBRATIONS = files("jobs") / "calibrations"

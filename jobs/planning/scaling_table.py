@@ -7,16 +7,17 @@ from math import isfinite
 from typing import Any
 
 from jobs.planning.plan_table import LINE_WIDTH, aligned, count, size
-from training.cost_model.overlapped_steps import one_bit_costs
-from training.cost_model.recommendation import Choice, Recommendation, recommend
-from training.cost_model.step_time import CostModel
+from training.cost_model.step_time import CostModel, one_bit_costs
 from training.cost_model.trainer_choice import (
     ANY_RANKS,
     HTM_GROUP_SIZE,
     MEASURED_BLOCKS,
     UNMEASURED,
+    Choice,
+    Recommendation,
     TrainerChoice,
     choose_trainer,
+    recommend,
 )
 
 TRAINERS = ("synchronous", "gtc", "bmuf", "htm")

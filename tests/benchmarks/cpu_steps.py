@@ -13,7 +13,6 @@ import torch
 
 from tests.benchmarks.cpu_training import CLOCKS, NUM_SENONES
 from tests.benchmarks.measure import Figure, interleaved, show
-from training.algorithms.optimizers import make_optimizer
 from training.configuration.models import LstmConfig
 from training.configuration.optimizers import AdamConfig
 from training.configuration.values import Precision
@@ -23,6 +22,7 @@ from training.fit.model_specs import LoopConfig
 from training.fit.steps import GradientNorms, take_steps
 from training.models.lstm import LstmModel
 from training.targets.hard import HardTargets
+from training.trainers.registry import make_optimizer
 
 MODELS = {
     "student 2 x 160": LstmConfig(2, 160, False, 3, 0.1),

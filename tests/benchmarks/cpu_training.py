@@ -29,7 +29,6 @@ from pipeline.runs.names import PARTITIONS_STEP
 from pipeline.shards import Alignment, PartitionRow, write_partition
 from tests.benchmarks.measure import Figure, interleaved, ratios, show
 from tests.benchmarks.reader import kbest
-from training.algorithms.optimizers import make_optimizer
 from training.configuration.models import LstmConfig
 from training.configuration.optimizers import AdamConfig
 from training.data.cursor import DataCursor
@@ -45,6 +44,7 @@ from training.models.acoustic_model import AcousticModel
 from training.models.lstm import LstmModel
 from training.targets.hard import HardTargets
 from training.trainers import Synchronous
+from training.trainers.registry import make_optimizer
 
 NUM_SENONES = 200
 PARTITION_HOURS = 0.1

@@ -22,7 +22,6 @@ from pipeline.splicing import NUM_INPUTS
 from tests.benchmarks.gpu_graphs import captured, synchronize
 from tests.benchmarks.measure import Figure, ratios
 from tests.benchmarks.reader import partitions
-from training.algorithms.optimizers import make_optimizer
 from training.configuration.block_trainers import BmufConfig
 from training.configuration.models import LstmConfig
 from training.configuration.optimizers import AdamConfig
@@ -44,7 +43,7 @@ from training.fit.steps import (
 )
 from training.models.lstm import LstmModel
 from training.models.precision import set_float32_products
-from training.trainers.registry import make_trainer
+from training.trainers.registry import make_optimizer, make_trainer
 
 SOFT_CHUNKS = SubEpoch(False, 0, 1, 0, False, 1e-4)
 PRECISIONS: tuple[Precision, ...] = ("float32", "tf32", "bfloat16")

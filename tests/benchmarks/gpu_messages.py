@@ -9,8 +9,8 @@ from tests.benchmarks.gpu_graphs import captured, repeated
 from tests.benchmarks.gtc_task import DENSITIES, GtcTask
 from tests.benchmarks.measure import Figure, interleaved
 from training.algorithms.gtc import encoding
-from training.algorithms.gtc.gradient_threshold import HEADER_WORDS, num_map_words
-from training.trainers.messages import capacity_for
+from training.algorithms.gtc.encoding import HEADER_WORDS, num_map_words
+from training.trainers.gtc import capacity_for
 
 NUM_ELEMENTS = 25_000_000
 NUM_RANKS = 8

@@ -13,8 +13,8 @@ import torch
 from tests.benchmarks.gtc_task import DENSITIES, GtcTask
 from tests.benchmarks.measure import Figure, interleaved, ratios, show
 from training.algorithms.gtc import compiled_encoding
+from training.algorithms.gtc import encoding as numpy_decoding
 from training.algorithms.gtc import encoding as numpy_encoding
-from training.algorithms.gtc import gradient_threshold as numpy_decoding
 
 
 def figures(num_elements: int, num_rounds: int) -> list[Figure]:

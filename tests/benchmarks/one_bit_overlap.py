@@ -27,7 +27,7 @@ from torch._C._profiler import _ExperimentalConfig
 from training.distributed import process_group
 from training.distributed.process_group import ProcessGroup
 from training.trainers import OneBit
-from training.trainers.one_bit.message_exchange import MessageExchange
+from training.trainers.one_bit import MessageExchange
 
 EXCHANGE, PASSES = "1-bit exchange", "forward, backward"
 """The names of both in a trace."""

@@ -17,10 +17,8 @@ from scipy.stats import norm
 
 from jobs.planning.scaling_options import read_scaling
 from tests.benchmarks.measure import Figure, show
-from training.cost_model.calibration import Calibration, Fitted, Pattern
-from training.cost_model.exchanges import place_ranks
-from training.cost_model.published_speed_ups import K80, V100, WORKLOAD, SpeedUp, fitted_rows
-from training.cost_model.step_time import CostModel
+from training.cost_model.speed_up_fit import K80, V100, WORKLOAD, SpeedUp, fitted_rows
+from training.cost_model.step_time import Calibration, CostModel, Fitted, Pattern, place_ranks
 
 HARDWARE = {"scaling_v100": V100, "scaling_k80": K80}
 GTC_128 = next(row for row in V100 if row.trainer == "gtc" and row.num_ranks == 128)

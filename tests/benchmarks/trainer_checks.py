@@ -19,11 +19,9 @@ from torch import nn
 
 from tests.benchmarks.measure import Figure, show
 from training.distributed import process_group
-from training.distributed.agreement import Comparison
-from training.distributed.finiteness import FiniteCheck, FirstFault
-from training.trainers import Bmuf, Gtc, Htm, OneBit, Synchronous, Trainer
-from training.trainers.replica import trained_set
-from training.trainers.replica.trained_set import TrainedSet
+from training.distributed.checks import Comparison, FiniteCheck, FirstFault
+from training.trainers import Bmuf, Gtc, Htm, OneBit, Synchronous, Trainer, replica
+from training.trainers.replica import TrainedSet
 from training.trainers.trainer import STEPS_BETWEEN_COMPARISONS
 
 TRAINERS: dict[str, Callable[..., Trainer]] = {
@@ -39,7 +37,7 @@ MODELS = {"24M": (5, 768), "1M": (2, 256)}
 COMPARING = [
     (TrainedSet, "check"),
     (TrainedSet, "note_rates"),
-    (trained_set, "_check_optimizer"),
+    (replica, "_check_optimizer"),
     (Trainer, "_digests"),
     (Trainer, "_replica"),
     (Comparison, "__init__"),

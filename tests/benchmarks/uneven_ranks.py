@@ -25,7 +25,7 @@ from torch.optim import SGD, Adam, Optimizer
 from tqdm import tqdm
 
 from tests.benchmarks.simulated_task import MINIBATCH_FRAMES, NUM_CLASSES, Minibatch, SimulatedTask
-from training.distributed.gather import gather_equal
+from training.distributed.collectives import gather_equal
 from training.simulation import simulate
 from training.trainers import Bmuf, Htm
 

@@ -16,8 +16,8 @@ from training.configuration.trainers import TRAINERS
 from training.data import batching
 from training.distributed import process_group
 from training.distributed.process_group import ProcessGroup
+from training.distributed.rank_scheduler import shared_device
 from training.distributed.simulated_group import simulate_ranks
-from training.distributed.simulated_group.shared_device import shared_device
 from training.fit import cuda_graph
 from training.fit.model_specs import Fit
 from training.fit.train_model import fit_model

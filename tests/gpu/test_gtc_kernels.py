@@ -6,7 +6,7 @@ from torch import Tensor
 
 from tests.benchmarks.gtc_task import GtcTask
 from training.algorithms.gtc import encoding
-from training.algorithms.gtc.gradient_threshold import add_message, num_map_words
+from training.algorithms.gtc.encoding import add_message, num_map_words
 
 pytestmark = pytest.mark.gpu
 

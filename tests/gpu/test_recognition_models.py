@@ -21,8 +21,8 @@ from tests.training.sequence_training.toy_run import (
 from training.configuration.models import ConformerConfig
 from training.configuration.targets import LatticeConfig
 from training.distributed.process_group import ProcessGroup
+from training.distributed.rank_scheduler import shared_device
 from training.distributed.simulated_group import simulate_ranks
-from training.distributed.simulated_group.shared_device import shared_device
 from training.fit.model_specs import LoopConfig
 from training.fit.steps import compute_gradients
 from training.fit.train_model import fit_model

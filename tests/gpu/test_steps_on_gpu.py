@@ -17,7 +17,7 @@ from tests.gpu.small_training import (
     student,
 )
 from training.configuration.values import Precision
-from training.distributed.finiteness import all_finite
+from training.distributed.checks import all_finite
 from training.fit.cuda_graph import GradientGraphs
 from training.fit.model_specs import LoopConfig
 from training.fit.steps import GradientNorms, compute_gradients, take_steps

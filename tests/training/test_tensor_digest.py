@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from training.tensor_digest import combine, digests
+from training.distributed.checks import combine, digests
 
 CPU = torch.device("cpu")
 

@@ -18,8 +18,8 @@ from training.checkpoints.record import (
     read_record,
 )
 from training.checkpoints.resharding import reshard
-from training.distributed.agreement import Claims, check_equal
-from training.distributed.gather import gather_text
+from training.distributed.checks import Claims, check_equal
+from training.distributed.collectives import gather_text
 from training.distributed.process_group import CPU, ProcessGroup
 from training.tensor_encoding import encode_state
 from training.trainers.trainer import Trainer

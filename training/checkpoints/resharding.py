@@ -14,9 +14,8 @@ import torch
 from torch import Tensor
 
 from training.checkpoints.training_state import seed_of
-from training.trainers.replica.optimizer_state import is_moment
-from training.trainers.resharding import EntryPath, ReshardingPlan, Rule, State
-from training.trainers.trainer import Trainer
+from training.trainers.replica import is_moment
+from training.trainers.trainer import EntryPath, ReshardingPlan, Rule, State, Trainer
 
 
 def reshard(

@@ -7,9 +7,8 @@ from torch import nn
 from torch.optim import Optimizer
 
 from infra.settings import printable
-from training.trainers.replica.model_tensors import plain_name
-from training.trainers.resharding import State
-from training.trainers.trainer import Trainer
+from training.trainers.parameters import plain_name
+from training.trainers.trainer import State, Trainer
 
 
 def whole_state(model: nn.Module, optimizer: Optimizer, trainer: Trainer) -> State:

@@ -1,16 +1,214 @@
-"""Compute each trainer's seconds per step, and its speed-up on many ranks."""
+"""Compute each trainer's seconds per step, and its speed-up on many ranks.
 
+Seconds depend on a `Calibration`: the rates of one rank, the links, and two fitted numbers. An
+exchange takes latency, its bytes over the busiest link (alpha-beta), and congestion. Trainers that
+exchange beside the gradients take the longer of both: 1-bit SGD with double buffering (eq. (4) of
+paper 004) and the decentralized family (001). Blocks that send the largest parts of their changes
+are those of SparseLoCo (arXiv 2508.15706), and of BMUF whose hosts' leaders exchange by top-k.
+"""
+
+import math
 from dataclasses import dataclass
-from math import log2
+from math import ceil, log2
+from typing import Annotated, Literal
 
-from training.cost_model.calibration import Calibration
-from training.cost_model.exchanges import (
-    Placement,
-    all_gather_seconds,
-    all_reduce_seconds,
-    broadcast_seconds,
-    place_ranks,
-)
+from infra.settings import Range, Text, check_ranges
+from training.algorithms.top_k_lengths import num_message_words
+from training.configuration.block_codes import TopK
+
+Pattern = Literal["ring", "direct"]
+"""`ring`: each rank exchanges with its neighbour, in turns; `direct`: with all others at once."""
+
+Rate = Annotated[float, Range(1e-9, 1e18)]
+Latency = Annotated[float, Range(0, 1e9)]
+Share = Annotated[float, Range(0, 1000)]
+
+
+@dataclass(frozen=True, slots=True)
+class RankRates:
+    """RankRates holds the speed of one rank alone, on a model of `num_parameters`.
+
+    Encoding a GTC message counts the model's elements; decoding counts the words received.
+    """
+
+    frames_per_s: Rate
+    num_parameters: Annotated[int, Range(1, 10**15)]
+    encoded_elements_per_s: Rate
+    decoded_words_per_s: Rate
+
+    __post_init__ = check_ranges
+
+    def frames_per_s_of(self, num_parameters: int) -> float:
+        """Return the frames a second of a model of another size: time grows with the parameters."""
+        return self.frames_per_s * self.num_parameters / num_parameters
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """Network holds the links within a host and between hosts, each way, and the exchange patterns.
+
+    Each rank has `within_gbps` for itself. The `ranks_per_host` of a host share its `between_gbps`,
+    and one connection between hosts gets at most `connection_gbps`.
+    """
+
+    ranks_per_host: Annotated[int, Range(1, 1_000_000)]
+    within_gbps: Rate
+    within_latency_us: Latency
+    between_gbps: Rate
+    connection_gbps: Rate
+    between_latency_us: Latency
+    all_gather: Pattern
+    all_reduce: Pattern
+
+    __post_init__ = check_ranges
+
+
+@dataclass(frozen=True, slots=True)
+class Fitted:
+    """Fitted holds two costs beyond latency and bandwidth, fitted on speed-ups of up to 64 ranks.
+
+    `waiting`: the share of a step's computing that ranks wait for the slowest one, added for each
+    doubling of the ranks. `congestion`: the share by which each further connection slows a host's
+    link.
+    """
+
+    waiting: Share
+    congestion: Share
+
+    __post_init__ = check_ranges
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """Calibration holds all rates of a prediction, and `source` says where they come from."""
+
+    source: Annotated[str, Text(1, 1000)]
+    rank: RankRates
+    network: Network
+    fitted: Fitted
+
+    __post_init__ = check_ranges
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Placement is the number of ranks that exchange, with at most `per_host` on each host."""
+
+    num_ranks: int
+    per_host: int
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.per_host <= self.num_ranks:
+            raise ValueError(
+                f"{self.per_host} ranks a host: need 1..{self.num_ranks}, the ranks that exchange"
+            )
+
+    @property
+    def num_hosts(self) -> int:
+        """Return the number of hosts that the ranks need."""
+        return ceil(self.num_ranks / self.per_host)
+
+    @property
+    def num_connections(self) -> int:
+        """Return the connections over one host's link if each rank exchanges with every other."""
+        return self.per_host * (self.num_ranks - self.per_host)
+
+
+def place_ranks(num_ranks: int, network: Network) -> Placement:
+    """Place consecutive ranks, host by host."""
+    return Placement(num_ranks, min(num_ranks, network.ranks_per_host))
+
+
+def all_gather_seconds(
+    message_bytes: float, placement: Placement, network: Network, congestion: float
+) -> float:
+    """Return the seconds in which each rank receives the messages of all others."""
+    if network.all_gather == "direct":
+        return _direct_seconds(message_bytes, placement, network, congestion)
+    return (placement.num_ranks - 1) * _hop_seconds(message_bytes, placement, network)
+
+
+def all_reduce_seconds(
+    num_bytes: float, placement: Placement, network: Network, congestion: float
+) -> float:
+    """Return the seconds of summing `num_bytes` over ranks: reduce-scatter, then all-gather."""
+    # A ring moves 2 (N - 1) / N of the model over each rank's link (003 VI, its [57]).
+    stripe_bytes = num_bytes / placement.num_ranks
+    if network.all_reduce == "direct":
+        return 2 * _direct_seconds(stripe_bytes, placement, network, congestion)
+    return 2 * (placement.num_ranks - 1) * _hop_seconds(stripe_bytes, placement, network)
+
+
+def broadcast_seconds(num_bytes: float, placement: Placement, network: Network) -> float:
+    """Return the seconds of sending `num_bytes` to all others, by a tree over hosts, then ranks."""
+    between = ceil(log2(placement.num_hosts))
+    within = ceil(log2(placement.per_host))
+    return between * _connection_seconds(num_bytes, network) + within * _within_seconds(
+        num_bytes, network
+    )
+
+
+def neighbours_seconds(
+    num_bytes: float, placement: Placement, network: Network, *, permuted: bool
+) -> float:
+    """Return the seconds in which each rank gets the values of its two neighbours on a ring.
+
+    On a ring of consecutive ranks a host's link carries two messages each way. On a permuted one
+    it carries those of all its ranks, but for the share of neighbours that are on the same host.
+    """
+    if placement.num_ranks == 1:
+        return 0.0
+    num_neighbours = min(placement.num_ranks - 1, 2)
+    within = num_neighbours * _within_seconds(num_bytes, network)
+    if placement.num_hosts == 1:
+        return within
+    messages = float(num_neighbours)
+    if permuted:
+        elsewhere = (placement.num_ranks - placement.per_host) / (placement.num_ranks - 1)
+        messages = max(1.0, num_neighbours * placement.per_host * elsewhere)
+    shared = messages * _seconds(num_bytes, network.between_gbps)
+    alone = _seconds(num_bytes, network.connection_gbps)
+    return max(within, network.between_latency_us / 1e6 + max(shared, alone))
+
+
+def _hop_seconds(message_bytes: float, placement: Placement, network: Network) -> float:
+    """Return the seconds of one turn of a ring, which is as slow as its slowest hop."""
+    if placement.num_ranks == 1:
+        return 0.0
+    within = _within_seconds(message_bytes, network) if placement.per_host > 1 else 0.0
+    between = _connection_seconds(message_bytes, network) if placement.num_hosts > 1 else 0.0
+    return max(within, between)
+
+
+def _direct_seconds(
+    message_bytes: float, placement: Placement, network: Network, congestion: float
+) -> float:
+    # Within the host: one message from each of its other ranks.
+    connections = placement.num_connections
+    within = (placement.per_host - 1) * _within_seconds(message_bytes, network)
+    if connections == 0:
+        return within
+    # Between hosts: all connections share the link, but one alone cannot use all of it.
+    latency = (placement.num_ranks - placement.per_host) * network.between_latency_us / 1e6
+    shared = max(
+        connections * _seconds(message_bytes, network.between_gbps),
+        _seconds(message_bytes, network.connection_gbps),
+    )
+    return within + latency + shared * (1 + congestion * (connections - 1))
+
+
+def _within_seconds(num_bytes: float, network: Network) -> float:
+    return network.within_latency_us / 1e6 + _seconds(num_bytes, network.within_gbps)
+
+
+def _connection_seconds(num_bytes: float, network: Network) -> float:
+    gbps = min(network.connection_gbps, network.between_gbps)
+    return network.between_latency_us / 1e6 + _seconds(num_bytes, gbps)
+
+
+def _seconds(num_bytes: float, gbps: float) -> float:
+    return 8e-9 * num_bytes / gbps
+
 
 WORD_BYTES = 4
 MAP_BITS = 2
@@ -128,3 +326,167 @@ class CostModel:
             self.workload.message_bytes, ranks, network, self.calibration.fitted.congestion
         )
         return encoding + exchange + decoding
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MinibatchCosts:
+    """MinibatchCosts holds the terms of eq. (4), in seconds of one rank.
+
+    `frame` is T_calc^frm, of one frame. `postprocessing` is C T_calc^post, all passes of AdaGrad
+    and momentum. `model_update` is T_calc^upd, which does not shrink with more ranks. `exchange` is
+    T_comm^float, of gradients in float32, which `compression`, Z, divides: 32 for 1 bit.
+    """
+
+    frame: float
+    postprocessing: float
+    model_update: float
+    exchange: float
+    compression: float
+
+    def __post_init__(self) -> None:
+        for name in ("frame", "compression"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ValueError(f"{name} = {getattr(self, name)}: need a finite number above 0")
+        for name in ("postprocessing", "model_update", "exchange"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"{name} = {getattr(self, name)}: need a finite number >= 0")
+
+    @property
+    def communication(self) -> float:
+        """Return T_comm, the seconds of an exchange, which do not depend on the ranks (3.1)."""
+        return self.exchange / self.compression
+
+    def computation(self, num_frames: int | float, num_ranks: int | float) -> float:
+        """Return T_calc of eq. (3), the seconds that so many ranks compute between exchanges."""
+        shared = num_frames * self.frame + self.postprocessing
+        return shared / num_ranks + self.model_update
+
+    def seconds(self, minibatch_frames: int, num_ranks: int) -> float:
+        """Return the seconds a minibatch where computation and communication alternate (5.1)."""
+        return self.computation(minibatch_frames, num_ranks) + self.communication
+
+    def double_buffered_seconds(self, minibatch_frames: int, num_ranks: int) -> float:
+        """Return the seconds a minibatch with double buffering: two halves, each overlapped (2.2).
+
+        Each half updates the model, so the fixed cost counts twice (5.1).
+        """
+        half = self.computation(minibatch_frames / 2, num_ranks)
+        return 2 * max(half, self.communication)
+
+    def optimal_num_ranks(self, minibatch_frames: int) -> float:
+        """Return K of eq. (4), at which double-buffered computation takes as long as communication.
+
+        It is infinite where communication takes no longer than the fixed cost: then no number of
+        ranks saturates the link, and double buffering has no use (2.3).
+        """
+        headroom = self.communication - self.model_update
+        if headroom <= 0:
+            return math.inf
+        return (minibatch_frames / 2 * self.frame + self.postprocessing) / headroom
+
+
+COMPRESSION = 32.0
+"""Bits of a float32 for each that is sent: Z of paper 004 on a link without latency."""
+
+QUANTIZATION_PASSES = 3
+"""A rank quantizes all gradients, adds all stripes up and unquantizes all: three passes."""
+
+POSTPROCESSING_PASSES = 3
+"""C of 004 eq. (4), over a rank's stripe alone: momentum, AdaGrad's squares and its division."""
+
+
+def one_bit_costs(model: CostModel, num_ranks: int) -> MinibatchCosts:
+    """Return the terms of 004 eq. (4): a step's minibatch is that of all ranks.
+
+    A pass over the gradients is assumed to take as long as one of GTC's encoding. Fewer bits do not
+    shorten a link's latency, so Z is what they save of an exchange's seconds.
+    """
+    workload, calibration = model.workload, model.calibration
+    placement, congestion = model.placed(num_ranks), calibration.fitted.congestion
+    exchange, quantized = (
+        all_reduce_seconds(num_bytes, placement, calibration.network, congestion)
+        for num_bytes in (workload.model_bytes, workload.model_bytes / COMPRESSION)
+    )
+    pass_s = workload.num_parameters / calibration.rank.encoded_elements_per_s
+    return MinibatchCosts(
+        frame=model.computing_seconds / workload.minibatch_frames,
+        postprocessing=POSTPROCESSING_PASSES * pass_s,
+        model_update=QUANTIZATION_PASSES * pass_s,
+        exchange=exchange,
+        compression=exchange / quantized if quantized > 0 else COMPRESSION,
+    )
+
+
+def one_bit_seconds(model: CostModel, num_ranks: int, *, double_buffering: bool) -> float:
+    """Return the seconds per step of 1-bit SGD; half a minibatch hides an exchange (004 2.2)."""
+    costs = one_bit_costs(model, num_ranks)
+    frames = num_ranks * model.workload.minibatch_frames
+    if double_buffering:
+        seconds = costs.double_buffered_seconds(frames, num_ranks)
+    else:
+        seconds = costs.seconds(frames, num_ranks)
+    return seconds + model.waiting_seconds(num_ranks)
+
+
+def ring_mixing_seconds(model: CostModel, num_ranks: int, *, permuted: bool) -> float:
+    """Return the seconds per step of D-PSGD, or of RAND-PSGD on a permuted ring (001 2, 3).
+
+    A rank waits for two neighbours, and sends each its model while it computes the gradients.
+    """
+    size = min(num_ranks, 3)
+    return max(
+        model.computing_seconds + model.waiting_seconds(size),
+        neighbours_seconds(
+            model.workload.model_bytes,
+            model.placed(num_ranks),
+            model.calibration.network,
+            permuted=permuted,
+        ),
+    )
+
+
+def pairwise_mixing_seconds(model: CostModel, num_ranks: int) -> float:
+    """Return the seconds per step of AD-PSGD with an exchange a step; no rank waits for others.
+
+    A slower link makes exchanges rarer and no step longer, but what that loses is not measured. So
+    a step takes as long as its exchange: half of a permuted ring's bytes.
+    """
+    workload, network = model.workload, model.calibration.network
+    placement = model.placed(num_ranks)
+    both = neighbours_seconds(workload.model_bytes, placement, network, permuted=True)
+    return max(model.computing_seconds, both / 2)
+
+
+def delayed_average_seconds(model: CostModel, num_ranks: int) -> float:
+    """Return the seconds per step of D1D-PSGD: an all-reduce beside the gradients (001 4)."""
+    network, congestion = model.calibration.network, model.calibration.fitted.congestion
+    exchange = all_reduce_seconds(
+        model.workload.model_bytes, model.placed(num_ranks), network, congestion
+    )
+    return max(model.computing_seconds + model.waiting_seconds(num_ranks), exchange)
+
+
+def coded_block_seconds(
+    model: CostModel, num_ranks: int, block_size: int, code: TopK, *, by_host: bool
+) -> float:
+    """Return the seconds per step where each rank gathers the coded changes of all, once a block.
+
+    By host the ranks of each host sum their models first, their leaders exchange the coded changes,
+    and the new model is broadcast.
+    """
+    placement, network = model.placed(num_ranks), model.calibration.network
+    rates, congestion = model.calibration.rank, model.calibration.fitted.congestion
+    num_elements, model_bytes = model.workload.num_parameters, model.workload.model_bytes
+    leaders = Placement(placement.num_hosts, 1) if by_host else placement
+    num_words = num_message_words(num_elements, code)
+    # Every one who gathers decodes all messages, so decoding grows with their number.
+    block_end = (
+        num_elements / rates.encoded_elements_per_s
+        + all_gather_seconds(float(WORD_BYTES * num_words), leaders, network, congestion)
+        + leaders.num_ranks * code.density * num_elements / rates.decoded_words_per_s
+    )
+    if by_host:
+        host = Placement(placement.per_host, placement.per_host)
+        block_end += all_reduce_seconds(model_bytes, host, network, congestion)
+        block_end += broadcast_seconds(model_bytes, host, network)
+    return model.computing_seconds + model.waiting_seconds(num_ranks) + block_end / block_size

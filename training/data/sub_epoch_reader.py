@@ -11,7 +11,7 @@ from training.data.dataset import Dataset, SubEpochPlan
 from training.data.minibatch import BufferFrames, Minibatch
 from training.data.resharding import reshard
 from training.data.sub_epochs import SubEpoch
-from training.distributed.gather import gather_ragged
+from training.distributed.collectives import gather_ragged
 from training.distributed.process_group import ProcessGroup
 
 

@@ -1,7 +1,8 @@
-"""Start exchanges that run beside a rank's computation: sums, all-to-alls, sends and receives.
+"""Run exchanges beside a rank's computation: sums, all-to-alls, sends and receives.
 
 Each function starts one, and its `wait` ends it. Tensors that were given belong to the exchange
-until then. On a GPU `wait` lets the stream wait, and not the host.
+until then. On a GPU `wait` lets the stream wait, and not the host. A `CommunicationThread`
+exchanges with other ranks while the training thread computes.
 """
 
 import threading
@@ -14,15 +15,16 @@ from jaxtyping import Shaped
 from torch import Tensor
 
 from training.distributed import collectives
+from training.distributed.collectives import count_sent, sum_wire_bytes
 from training.distributed.process_group import (
     ProcessGroup,
     Work,
+    are_exchanges_numbered,
     explaining_failure,
     is_read_at_once,
     wait_for,
 )
 from training.distributed.simulated_group import SimulatedGroup
-from training.distributed.traffic import count_sent, sum_wire_bytes
 
 _NO_LIMIT = timedelta(days=3650)
 _tags = count(1)
@@ -184,3 +186,47 @@ class _WatchedWork(Work):
             self._work.wait()
         except RuntimeError as error:
             self._error = error
+
+
+class CommunicationThread:
+    """CommunicationThread runs `work` from now on; of a simulated rank, in its virtual time.
+
+    Its exchanges use tags or a group that no other thread uses. An error ends it, and is raised by
+    `check` and `join` in the training thread. It does not keep alive a process that ends.
+    """
+
+    def __init__(self, work: Callable[[], None], group: ProcessGroup, purpose: str) -> None:
+        self._work = work
+        self._error: BaseException | None = None
+        self._join: Callable[[], None]
+        if isinstance(group, SimulatedGroup):
+            self._join = group.start_thread(self._run)
+        else:
+            thread = threading.Thread(target=self._run, name=purpose, daemon=True)
+            thread.start()
+            self._join = thread.join
+
+    def check(self) -> None:
+        """Raise the error that has ended the thread, if any."""
+        if self._error is not None:
+            raise self._error
+
+    def join(self) -> None:
+        """Wait until the thread ends; raise the error that ended it, if any."""
+        self._join()
+        self.check()
+
+    def _run(self) -> None:
+        try:
+            self._work()
+        except BaseException as error:  # `check` raises it in the training thread
+            self._error = error
+
+
+def check_exchanges_beside(group: ProcessGroup) -> None:
+    """Raise ValueError where torch numbers exchanges: those of threads follow no order."""
+    if are_exchanges_numbered() and group.size() > 1 and not isinstance(group, SimulatedGroup):
+        raise ValueError(
+            "TORCH_DISTRIBUTED_DEBUG=DETAIL ends trainings whose exchanges run beside the "
+            "gradients, AdPsgd and OneBit with double_buffering: set it to INFO or OFF"
+        )

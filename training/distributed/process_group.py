@@ -17,8 +17,7 @@ from torch.distributed import Work as Work  # noqa: PLC0414 - exported too
 from torch.distributed.rendezvous import rendezvous as open_store
 
 from infra.torchrun import end_with_launcher, launched_rank
-from training.distributed.failures.device_exchanges import ending_process_after
-from training.distributed.failures.failure_detector import FailureDetector, failure_message
+from training.distributed.failures import FailureDetector, ending_process_after, failure_message
 from training.distributed.rendezvous import rendezvous
 
 CPU = torch.device("cpu")

@@ -10,7 +10,7 @@ from training.distributed import collectives
 from training.distributed.process_group import ProcessGroup
 from training.fit.progress import ExchangeTotals
 from training.fit.steps import FrameTotals
-from training.trainers.statistics import (
+from training.trainers.trainer import (
     AdPsgdStatistics,
     BmufStatistics,
     GtcStatistics,

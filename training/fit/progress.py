@@ -6,7 +6,7 @@ from typing import Any
 from training.algorithms.learning_rates import NewbobState
 from training.data.cursor import DataCursor
 from training.fit.steps import FrameTotals, RunningTotals
-from training.trainers.statistics import Statistics
+from training.trainers.trainer import Statistics
 
 
 @dataclass(frozen=True, slots=True)

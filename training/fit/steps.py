@@ -19,7 +19,7 @@ from training.data.device_copies import device_copies
 from training.data.minibatch import Minibatch
 from training.data.sub_epochs import SubEpoch
 from training.distributed import collectives
-from training.distributed.gather import Arrival
+from training.distributed.collectives import Arrival
 from training.distributed.process_group import ProcessGroup, is_read_at_once
 from training.fit.model_specs import LoopConfig
 from training.models.acoustic_model import AcousticModel

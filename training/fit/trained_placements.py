@@ -16,7 +16,7 @@ from pipeline.records import WITHOUT_PLACEMENT, Tally
 from pipeline.runs.manifest import Output
 from pipeline.shards import read_partition_index
 from training.data.dataset import Dataset
-from training.distributed.gather import gather_text
+from training.distributed.collectives import gather_text
 from training.distributed.process_group import ProcessGroup
 from training.fit.model_specs import Fit
 

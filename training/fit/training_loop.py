@@ -10,7 +10,6 @@ from typing import Any
 
 from infra.log_lines import log, progress_bar
 from training.algorithms.learning_rates import warm_up_factor
-from training.algorithms.optimizers import make_optimizer
 from training.checkpoints.checkpointer import Checkpointer
 from training.checkpoints.place import Place
 from training.checkpoints.training_state import load_whole_state, whole_state
@@ -34,10 +33,8 @@ from training.fit.steps import (
 )
 from training.models.acoustic_model import AcousticModel
 from training.models.precision import set_float32_products
-from training.trainers.registry import make_trainer
-from training.trainers.statistics import (
-    between,
-)
+from training.trainers.registry import make_optimizer, make_trainer
+from training.trainers.trainer import between
 
 
 class Fitting:

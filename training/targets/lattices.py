@@ -45,8 +45,8 @@ from training.decoding.language_model import witten_bell_arpa
 from training.decoding.lexicon import Lexicon
 from training.decoding.search_process import GraphFile, SearchError, SearchProcess
 from training.distributed import collectives
+from training.distributed.collectives import run_own_tasks
 from training.distributed.process_group import CPU, ProcessGroup
-from training.distributed.rank_tasks import run_own_tasks
 from training.models.store import TrainedModel, load_model
 from training.sequence_training.lattice_decoder import (
     LatticeBeams,

@@ -17,14 +17,11 @@ from training.configuration.block_trainers import (
     num_groups,
 )
 from training.distributed import collectives, process_group
-from training.trainers.block_exchange import Mean
+from training.trainers.block_exchange import Mean, ranks_per_host
 from training.trainers.bmuf import Bmuf
 from training.trainers.gtc import RESIDUAL_RULES, ThresholdedSum
-from training.trainers.replica.parameters import FlatParameters
-from training.trainers.resharding import ReshardingPlan, State, check_settings
-from training.trainers.statistics import HtmStatistics
-from training.trainers.tiers import ranks_per_host
-from training.trainers.trainer import Trainer
+from training.trainers.parameters import FlatParameters
+from training.trainers.trainer import HtmStatistics, ReshardingPlan, State, Trainer, check_settings
 
 
 class Htm(Bmuf):

@@ -6,11 +6,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from training.distributed import collectives
-from training.distributed.finiteness import FiniteCheck, FirstFault
+from training.distributed.checks import FiniteCheck, FirstFault
 from training.distributed.process_group import ProcessGroup
-from training.trainers.replica.parameters import FlatParameters
-from training.trainers.statistics import SynchronousStatistics
-from training.trainers.trainer import Trainer
+from training.trainers.parameters import FlatParameters
+from training.trainers.trainer import SynchronousStatistics, Trainer
 
 
 class Synchronous(Trainer):

@@ -1,32 +1,206 @@
-"""Share what all trainers do: enter, wrap the optimizer's step, leave, and keep state."""
+"""Share what all trainers do: enter, wrap the optimizer's step, leave, and keep state.
 
-from collections.abc import Callable, Iterator
+Trainers report what they do as plain numbers that a loop may log (003 VI-C tunes by these), and
+say by which rules another number of ranks takes over the state that they stored.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, fields, replace
 from types import TracebackType
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias, TypeVar
 
 import torch
-from torch import nn
+from jaxtyping import Float
+from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
 from training.distributed import process_group
-from training.distributed.traffic import Traffic
-from training.trainers.replica.comparison import Replicated
-from training.trainers.replica.model_tensors import (
+from training.distributed.collectives import Traffic
+from training.trainers.parameters import (
+    FlatParameters,
     broadcast_buffers,
     broadcast_parameters,
     check_model,
 )
-from training.trainers.replica.optimizer_state import check_optimizer, check_step, seeing_scalers
-from training.trainers.replica.parameters import FlatParameters
-from training.trainers.replica.trained_set import (
+from training.trainers.replica import (
+    Replicated,
     TrainedSet,
     check_only_trainer,
+    check_optimizer,
+    check_step,
     refusing_other_optimizers,
+    seeing_scalers,
 )
-from training.trainers.resharding import ReshardingPlan, State
-from training.trainers.statistics import Statistics
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SynchronousStatistics:
+    """SynchronousStatistics: steps of the training, and bytes that this process gave to exchanges.
+
+    A message counts once, however many ranks receive it. Checks and checkpoints do not count.
+    """
+
+    num_steps: int
+    bytes_sent: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GtcStatistics:
+    """GtcStatistics adds to `SynchronousStatistics` what becomes of this rank's gradients.
+
+    `density` is the share of gradient elements whose residual reached the threshold. A Euclidean
+    `residual_norm` that keeps growing means a threshold too small at a high density, as an element
+    sends the threshold once a step at most, and one too large at a density near 0.
+    """
+
+    num_steps: int
+    bytes_sent: int
+    num_elements: int
+    num_elements_sent: int
+    density: float
+    residual_norm: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BmufStatistics:
+    """BmufStatistics adds to `SynchronousStatistics` the blocks, and the last one's update.
+
+    `block_update_norm` is the Euclidean norm of the filtered update Delta(t) of 000 eq. (3),
+    `block_residual_norm` that of the changes that this rank's messages have not sent yet.
+    """
+
+    num_steps: int
+    bytes_sent: int
+    num_blocks: int
+    block_update_norm: float
+    block_residual_norm: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HtmStatistics:
+    """HtmStatistics holds GTC's numbers of this rank's group, and BMUF's of the groups."""
+
+    num_steps: int
+    bytes_sent: int
+    num_elements: int
+    num_elements_sent: int
+    density: float
+    residual_norm: float
+    num_blocks: int
+    block_update_norm: float
+    block_residual_norm: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdPsgdStatistics:
+    """AdPsgdStatistics adds to `SynchronousStatistics` the exchanges that moved this rank's model.
+
+    A step's staleness is the number of exchanges between the read of its gradient's weights and
+    the step. `num_busy` counts the offers that this rank has declined to bound it.
+    """
+
+    num_steps: int
+    bytes_sent: int
+    num_exchanges: int
+    num_busy: int
+    mean_staleness: float
+    max_staleness: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OneBitStatistics:
+    """OneBitStatistics adds to `SynchronousStatistics` what waits in both residuals of this rank.
+
+    `bytes_sent` are all that left it: a stripe's update goes to each other rank, and counts so.
+    `residual_norm` is that of the rank's gradients, `stripe_residual_norm` that of its stripe.
+    """
+
+    num_steps: int
+    bytes_sent: int
+    residual_norm: float
+    stripe_residual_norm: float
+
+
+Statistics: TypeAlias = (
+    SynchronousStatistics
+    | GtcStatistics
+    | BmufStatistics
+    | HtmStatistics
+    | OneBitStatistics
+    | AdPsgdStatistics
+)
+S = TypeVar("S", bound=Statistics)
+
+COUNTS = (
+    *("num_steps", "bytes_sent", "num_elements", "num_elements_sent", "num_blocks"),
+    *("num_exchanges", "num_busy"),
+)
+
+
+def between(earlier: S, later: S) -> S:
+    """Return the statistics of the steps between two moments; norms are those of the later."""
+    names = {field.name for field in fields(later)}
+    changes: dict[str, Any] = {
+        name: getattr(later, name) - getattr(earlier, name) for name in COUNTS if name in names
+    }
+    if "density" in names:
+        changes["density"] = density(changes["num_elements_sent"], changes["num_elements"])
+    return replace(later, **changes)
+
+
+def density(num_sent: int, num_elements: int) -> float:
+    """Return the share of elements that were sent; 0 of none."""
+    return num_sent / num_elements if num_elements else 0.0
+
+
+def norm_of(values: Float[Tensor, " elements"]) -> float:
+    """Return the Euclidean norm; the host waits for the device."""
+    return float(torch.linalg.vector_norm(values))
+
+
+State: TypeAlias = dict[str, Any]
+"""One rank's whole state: "model", "optimizer", "trainer", "random", and a loop's own entries."""
+
+EntryPath: TypeAlias = tuple[str | int, ...]
+"""The keys that lead to an entry of a `State`; all tensors and numbers below them are meant."""
+
+Rule: TypeAlias = Literal["mean", "sum", "stripe", "own", "shared"]
+
+
+def _no_stripes(num_ranks: int) -> Sequence[int]:
+    raise AssertionError(f"a plan without stripes was asked for those of {num_ranks} ranks")
+
+
+@dataclass(frozen=True, slots=True)
+class ReshardingPlan:
+    """Say by which rule new ranks take over each entry; an entry without rule is shared.
+
+    - "mean" is the mean over the models, each held by equally many consecutive ranks.
+    - "sum" is a sum over ranks: new rank i of N' takes those of old ranks i, i + N', i + 2 N', ...
+    - "stripe" is a rank's piece of one vector, in rank order: new ranks cut the whole at
+      `stripe_bounds(N')`, N' + 1 indices from 0 to its length.
+    - "own" means something on one rank alone: new ranks begin with zeros.
+    - "shared" is the same on all ranks: old rank 0's is taken.
+    """
+
+    num_models: int = 1
+    rules: Mapping[EntryPath, Rule] = field(default_factory=dict)
+    stripe_bounds: Callable[[int], Sequence[int]] = _no_stripes
+
+
+def check_settings(state: Mapping[str, Any], own: Mapping[str, object]) -> None:
+    """Raise ValueError where a checkpoint was written with other settings than the `own`."""
+    for name, value in own.items():
+        # Checkpoints of earlier versions lack some.
+        if state.get(name, value) != value:
+            raise ValueError(
+                f"{name}: the checkpoint was written with {state[name]!r}, this trainer has "
+                f"{value!r}: give the trainer {name}={state[name]!r}, or load model and optimizer "
+                "alone to begin with other settings"
+            )
+
 
 OptimizerHook: TypeAlias = Callable[[Optimizer, tuple[Any, ...], dict[str, Any]], None]
 

@@ -11,12 +11,11 @@ import torch
 from jobs.planning.calibration.throughputs import DeviceRates, ModelRate
 from pipeline.filterbank import FRAME_SHIFT_MS
 from pipeline.splicing import NUM_INPUTS, STACK
-from training.algorithms.optimizers import make_optimizer
 from training.configuration.models import ModelConfig
 from training.configuration.supervised import SupervisedConfig
-from training.cost_model.calibration import Calibration as ScalingCalibration
-from training.cost_model.calibration import RankRates
-from training.cost_model.message_rates import measure_messages
+from training.cost_model.measured_rates import measure_messages
+from training.cost_model.step_time import Calibration as ScalingCalibration
+from training.cost_model.step_time import RankRates
 from training.data.batching import chunked_shape
 from training.data.minibatch import Minibatch
 from training.fit.cuda_graph import gradients_of
@@ -26,6 +25,7 @@ from training.models.precision import fastest_precision, set_float32_products
 from training.models.registry import make_model
 from training.recipes import Recipe, StudentConfig
 from training.targets.hard import HardTargets
+from training.trainers.registry import make_optimizer
 
 MAX_FRAMES = 512
 """Frames a minibatch on a core: the paper's models need seconds for them; more gain nothing."""

@@ -12,7 +12,7 @@ from jobs.planning.plan_table import LINE_WIDTH
 from jobs.planning.scaling_options import parse_ranks, read_scaling
 from jobs.planning.scaling_table import ACCURACY, HOLD_OUT
 from tests.job_programs import RunJob
-from training.cost_model.published_speed_ups import V100, WORKLOAD, held_out_rows
+from training.cost_model.speed_up_fit import V100, WORKLOAD, held_out_rows
 from training.cost_model.step_time import CostModel
 
 REPOSITORY = Path(__file__).parents[3]

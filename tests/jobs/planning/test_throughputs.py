@@ -36,7 +36,6 @@ from jobs.planning.volumes.search_volumes import num_tuned_settings
 from jobs.planning.volumes.step_volume import Requests, Volume, Work
 from jobs.planning.volumes.training_volumes import num_training_frames
 from jobs.planning.volumes.workload import Workload, planned_workload
-from training.algorithms.optimizers import make_optimizer
 from training.configuration.augmentation import AugmentationConfig
 from training.configuration.decoding import DecodingSettings, TuningConfig
 from training.configuration.optimizers import SgdConfig
@@ -47,6 +46,7 @@ from training.fit.model_specs import sequence_fit, student_fit, teacher_fit
 from training.models.lstm import LstmModel
 from training.models.parameter_count import num_parameters
 from training.recipes import AlignmentConfig, Recipe, read_recipe
+from training.trainers.registry import make_optimizer
 
 REPOSITORY = Path(__file__).parents[3]
 HOURS_1M = read_recipe(str(REPOSITORY / "jobs" / "recipes" / "hours_1m.toml"))

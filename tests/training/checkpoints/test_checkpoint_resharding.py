@@ -31,8 +31,8 @@ from training.trainers import (
     Synchronous,
     Trainer,
 )
-from training.trainers.blocks import BLOCK_VECTORS
-from training.trainers.resharding import EntryPath, ReshardingPlan, Rule, State
+from training.trainers.bmuf import BLOCK_VECTORS
+from training.trainers.trainer import EntryPath, ReshardingPlan, Rule, State
 
 HTM = {"group_size": 2, "block_size": 3, "gradient_threshold": 1 / 64}
 TRAINERS: dict[str, tuple[type[Trainer], dict[str, Any]]] = {

@@ -16,7 +16,7 @@ from training.checkpoints.training_state import load_whole_state, whole_state
 from training.distributed.simulated_group import simulate_ranks
 from training.tensor_encoding import decode_state, encode_state
 from training.trainers import Bmuf, Gtc, Htm
-from training.trainers.resharding import State
+from training.trainers.trainer import State
 
 NUM_STEPS = 8
 

@@ -1,7 +1,6 @@
 """Define a network whose seconds are easy to compute by hand, and a rank without own costs."""
 
-from training.cost_model.calibration import Calibration, Fitted, Network, RankRates
-from training.cost_model.step_time import Workload
+from training.cost_model.step_time import Calibration, Fitted, Network, RankRates, Workload
 
 NETWORK = Network(
     ranks_per_host=4,

@@ -5,11 +5,15 @@ from dataclasses import replace
 import pytest
 
 from tests.training.cost_model.settings import CALIBRATION, NETWORK, RANK, WORKLOAD
-from training.algorithms.sparsification.message_lengths import num_message_words
+from training.algorithms.top_k_lengths import num_message_words
 from training.configuration.block_codes import TopK
-from training.cost_model.calibration import Calibration, Network, RankRates
-from training.cost_model.coded_blocks import coded_block_seconds
-from training.cost_model.step_time import CostModel
+from training.cost_model.step_time import (
+    Calibration,
+    CostModel,
+    Network,
+    RankRates,
+    coded_block_seconds,
+)
 
 CODE = TopK(density=0.03)
 MESSAGE_BYTES = 4 * num_message_words(1_000_000, CODE)

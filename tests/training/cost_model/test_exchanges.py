@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.training.cost_model.settings import NETWORK
-from training.cost_model.calibration import Network
-from training.cost_model.exchanges import (
+from training.cost_model.step_time import (
+    Network,
     Placement,
     all_gather_seconds,
     all_reduce_seconds,

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from training.cost_model.link_rates import fit_link
+from training.cost_model.measured_rates import fit_link
 
 
 def test_a_links_rates_follow_from_its_times() -> None:

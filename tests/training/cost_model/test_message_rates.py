@@ -3,13 +3,13 @@
 import pytest
 import torch
 
-from training.cost_model import message_rates
-from training.cost_model.message_rates import measure_messages
+from training.cost_model import measured_rates
+from training.cost_model.measured_rates import measure_messages
 
 
 def test_messages_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Both rates are positive, and encoding is faster than one element a microsecond."""
-    monkeypatch.setattr(message_rates, "NUM_ELEMENTS", 2**16)
+    monkeypatch.setattr(measured_rates, "NUM_ELEMENTS", 2**16)
     rates = measure_messages(0.01, torch.device("cpu"))
     assert rates.encoded_elements_per_s > 1e6
     assert rates.decoded_words_per_s > 0

@@ -6,16 +6,21 @@ from math import log2
 import pytest
 
 from tests.training.cost_model.settings import CALIBRATION, NETWORK, RANK, WORKLOAD
-from training.cost_model.calibration import Calibration, Fitted, Network, RankRates
-from training.cost_model.exchanges import all_reduce_seconds, neighbours_seconds, place_ranks
-from training.cost_model.overlapped_steps import (
+from training.cost_model.step_time import (
+    Calibration,
+    CostModel,
+    Fitted,
+    Network,
+    RankRates,
+    all_reduce_seconds,
     delayed_average_seconds,
+    neighbours_seconds,
     one_bit_costs,
     one_bit_seconds,
     pairwise_mixing_seconds,
+    place_ranks,
     ring_mixing_seconds,
 )
-from training.cost_model.step_time import CostModel
 
 INFINITE = replace(
     NETWORK,

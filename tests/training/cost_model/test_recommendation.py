@@ -7,15 +7,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.training.cost_model.settings import CALIBRATION, NETWORK, WORKLOAD
-from training.cost_model.calibration import Fitted
-from training.cost_model.recommendation import (
+from training.cost_model.step_time import CostModel, Fitted
+from training.cost_model.trainer_choice import (
     BLOCK_SIZES,
     KEPT_SHARE,
     Recommendation,
     group_sizes,
     recommend,
 )
-from training.cost_model.step_time import CostModel
 
 
 def recommended(num_ranks: int, between_gbps: float, within_gbps: float = 8.0) -> Recommendation:

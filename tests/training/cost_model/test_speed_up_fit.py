@@ -6,17 +6,17 @@ import numpy as np
 import pytest
 
 from jobs.planning.scaling_options import read_scaling
-from training.cost_model.calibration import Calibration, Fitted
-from training.cost_model.published_speed_ups import (
+from training.cost_model.speed_up_fit import (
     K80,
     V100,
     WORKLOAD,
     SpeedUp,
+    fit_speed_ups,
     fitted_rows,
     held_out_rows,
+    relative_errors,
 )
-from training.cost_model.speed_up_fit import fit_speed_ups, relative_errors
-from training.cost_model.step_time import CostModel
+from training.cost_model.step_time import Calibration, CostModel, Fitted
 
 ROWS = {"scaling_v100": V100, "scaling_k80": K80}
 

@@ -8,8 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.training.cost_model.settings import CALIBRATION, NETWORK, RANK, WORKLOAD
-from training.cost_model.calibration import Calibration, Fitted, Network, RankRates
-from training.cost_model.step_time import CostModel, Workload
+from training.cost_model.step_time import (
+    Calibration,
+    CostModel,
+    Fitted,
+    Network,
+    RankRates,
+    Workload,
+)
 
 MODEL = CostModel(WORKLOAD, CALIBRATION)
 INFINITE = replace(

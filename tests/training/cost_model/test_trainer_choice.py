@@ -15,8 +15,7 @@ from tests.benchmarks.trainer_tables.__main__ import TUNING_SEED, best_rate, rea
 from tests.benchmarks.trainer_tables.rows import TABLES
 from tests.training.cost_model.settings import CALIBRATION, NETWORK, WORKLOAD
 from training.configuration.trainers import TRAINERS, AdaGrad, AdaGradPlace, OneBitConfig
-from training.cost_model.calibration import Calibration, Network
-from training.cost_model.step_time import CostModel
+from training.cost_model.step_time import Calibration, CostModel, Network
 from training.cost_model.trainer_choice import (
     BY_HOST_BLOCK_SIZE,
     EQUALLY_FAST,

@@ -18,8 +18,7 @@ from torch import nn
 from torch.distributed import ProcessGroup
 
 from tests.training.rank_context import rank_context
-from training.distributed import collectives, process_group
-from training.distributed.failures import device_exchanges, failure_detector
+from training.distributed import collectives, failures, process_group
 from training.trainers import (
     AdPsgd,
     Bmuf,
@@ -207,7 +206,7 @@ def _run_rank_on_device(
     connection: Connection,
 ) -> None:
     """Run a rank whose tensors pass for a device's: gloo is both of the group's backends."""
-    failure_detector.SILENCE_LIMIT_S = SILENCE_LIMIT_S
+    failures.SILENCE_LIMIT_S = SILENCE_LIMIT_S
     process_group._backends = lambda: "cpu:gloo,cuda:gloo"
     process_group.is_read_at_once = lambda _: False
 
@@ -215,7 +214,7 @@ def _run_rank_on_device(
         connection.send((message, time.monotonic()))
         os._exit(1)
 
-    device_exchanges.end_process = end_process
+    failures.end_process = end_process
     _run_rank(scenario, rank, port, has_agent, START_LIMIT_S, connection, time_limit_s)
 
 
@@ -229,7 +228,7 @@ def _run_rank(
     world_limit_s: float = START_LIMIT_S,
 ) -> None:
     torch.set_num_threads(1)
-    failure_detector.ANSWER_LIMIT_S = ANSWER_LIMIT_S
+    failures.ANSWER_LIMIT_S = ANSWER_LIMIT_S
     os.environ |= {
         "TORCHELASTIC_RUN_ID": "test",
         "TORCHELASTIC_USE_AGENT_STORE": str(has_agent),

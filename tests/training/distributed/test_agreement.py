@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from training.distributed.agreement import Claims, Comparison, Replica, TensorDigests, check_equal
+from training.distributed.checks import Claims, Comparison, Replica, TensorDigests, check_equal
 from training.distributed.process_group import ProcessGroup
 from training.distributed.simulated_group import simulate_ranks
 

@@ -9,7 +9,7 @@ from torch.distributed import ProcessGroup
 
 from tests.training.trainers.ranks import RankPool, impatient
 from training.distributed import collectives, process_group
-from training.trainers.tiers import Tiers
+from training.trainers.block_exchange import Tiers
 
 
 def broadcast_anything(group: ProcessGroup) -> list[Tensor]:

@@ -15,7 +15,7 @@ from tests.training.distributed.test_failure_detector import (
     open_worlds,
     require_named,
 )
-from training.distributed.failures.failure_detector import FailureDetector
+from training.distributed.failures import FailureDetector
 from training.distributed.rendezvous import rendezvous
 
 CASES = {

@@ -2,7 +2,7 @@
 
 import pytest
 
-from training.distributed.failures.fault_diagnosis import RankStatus, diagnose
+from training.distributed.failures import RankStatus, diagnose
 from training.distributed.rendezvous import Member, Members
 
 MEMBERS = Members("prefix", tuple(Member(f"host-{rank}", 100 + rank, "") for rank in range(4)))

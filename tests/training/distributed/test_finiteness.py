@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tests.training.fit.host_reads import look_late
-from training.distributed.finiteness import all_finite
+from training.distributed.checks import all_finite
 
 LARGEST = torch.finfo(torch.float32).max
 

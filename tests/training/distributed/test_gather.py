@@ -9,7 +9,7 @@ import torch
 from torch.distributed import ProcessGroup
 
 from tests.training.trainers.ranks import RankPool
-from training.distributed.gather import gather_host_names, gather_ragged, gather_text
+from training.distributed.collectives import gather_host_names, gather_ragged, gather_text
 from training.distributed.process_group import CollectiveError
 from training.distributed.simulated_group import simulate_ranks
 

@@ -11,6 +11,7 @@ from torch.distributed import ProcessGroup
 
 from tests.training.trainers.ranks import RankPool, all_equal, impatient
 from training.distributed import collectives, process_group
+from training.distributed.collectives import Traffic
 from training.distributed.pending_exchanges import (
     start_all_to_all,
     start_receive,
@@ -18,7 +19,6 @@ from training.distributed.pending_exchanges import (
     start_sum,
 )
 from training.distributed.simulated_group import simulate_ranks
-from training.distributed.traffic import Traffic
 
 TAG = 7
 

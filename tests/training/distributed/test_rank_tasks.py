@@ -11,8 +11,8 @@ from infra.bounded_process import BoundedProcess
 from jobs.cli.training_steps import TIME_LIMITS_S
 from tests.infra.called_functions import hold_gil
 from tests.training.distributed.rank_processes import NUM_RANKS, World
-from training.distributed import rank_tasks
-from training.distributed.rank_tasks import run_own_tasks
+from training.distributed import collectives
+from training.distributed.collectives import run_own_tasks
 from training.distributed.simulated_group import simulate_ranks
 
 TIME_LIMIT_S = 2.0
@@ -67,7 +67,7 @@ def test_ranks_that_wait_for_a_killed_one_end() -> None:
 
 def test_ranks_meet_within_the_least_time_limit() -> None:
     """Twice within it at least, and not so often that waiting takes a core."""
-    assert 0.05 <= rank_tasks.SLICE_S <= TIME_LIMITS_S.least / 2
+    assert 0.05 <= collectives.SLICE_S <= TIME_LIMITS_S.least / 2
 
 
 def test_a_tasks_error_is_its_ranks() -> None:

@@ -6,8 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from training.distributed.collectives import Traffic, count_sent
 from training.distributed.simulated_group import SimulatedGroup, simulate_ranks
-from training.distributed.traffic import Traffic, count_sent
 
 NUM_THREADS, NUM_MESSAGES = 4, 20_000
 

@@ -9,8 +9,12 @@ from hypothesis import strategies as st
 from torch.distributed import ProcessGroup
 
 from training.distributed import collectives
-from training.distributed.communication_thread import CommunicationThread
-from training.distributed.pending_exchanges import start_receive, start_send, start_sum
+from training.distributed.pending_exchanges import (
+    CommunicationThread,
+    start_receive,
+    start_send,
+    start_sum,
+)
 from training.distributed.simulated_group import SimulatedGroup, SimulatedLink, simulate_ranks
 
 LINK = SimulatedLink(latency_s=1.0, bytes_per_s=8.0)

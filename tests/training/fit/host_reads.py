@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from tests.training.algorithms.gtc.interpreted import cuda_encoding
 from training.trainers import gtc
-from training.trainers.messages import FixedMessages
+from training.trainers.gtc import FixedMessages
 
 READS = {
     "torch.Tensor.item",

@@ -12,11 +12,10 @@ from infra.store.object_store import ObjectStore
 from pipeline.runs.manifest import read_manifest
 from tests.training.fit.host_reads import look_late
 from tests.training.fit.small_fits import ALIGNMENT_STEP, NUM_SENONES, small_fit, write_run
-from training.algorithms.optimizers import make_optimizer
 from training.checkpoints.checkpointer import Checkpointer
 from training.checkpoints.training_state import load_whole_state, whole_state
 from training.configuration.models import ConformerConfig, ModelConfig
-from training.distributed import finiteness
+from training.distributed import checks
 from training.distributed.process_group import ProcessGroup
 from training.distributed.simulated_group import simulate_ranks
 from training.fit import steps
@@ -26,9 +25,8 @@ from training.fit.train_model import open_dataset
 from training.fit.training_loop import Fitting
 from training.models.registry import make_model
 from training.tensor_encoding import decode_state, encode_state
-from training.trainers import Trainer
-from training.trainers.registry import make_trainer
-from training.trainers.replica import model_tensors
+from training.trainers import Trainer, parameters
+from training.trainers.registry import make_optimizer, make_trainer
 
 META = torch.device("meta")
 
@@ -52,7 +50,7 @@ class Arrival:
 @pytest.fixture(autouse=True)
 def shapes_are_exchanged(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let trainers take meta's tensors for those of a device that computes."""
-    monkeypatch.setattr(model_tensors, "holds_no_values", lambda _: False)
+    monkeypatch.setattr(parameters, "holds_no_values", lambda _: False)
 
 
 def fitting_on(device: torch.device, folder: Path, what: Fit, group: ProcessGroup) -> Fitting:
@@ -84,7 +82,7 @@ def test_every_tensor_of_a_step_is_on_the_models_device(
     An operation on tensors of two devices fails, and so does one that needs a value on the host.
     """
     look_late(monkeypatch)
-    for module in (steps, finiteness):
+    for module in (steps, checks):
         monkeypatch.setattr(module, "Arrival", Arrival)
     monkeypatch.setattr(Trainer, "_compare", lambda _: None)  # it reads, outside of steps
     write_run(tmp_path)
@@ -156,7 +154,7 @@ def test_a_model_moves_before_its_trainer_is_entered(
     monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     """The trainer looks for NaNs where the model then lies, a step later than on a CPU."""
-    monkeypatch.setattr(finiteness, "Arrival", Arrival)
+    monkeypatch.setattr(checks, "Arrival", Arrival)
     monkeypatch.setattr(Trainer, "_compare", lambda _: None)
     what = small_fit(name)
 

@@ -20,16 +20,15 @@ from training.configuration.models import ConformerConfig
 from training.configuration.optimizers import SgdConfig
 from training.data.dataset import SubEpochPlan
 from training.data.minibatch import Minibatch
-from training.distributed.agreement import Comparison
-from training.distributed.gather import Arrival
+from training.distributed.checks import Comparison
+from training.distributed.collectives import Arrival
 from training.distributed.simulated_group import simulate_ranks
 from training.fit import train_model, training_loop
 from training.fit.model_specs import Fit
 from training.fit.steps import FrameTotals, RunningTotals, take_steps
 from training.fit.training_loop import Fitting
 from training.recipes import CheckpointConfig
-from training.trainers import trainer
-from training.trainers.replica import comparison
+from training.trainers import replica, trainer
 
 pytestmark = pytest.mark.chaos
 
@@ -105,7 +104,7 @@ def compared(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             super().check()
 
     monkeypatch.setattr(trainer, "STEPS_BETWEEN_COMPARISONS", 2)
-    monkeypatch.setattr(comparison, "Comparison", Noted)
+    monkeypatch.setattr(replica, "Comparison", Noted)
     return comparisons
 
 

@@ -18,7 +18,6 @@ from jobs.cli.job import recipe_path
 from pipeline.runs.names import realignment_rounds
 from tests.training.fit.small_fits import copy_stopped, fit, small_fit, steps_saved, write_run
 from training.algorithms.block_filter import BlockFilter
-from training.algorithms.optimizers import make_optimizer
 from training.configuration.block_trainers import BmufConfig, HtmConfig
 from training.configuration.models import LstmConfig
 from training.configuration.optimizers import AdamConfig, AdamwConfig, OptimizerConfig, SgdConfig
@@ -27,7 +26,7 @@ from training.fit.model_specs import Fit, aligner_fit, baseline_fit, student_fit
 from training.models.store import decode_model
 from training.recipes import CheckpointConfig, Recipe, read_recipe
 from training.trainers import Bmuf, Htm
-from training.trainers.registry import make_trainer
+from training.trainers.registry import make_optimizer, make_trainer
 
 EVERY_STEP = CheckpointConfig(steps=1, num_kept=1000)
 

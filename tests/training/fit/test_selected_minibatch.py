@@ -14,7 +14,7 @@ from training.configuration.trainers import AdaGrad, AdaGradPlace, OneBitConfig
 from training.distributed.simulated_group import simulate_ranks
 from training.fit.model_specs import Fit, baseline_fit, sequence_fit, student_fit
 from training.recipes import CheckpointConfig, read_recipe
-from training.trainers.one_bit.one_bit import OneBit
+from training.trainers.one_bit import OneBit
 
 pytestmark = pytest.mark.chaos
 

@@ -17,7 +17,7 @@ from training.configuration.trainers import AdaGrad, AdaGradPlace
 from training.distributed.simulated_group import simulate_ranks
 from training.tensor_encoding import decode_state, encode_state
 from training.trainers import Bmuf, Gtc, Htm, OneBit, SparseLoco, Synchronous, Trainer
-from training.trainers.replica.parameters import FlatParameters
+from training.trainers.parameters import FlatParameters
 
 pytestmark = pytest.mark.chaos
 

@@ -1,7 +1,7 @@
 """The link between two real ranks, as the cost model times it."""
 
 from tests.training.trainers.ranks import RankPool
-from training.cost_model.link_rates import LinkRates, measure_link
+from training.cost_model.measured_rates import LinkRates, measure_link
 from training.distributed.process_group import ProcessGroup
 
 

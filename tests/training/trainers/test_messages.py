@@ -9,11 +9,11 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from tests.training.algorithms.gtc.interpreted import cuda_encoding
-from training.algorithms.gtc.gradient_threshold import num_map_words
+from training.algorithms.gtc.encoding import num_map_words
 from training.checkpoints.training_state import load_whole_state, whole_state
 from training.distributed.simulated_group import simulate_ranks
 from training.trainers import Htm, gtc
-from training.trainers.messages import MIN_CAPACITY, ExactMessages, FixedMessages, capacity_for
+from training.trainers.gtc import MIN_CAPACITY, ExactMessages, FixedMessages, capacity_for
 
 TAU = 2.0
 NUM_ELEMENTS = 400

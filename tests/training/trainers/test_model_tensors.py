@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from tests.training.trainers.ranks import RankPool, sgd, small_model, take_step, weights
 from training.distributed.simulated_group import simulate_ranks
 from training.trainers import AdPsgd, OneBit, Synchronous, Trainer
-from training.trainers.replica.optimizer_state import check_optimizer
+from training.trainers.replica import check_optimizer
 
 
 def buffers_of(rank: int) -> dict[str, Tensor]:

@@ -18,7 +18,7 @@ from tests.training.trainers.ranks import (
     weights,
 )
 from training.configuration.block_codes import TopK
-from training.distributed.finiteness import FiniteCheck
+from training.distributed.checks import FiniteCheck
 from training.distributed.simulated_group import simulate_ranks
 from training.trainers import (
     AdPsgd,

@@ -12,7 +12,7 @@ from torch.distributed import ProcessGroup
 from tests.training.trainers.ranks import RankPool, sgd, small_model, take_step
 from training.distributed.simulated_group import simulate_ranks
 from training.trainers import Bmuf, Gtc, Htm, OneBit, Synchronous, Trainer
-from training.trainers.statistics import Statistics, between
+from training.trainers.trainer import Statistics, between
 
 NUM_STEPS = 7
 NUM_ELEMENTS = 66

@@ -1,7 +1,7 @@
 """Encode and decode float32 messages on a CPU by `threshold_encoding.c`, at the memory's speed.
 
 Installation compiles the C file if there is a C compiler. Messages, residuals and counts equal
-those of `encoding` and `gradient_threshold` bit for bit; read the algorithm there.
+those of `encoding` bit for bit; read the algorithm there.
 """
 
 import ctypes
@@ -12,12 +12,7 @@ import torch
 from jaxtyping import Float32, Int32
 from torch import Tensor
 
-from training.algorithms.gtc.gradient_threshold import (
-    HEADER_WORDS,
-    Encoding,
-    num_map_words,
-    num_plane_words,
-)
+from training.algorithms.gtc.encoding import HEADER_WORDS, Encoding, num_map_words, num_plane_words
 
 _GROUP_WORDS = 64  # the loop checks its room once a group, so it may write this many words more
 

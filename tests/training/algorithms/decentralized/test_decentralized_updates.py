@@ -10,18 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from training.algorithms.decentralized.mixing import (
+from training.algorithms.mixing import (
+    Ring,
+    drawn_partner,
     exchanged_weights,
+    fixed_ring,
     local_update,
     mixed_weights,
     pair_matrix,
-    ring_matrix,
-)
-from training.algorithms.decentralized.topology import (
-    Ring,
-    drawn_partner,
-    fixed_ring,
     permuted_ring,
+    ring_matrix,
 )
 
 SIZES = st.integers(1, 9)

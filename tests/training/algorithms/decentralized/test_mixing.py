@@ -8,8 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jaxtyping import Float64
 
-from training.algorithms.decentralized.mixing import (
+from training.algorithms.mixing import (
+    Ring,
+    drawn_partner,
+    fixed_ring,
     pair_matrix,
+    partners,
+    permuted_ring,
     permuted_ring_contraction,
     permuted_ring_distance,
     rho,
@@ -17,13 +22,6 @@ from training.algorithms.decentralized.mixing import (
     ring_rho,
     spectral_gap,
     uniform_matrix,
-)
-from training.algorithms.decentralized.topology import (
-    Ring,
-    drawn_partner,
-    fixed_ring,
-    partners,
-    permuted_ring,
 )
 
 Matrix = Float64[np.ndarray, "ranks ranks"]

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from training.algorithms.decentralized.topology import (
+from training.algorithms.mixing import (
     Ring,
     drawn_partner,
     fixed_ring,

@@ -10,8 +10,8 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from training.algorithms.gtc import cuda_encoding as kernels
 from training.algorithms.gtc import cuda_encoding as launches
-from training.algorithms.gtc import triton_kernels as kernels
 
 HOPPER = GPUTarget("cuda", 90, 32)
 FLOATS = ("residual", "gradients", "threshold")

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.training.algorithms.gtc.test_encoding import DENSITIES, at_density
-from training.algorithms.gtc import compiled_encoding, gradient_threshold
+from training.algorithms.gtc import compiled_encoding
 from training.algorithms.gtc import encoding as by_numpy
-from training.algorithms.gtc.gradient_threshold import Encoding, is_finite
+from training.algorithms.gtc.encoding import Encoding, is_finite
 
 SANITIZED = (
     "-O1 -g -ffp-contract=off -fsanitize=address,undefined -fno-sanitize-recover=all -shared -fPIC"
@@ -49,7 +49,7 @@ def test_every_bit_is_numpys(num_elements: int, density: float, seed: int, is_cu
         assert message.tolist() == expected.tolist()
         assert residual.numpy().tobytes() == kept.numpy().tobytes()
         counts = counted(compiled_encoding.add_message, num_elements, message)
-        assert torch.equal(counts, counted(gradient_threshold.add_message, num_elements, message))
+        assert torch.equal(counts, counted(by_numpy.add_message, num_elements, message))
 
 
 @pytest.mark.parametrize("density", [1e-3, 0.0626, 0.3])

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tests.training.algorithms.gtc.interpreted import cuda_encoding as on_gpu
 from training.algorithms.gtc import encoding as on_cpu
-from training.algorithms.gtc.gradient_threshold import (
+from training.algorithms.gtc.encoding import (
     HEADER_WORDS,
     INDEX_BITS,
     Encoding,

@@ -9,13 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from training.algorithms.gtc.encoding import take_message
-from training.algorithms.gtc.gradient_threshold import (
+from training.algorithms.gtc.encoding import (
     add_message,
     check_gradient_threshold,
     is_finite,
     num_map_words,
     num_plane_words,
+    take_message,
 )
 
 integer_gradients = st.integers(1, 80).flatmap(

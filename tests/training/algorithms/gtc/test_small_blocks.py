@@ -9,13 +9,8 @@ from torch import Tensor
 from tests.training.algorithms.gtc.interpreted import cuda_encoding
 from tests.training.algorithms.gtc.test_encoding import Step, at_density
 from training.algorithms.gtc import encoding as on_cpu
-from training.algorithms.gtc.gradient_threshold import (
-    HEADER_WORDS,
-    Encoding,
-    num_map_words,
-    num_plane_words,
-)
-from training.algorithms.gtc.triton_kernels import accumulate, add_signs, choose, take
+from training.algorithms.gtc.cuda_encoding import accumulate, add_signs, choose, take
+from training.algorithms.gtc.encoding import HEADER_WORDS, Encoding, num_map_words, num_plane_words
 
 ROWS, CHUNK = 32, 2
 BLOCK = 32 * ROWS

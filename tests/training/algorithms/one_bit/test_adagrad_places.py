@@ -4,10 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from training.algorithms.one_bit.adagrad import first_state
-from training.algorithms.one_bit.adagrad import normalized as adagrad_normalized
-from training.algorithms.one_bit.aggregation import TwoStageAggregation
-from training.algorithms.one_bit.columns import columns_of, stripes_of
+from training.algorithms.one_bit import TwoStageAggregation, columns_of, first_state, stripes_of
+from training.algorithms.one_bit import normalized as adagrad_normalized
 from training.configuration.trainers import AdaGrad, AdaGradPlace
 
 COLUMNS = columns_of({"weight": (6, 8), "bias": (6,)})

@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from training.algorithms.one_bit.columns import Columns, Matrix
-from training.algorithms.one_bit.quantization import (
+from training.algorithms.one_bit import (
+    Columns,
+    Matrix,
     add_message,
     num_message_bytes,
     num_message_words,

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from training.algorithms.one_bit import columns as module
-from training.algorithms.one_bit.columns import Columns, Matrix, columns_of, stripes_of
+from training.algorithms import one_bit as module
+from training.algorithms.one_bit import Columns, Matrix, columns_of, stripes_of
 
 CPU = torch.device("cpu")
 

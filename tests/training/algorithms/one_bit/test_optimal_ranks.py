@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from training.algorithms.one_bit.optimal_ranks import MinibatchCosts
+from training.cost_model.step_time import MinibatchCosts
 
 # Paper 004 5.1 and Table 1 (2048 frames): 118 us a frame, C T_post + T_upd = 18.2 ms, T_upd = 9 ms,
 # T_comm^float / 32 = 10 ms.

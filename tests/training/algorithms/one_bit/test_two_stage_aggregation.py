@@ -8,9 +8,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from training.algorithms.one_bit.aggregation import RankState, TwoStageAggregation
-from training.algorithms.one_bit.columns import Columns, columns_of, stripes_of
-from training.algorithms.one_bit.quantization import add_message, num_message_words
+from training.algorithms.one_bit import (
+    Columns,
+    RankState,
+    TwoStageAggregation,
+    add_message,
+    columns_of,
+    num_message_words,
+    stripes_of,
+)
 from training.configuration.trainers import AdaGrad, AdaGradPlace
 
 COLUMNS = columns_of({"weight": (6, 8), "bias": (6,), "output": (4, 6)})

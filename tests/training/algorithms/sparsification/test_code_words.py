@@ -6,8 +6,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from training.algorithms.sparsification.code_words import packed, unpacked
-from training.algorithms.sparsification.message_lengths import num_code_words
+from training.algorithms.top_k import packed, unpacked
+from training.algorithms.top_k_lengths import num_code_words
 
 WIDTHS = st.integers(1, 31)
 

@@ -7,8 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from training.algorithms.sparsification.elias_fano import high_parts, unary_bits
-from training.algorithms.sparsification.message_lengths import num_low_bits, num_unary_bits
+from training.algorithms.top_k import high_parts, unary_bits
+from training.algorithms.top_k_lengths import num_low_bits, num_unary_bits
 
 
 @st.composite

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.training.algorithms.sparsification.top_k_reference import sent_of
-from training.algorithms.sparsification.message_lengths import CHUNK_ELEMENTS, num_message_words
-from training.algorithms.sparsification.top_k import add_message, take_message
+from training.algorithms.top_k import add_message, take_message
+from training.algorithms.top_k_lengths import CHUNK_ELEMENTS, num_message_words
 from training.configuration.block_codes import TopK
 
 SIZES = (1, 18, CHUNK_ELEMENTS - 1, CHUNK_ELEMENTS, 2 * CHUNK_ELEMENTS + 77)

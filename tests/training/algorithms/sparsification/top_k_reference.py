@@ -5,7 +5,7 @@ import math
 import numpy as np
 import torch
 
-from training.algorithms.sparsification.message_lengths import CHUNK_ELEMENTS
+from training.algorithms.top_k_lengths import CHUNK_ELEMENTS
 from training.configuration.block_codes import TopK
 
 

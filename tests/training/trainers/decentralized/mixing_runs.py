@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from training.trainers import AdPsgd, D1dPsgd, DPsgd, RandPsgd
-from training.trainers.decentralized.own_models import OwnModels
+from training.trainers.decentralized import OwnModels
 
 SEED = 5
 NUM_WEIGHTS = 6

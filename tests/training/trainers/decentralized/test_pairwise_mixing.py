@@ -26,8 +26,8 @@ from tests.training.trainers.decentralized.mixing_runs import (
 from tests.training.trainers.ranks import RankPool
 from training.distributed.simulated_group import SimulatedGroup, SimulatedLink, simulate_ranks
 from training.trainers import AdPsgd
-from training.trainers.decentralized.model_in_motion import ModelInMotion
-from training.trainers.statistics import AdPsgdStatistics
+from training.trainers.ad_psgd import ModelInMotion
+from training.trainers.trainer import AdPsgdStatistics
 
 LINK = SimulatedLink(latency_s=0.05)
 NUM_STEPS = 12

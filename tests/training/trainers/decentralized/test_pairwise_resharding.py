@@ -10,8 +10,7 @@ from training.checkpoints.training_state import load_whole_state, whole_state
 from training.distributed.simulated_group import SimulatedGroup, SimulatedLink, simulate_ranks
 from training.tensor_encoding import decode_state, encode_state
 from training.trainers import AdPsgd
-from training.trainers.resharding import State
-from training.trainers.statistics import AdPsgdStatistics, Statistics
+from training.trainers.trainer import AdPsgdStatistics, State, Statistics
 
 LINK = SimulatedLink(latency_s=0.05)
 NUM_OLD, NUM_STEPS = 4, 7

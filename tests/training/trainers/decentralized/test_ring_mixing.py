@@ -21,13 +21,14 @@ from tests.training.trainers.decentralized.mixing_runs import (
     spread_then_mix,
 )
 from tests.training.trainers.ranks import RankPool
-from training.algorithms.decentralized.mixing import (
+from training.algorithms.mixing import (
+    fixed_ring,
+    permuted_ring,
     permuted_ring_distance,
     ring_matrix,
     ring_rho,
     uniform_matrix,
 )
-from training.algorithms.decentralized.topology import fixed_ring, permuted_ring
 from training.distributed.simulated_group import simulate_ranks
 from training.trainers import D1dPsgd, DPsgd, RandPsgd, Synchronous
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from tests.training.trainers.decentralized.mixing_runs import SEED, TRAINERS, Quadratics, Vector
-from training.algorithms.decentralized.topology import Ring, fixed_ring, permuted_ring
+from training.algorithms.mixing import Ring, fixed_ring, permuted_ring
 from training.distributed.simulated_group import SimulatedGroup, SimulatedLink, simulate_ranks
 from training.trainers.trainer import STEPS_BETWEEN_COMPARISONS
 

@@ -1,1 +1,0 @@
-"""Average models with neighbours: the matrices and updates of decentralized SGD (paper 001)."""

@@ -1,1 +1,0 @@
-"""Compute 1-bit SGD's tensor mathematics (paper 004): columns, messages, two-stage aggregation."""

@@ -1,0 +1,469 @@
+"""Train by data-parallel SGD that exchanges one bit an element (paper 004).
+
+Messages are exchanged in two stages (section 3.1). With double buffering a half-minibatch's
+exchange runs while the next one's gradients are computed (section 2.2). What a rank carries between
+steps is kept in checkpoints, and laid out again for other tensors and ranks.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict
+from functools import partial
+from typing import Any
+
+import torch
+from jaxtyping import Float, Shaped
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup
+from torch.optim import Optimizer
+
+from training.algorithms.one_bit import (
+    AdaGradState,
+    RankState,
+    Stripe,
+    TwoStageAggregation,
+    columns_of,
+    num_message_words,
+    stripes_of,
+)
+from training.configuration.trainers import ON_AGGREGATE, AdaGrad, AdaGradPlace
+from training.distributed.checks import FiniteCheck, FirstFault
+from training.distributed.pending_exchanges import (
+    CommunicationThread,
+    check_exchanges_beside,
+    new_tag,
+    start_all_to_all,
+    start_receive,
+    start_send,
+)
+from training.distributed.process_group import is_read_at_once
+from training.distributed.simulated_group import SimulatedGroup
+from training.trainers.parameters import FlatParameters
+from training.trainers.replica import check_plain_sgd
+from training.trainers.trainer import (
+    EntryPath,
+    OneBitStatistics,
+    ReshardingPlan,
+    Rule,
+    State,
+    Trainer,
+    check_settings,
+    norm_of,
+)
+
+
+def needs_thread(group: ProcessGroup, device: torch.device) -> bool:
+    """Return whether exchanges run beside computation in a thread: a real GPU has streams."""
+    return isinstance(group, SimulatedGroup) or is_read_at_once(device)
+
+
+class PendingUpdate:
+    """PendingUpdate is the update of a step whose exchange is under way.
+
+    The second stage begins when the first has arrived, so a thread runs `work`, both stages. On a
+    GPU this thread queues them on a stream of their own, and its host waits for neither.
+    """
+
+    def __init__(
+        self,
+        work: Callable[[], Float[Tensor, " elements"]],
+        step: int,
+        group: ProcessGroup,
+        device: torch.device,
+    ) -> None:
+        self.step = step
+        self._work = work
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        if self._stream is not None:
+            self._stream.wait_stream(torch.cuda.current_stream(device))
+        self._thread: CommunicationThread | None = None
+        if needs_thread(group, device):
+            self._thread = CommunicationThread(self._run, group, "1-bit exchange")
+        else:
+            self._run()
+
+    def wait(self) -> Float[Tensor, " elements"]:
+        """Return the update; raises the error that ended its exchange."""
+        if self._thread is not None:
+            self._thread.join()
+        if self._stream is not None:
+            current = torch.cuda.current_stream(self._update.device)
+            current.wait_stream(self._stream)
+            self._update.record_stream(current)
+        return self._update
+
+    def _run(self) -> None:
+        stream = nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
+        # The training thread's no_grad() holds in that thread alone.
+        with torch.no_grad(), stream:
+            self._update = self._work()
+
+
+class OneBit(Trainer):
+    """OneBit quantizes gradients to one bit, and again their sum, normalized and smoothed.
+
+    The optimizer must be SGD without momentum: it applies rate x update. The first
+    `num_unquantized_steps` exchange float32 (004 5.2). With `double_buffering` a step, of half a
+    minibatch, starts the exchange of its gradients and applies the update of the step before;
+    leaving applies the last. A rank alone quantizes nothing.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        *,
+        group: ProcessGroup,
+        momentum: float = 0.9,
+        adagrad: AdaGrad = ON_AGGREGATE,
+        num_unquantized_steps: int = 0,
+        double_buffering: bool = False,
+    ) -> None:
+        super().__init__(model, optimizer, group=group)
+        check_plain_sgd(optimizer)
+        if num_unquantized_steps < 0:
+            raise ValueError(f"num_unquantized_steps = {num_unquantized_steps}: need 0 or more")
+        self.momentum = momentum
+        self.adagrad = adagrad
+        self.num_unquantized_steps = num_unquantized_steps
+        self.double_buffering = double_buffering
+        self._pending: PendingUpdate | None = None
+        self._num_bytes_before = 0
+        self._lay_out()
+        self._state = self._exchange.aggregation.begin(group.rank(), self.parameters.zeros())
+        self.forget_faults()
+
+    def groups(self) -> set[ProcessGroup]:
+        """Return none: the exchange counts its bytes itself, as it may run beside this thread."""
+        return set()
+
+    @property
+    def wire_bytes(self) -> int:
+        """Return the bytes that left this process; every message goes straight to its receiver."""
+        if self._pending is not None:
+            self._pending.wait()
+        return self._num_bytes_before + self._exchange.num_bytes
+
+    def settings(self) -> dict[str, object]:
+        """Name what must be equal on all ranks."""
+        return super().settings() | self._own_settings()
+
+    def shared_state(self) -> Mapping[str, Tensor]:
+        """Return the update that waits, if any; a plain optimizer has no state."""
+        if self._pending is None:
+            return {}
+        views = self._layout.views(self._pending.wait())
+        return {f"pending update of parameter {name}": view for name, view in views.items()}
+
+    def carry_over(self, old: FlatParameters) -> None:
+        """Look for NaNs where the model now lies; `begin` lays the state out, with all ranks."""
+        del old
+        self.forget_faults()
+
+    def forget_faults(self) -> None:
+        """Look for NaNs from now on."""
+        self._fault = FirstFault(self.parameters.device)
+        self._finite = FiniteCheck(self.group, self.parameters.device)
+
+    def connect(self) -> None:
+        """Send under a tag of this training's own."""
+        self._exchange.tag = new_tag(self.group)
+
+    def begin(self) -> None:
+        """Lay the state out for the tensors that are trained now, if they are others."""
+        if self._layout is self.parameters:
+            return
+        old, before = self._layout, self._exchange
+        pending = self._pending and (self._pending.step, self._pending.wait())
+        self._lay_out()
+        self._exchange.tag = before.tag
+        aggregation, rank = self._exchange.aggregation, self.group.rank()
+        self._state = carried_over(self._state, old, self.parameters, before, aggregation, rank)
+        self._num_bytes_before += before.num_bytes
+        if pending:
+            self._pending = self._arrived(pending[0], self.parameters.carry_over(pending[1], old))
+
+    def exchange_gradients(self) -> None:
+        """Replace each gradient by the update: this step's, or with double buffering the last."""
+        check_plain_sgd(self.optimizer)
+        self._finite.check()
+        before = self._arriving()
+        step, gradients = self.num_steps + 1, self.parameters.gradients()
+        self._fault.note(step, [gradients])
+        is_quantized = self.num_steps >= self.num_unquantized_steps
+        # Bound now: after an error another state may be loaded before a thread has begun.
+        work = partial(self._exchange.update, self._state, gradients, is_quantized=is_quantized)
+
+        if self.double_buffering:
+            # No other update is under way: state and messages follow the order of steps.
+            self._pending = PendingUpdate(work, step, self.group, self.parameters.device)
+            update = self.parameters.zeros() if before is None else before
+        else:
+            update = work()
+            self._finite.examine(step, [update], lambda: self._fault.step)
+        self.parameters.set_gradients(update)
+
+    def conclude(self) -> None:
+        """Apply the last update, at the rates that the optimizer has now."""
+        check_plain_sgd(self.optimizer)
+        self._finite.check()
+        update = self._arriving()
+        self._finite.check()
+        if update is None:
+            return
+        views = self.parameters.views(update)
+        # A step of the optimizer would call its hooks, and schedulers would count it.
+        for settings in self.optimizer.param_groups:
+            held = {id(p) for p in settings["params"]}
+            for name, p in self.parameters.named.items():
+                if id(p) in held:
+                    p.add_(views[name].to(p.dtype), alpha=-settings["lr"])
+
+    def state_dict(self) -> dict[str, Any]:
+        """Add both residuals, momentum, AdaGrad's squares, and the update that waits.
+
+        Raises FloatingPointError where a gradient of this rank was not finite.
+        """
+        pending = None if self._pending is None else self._layout.by_name(self._pending.wait())
+        self._finite.check()
+        self._fault.check(self.group.rank())
+        return {
+            **super().state_dict(),
+            **self._own_settings(),
+            **state_entries(self._state, self._layout),
+            "num_ranks": self.group.size(),
+            "pending_update": pending,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore `state_dict()`; ValueError for other settings or another number of ranks."""
+        super().load_state_dict(state)
+        check_settings(state, self._own_settings())
+        if state.get("num_ranks", self.group.size()) != self.group.size():
+            raise ValueError(
+                f"the checkpoint is of {state['num_ranks']} ranks, each with its stripe, and this "
+                f"group has {self.group.size()}: reshard it with training.checkpoints.resharding"
+            )
+        self._num_bytes_before += self._exchange.num_bytes
+        self._lay_out()
+        begun = self._exchange.aggregation.begin(self.group.rank(), self.parameters.zeros())
+        self._state = restored(state, self.parameters, begun)
+        self._pending = None
+        if state["pending_update"] is not None:
+            update = self.parameters.flatten(state["pending_update"])
+            self._pending = self._arrived(self.num_steps, update)
+
+    @contextmanager
+    def trial(self) -> Iterator[None]:
+        """Train without double buffering, whose delay makes trials choose smaller sizes (5.4)."""
+        before, self.double_buffering = self.double_buffering, False
+        try:
+            with super().trial():
+                yield
+        finally:
+            self.double_buffering = before
+
+    def statistics(self) -> OneBitStatistics:
+        """Return the steps, what was sent, and the norms of what waits in the residuals."""
+        return OneBitStatistics(
+            num_steps=self.num_steps,
+            bytes_sent=self.wire_bytes,
+            residual_norm=norm_of(self._state.residual),
+            stripe_residual_norm=norm_of(self._state.stripe_residual),
+        )
+
+    @classmethod
+    def resharding_plan(cls, state: State) -> ReshardingPlan:
+        """Add the residuals up, and cut the stripes again."""
+        return resharding_plan_of(state["trainer"])
+
+    @classmethod
+    def end_resharding(cls, state: State) -> State:
+        """Close the trainer; an update that waits is applied by the new ranks' first step."""
+        closed = super().end_resharding(state)
+        trainer = {name: value for name, value in closed["trainer"].items() if name != "num_ranks"}
+        return {**closed, "trainer": trainer}
+
+    def _own_settings(self) -> dict[str, Any]:
+        return {
+            "momentum": self.momentum,
+            "adagrad": {**asdict(self.adagrad), "place": self.adagrad.place.value},
+            "num_unquantized_steps": self.num_unquantized_steps,
+            "double_buffering": self.double_buffering,
+        }
+
+    def _lay_out(self) -> None:
+        """Divide the parameters that are trained now into stripes."""
+        self._layout = self.parameters
+        stripes = stripes_for(self.parameters.named, self.group.size())
+        is_beside = self.double_buffering and needs_thread(self.group, self.parameters.device)
+        if is_beside:
+            check_exchanges_beside(self.group)
+        self._exchange = MessageExchange(
+            TwoStageAggregation(stripes, self.momentum, self.adagrad),
+            self.group,
+            is_beside=is_beside,
+        )
+
+    def _arrived(self, step: int, update: Float[Tensor, " elements"]) -> PendingUpdate:
+        return PendingUpdate(lambda: update, step, self.group, self.parameters.device)
+
+    def _arriving(self) -> Float[Tensor, " elements"] | None:
+        """Wait for the update that is under way, if any; raises where it is not finite."""
+        pending, self._pending = self._pending, None
+        if pending is None:
+            return None
+        update = pending.wait()
+        self._finite.examine(pending.step, [update], lambda: self._fault.step)
+        return update
+
+
+class MessageExchange:
+    """MessageExchange makes of all ranks' gradients one update, bitwise the same on all ranks.
+
+    With `is_beside` it sends by tags, so that a thread of its own exchanges while other exchanges
+    of the group run. A collective's place in the order of all of them would differ among ranks.
+    """
+
+    def __init__(
+        self, aggregation: TwoStageAggregation, group: ProcessGroup, *, is_beside: bool
+    ) -> None:
+        self.aggregation = aggregation
+        self.num_bytes = 0
+        self.tag = 0
+        self._group = group
+        self._is_beside = is_beside
+
+    def update(
+        self, state: RankState, gradients: Float[Tensor, " elements"], *, is_quantized: bool
+    ) -> Float[Tensor, " elements"]:
+        """Return the update, and change the rank's state; raises CollectiveError.
+
+        A rank alone quantizes nothing: its gradients need no exchange (004, Table 3, 1 GPU).
+        """
+        if self._group.size() == 1:
+            return self.aggregation.unquantized_update(state, gradients)
+        if not is_quantized:
+            return self._unquantized_update(state, gradients)
+        # All lengths follow from the stripes, so that nothing but messages is sent.
+        rank, stripes = self._group.rank(), self.aggregation.stripes
+        words = [num_message_words(stripe.columns) for stripe in stripes]
+        messages = self.aggregation.take_messages(state, gradients)
+        received = self._all_to_all(messages, [words[rank]] * len(stripes))
+        aggregate = self.aggregation.take_aggregate(rank, state, received)
+        second = self._all_to_all([aggregate] * len(stripes), words)
+        return self.aggregation.update(second, gradients)
+
+    def gather(self, stripe: Float[Tensor, " stripe_elements"]) -> Float[Tensor, " elements"]:
+        """Return the whole vector of which each rank holds its stripe."""
+        sizes = [each.columns.num_elements for each in self.aggregation.stripes]
+        return torch.cat(self._all_to_all([stripe] * len(sizes), sizes))
+
+    def _unquantized_update(
+        self, state: RankState, gradients: Float[Tensor, " elements"]
+    ) -> Float[Tensor, " elements"]:
+        # The owner of a stripe keeps its momentum, so that quantized steps resume from it.
+        parts = self.aggregation.take_parts(state, gradients)
+        received = self._all_to_all(parts, [len(state.velocity)] * len(parts))
+        return self.gather(self.aggregation.take_sum(state, received))
+
+    def _all_to_all(
+        self, parts: Sequence[Shaped[Tensor, " _"]], sizes: Sequence[int]
+    ) -> list[Shaped[Tensor, " _"]]:
+        own = self._group.rank()
+        self.num_bytes += sum(part.nbytes for rank, part in enumerate(parts) if rank != own)
+        if not self._is_beside:
+            return start_all_to_all(parts, sizes, self._group, "1-bit messages").wait()
+        received = [parts[0].new_empty(size) for size in sizes]
+        received[own].copy_(parts[own])
+        others = [rank for rank in range(len(parts)) if rank != own]
+        pending = [
+            *(start_send(parts[to], to, self._group, self.tag) for to in others if len(parts[to])),
+            *(start_receive(received[of], of, self._group, self.tag) for of in others if sizes[of]),
+        ]
+        for each in pending:
+            each.wait()
+        return received
+
+
+STRIPE_PLACES = (AdaGradPlace.AGGREGATE, AdaGradPlace.SMOOTHED)
+"""Where AdaGrad acts on a rank's stripe."""
+
+
+def stripes_for(named: Mapping[str, Tensor], num_ranks: int) -> tuple[Stripe, ...]:
+    """Return each rank's stripe of parameters that lie one after the other."""
+    return stripes_of(columns_of({name: p.shape for name, p in named.items()}), num_ranks)
+
+
+def state_entries(state: RankState, layout: FlatParameters) -> dict[str, Any]:
+    """Copy a rank's state to a checkpoint's entries."""
+    return {
+        "residuals": layout.by_name(state.residual),
+        "stripe_residual": state.stripe_residual.clone(),
+        "velocity": state.velocity.clone(),
+        "squares": state.adagrad.squares.clone(),
+        "weight": state.adagrad.weight.clone(),
+    }
+
+
+def restored(entries: Mapping[str, Any], layout: FlatParameters, like: RankState) -> RankState:
+    """Invert `state_entries`, on the device of `like`."""
+    like.residual.copy_(layout.flatten(entries["residuals"]))
+    like.stripe_residual.copy_(entries["stripe_residual"])
+    like.velocity.copy_(entries["velocity"])
+    like.adagrad.squares.copy_(entries["squares"])
+    like.adagrad.weight.copy_(entries["weight"])
+    return like
+
+
+def carried_over(
+    state: RankState,
+    old: FlatParameters,
+    new: FlatParameters,
+    exchange: MessageExchange,
+    aggregation: TwoStageAggregation,
+    rank: int,
+) -> RankState:
+    """Lay a state of the `old` parameters out for these, which begin with zeros where they are new.
+
+    `exchange` is that of the old stripes, which ranks give each other: all must call this together.
+    """
+    stripe, begun = aggregation.stripes[rank], aggregation.begin(rank, new.zeros())
+
+    def of_stripe(vector: Float[Tensor, " old_stripe"]) -> Float[Tensor, " stripe_elements"]:
+        return stripe.of(new.carry_over(exchange.gather(vector), old)).clone()
+
+    stripe_residual, velocity = of_stripe(state.stripe_residual), of_stripe(state.velocity)
+    adagrad, place = begun.adagrad, aggregation.adagrad.place
+    # With a weight of many steps and squares of none, a new tensor's first step would be huge: so
+    # AdaGrad begins again where a tensor is new.
+    if new.named.keys() <= old.named.keys() and place is not AdaGradPlace.NOWHERE:
+        squares = state.adagrad.squares
+        carried = of_stripe(squares) if place in STRIPE_PLACES else new.carry_over(squares, old)
+        adagrad = AdaGradState(carried, state.adagrad.weight.to(new.device))
+    return RankState(new.carry_over(state.residual, old), stripe_residual, velocity, adagrad)
+
+
+def resharding_plan_of(entries: State) -> ReshardingPlan:
+    """Return how other ranks take over the entries of `state_entries`.
+
+    Residuals are sums, so that no gradient is lost, and each stripe is cut again. A rank's own
+    squares, of partial gradients, are averaged: an estimate, as fewer ranks' gradients are longer.
+    """
+    rules: dict[EntryPath, Rule] = {
+        ("trainer", "residuals"): "sum",
+        ("trainer", "stripe_residual"): "stripe",
+        ("trainer", "velocity"): "stripe",
+    }
+    place, num_models = AdaGradPlace(entries["adagrad"]["place"]), 1
+    if place in STRIPE_PLACES:
+        rules["trainer", "squares"] = "stripe"
+    elif place is AdaGradPlace.PARTIAL:
+        rules["trainer", "squares"], num_models = "mean", entries["num_ranks"]
+
+    def stripe_bounds(num_ranks: int) -> Sequence[int]:
+        stripes = stripes_for(entries["residuals"], num_ranks)
+        end = stripes[-1].first_element + stripes[-1].columns.num_elements
+        return [*(each.first_element for each in stripes), end]
+
+    return ReshardingPlan(num_models, rules, stripe_bounds)

@@ -1,1 +1,0 @@
-"""One rank's replica: its trained parameters, its optimizer's state, and what must be equal."""
