@@ -13,8 +13,8 @@ from jobs.cli.job import Job
 from jobs.report_page.shuffled import FORMS, NAMES
 from pipeline.runs.manifest import manifest_uri, read_manifest
 from pipeline.runs.names import STUDENT, model_step
+from training.certificate import CertificateConfig, certify_run
 from training.fit.model_specs import student_fit
-from training.shuffle_audit.certificate import CertificateConfig, certify_run
 
 USUAL_RANKS = 4
 HEADER = f"{'':32}{'step':>10}{'uniform':>10}{'rank':>10}{'uniform':>10}"

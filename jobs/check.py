@@ -52,12 +52,12 @@ from pipeline.runs.names import (
     STUDENT,
     TEACHER,
 )
-from training.configuration.models import FactoryConfig
-from training.configuration.targets import OwnTeacherConfig
-from training.configuration.values import Precision
-from training.decoding.lexicon import Lexicon
+from training.decode.lexicon import Lexicon
 from training.models.parameter_count import num_parameters
-from training.recipes import Recipe, check_phones, check_ranks
+from training.settings.decoding import OwnTeacherConfig
+from training.settings.models import FactoryConfig
+from training.settings.recipe import Recipe, check_phones, check_ranks
+from training.settings.values import Precision
 
 RANKS = Range(1, 1024)
 """The ranks that one host may start."""

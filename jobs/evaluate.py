@@ -24,17 +24,13 @@ from pipeline.runs.names import (
 )
 from pipeline.steps.audio_hearing import AudioHearing
 from pipeline.steps.targets import FEATURES
-from training.configuration.targets import OwnTeacherConfig
+from training.align.network_alignment import read_tree
 from training.distributed.process_group import CPU
-from training.evaluation.evaluate import evaluate
-from training.evaluation.slices import ModelsToDecode
-from training.evaluation.tuning import tune
-from training.targets.alignment import read_tree
-from training.targets.kbest_costs.sample import (
-    CostedTeachers,
-    measure_kbest_costs,
-    trained_teachers,
-)
+from training.evaluate.heldout import evaluate
+from training.evaluate.slices import ModelsToDecode
+from training.evaluate.tuning import tune
+from training.settings.decoding import OwnTeacherConfig
+from training.targets.kbest_costs import CostedTeachers, measure_kbest_costs, trained_teachers
 from training.targets.own_teacher import OwnMember, check_untrained, load_own_members
 
 

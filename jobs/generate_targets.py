@@ -31,12 +31,11 @@ from pipeline.runs.names import (
 from pipeline.runs.step import Distribute, StepResult
 from pipeline.steps.audio_hearing import AudioHearing
 from pipeline.steps.targets import FeatureHearing, Hearing, generate_targets
-from training.configuration.targets import OwnTeacherConfig
-from training.evaluation.slices import ModelsToDecode
-from training.evaluation.target_graph import build_target_graph
-from training.evaluation.tuning import tune
-from training.targets.alignment import read_tree
-from training.targets.lattice_targets import open_lattice_teacher
+from training.align.network_alignment import read_tree
+from training.evaluate.slices import ModelsToDecode
+from training.evaluate.tuning import tune
+from training.settings.decoding import OwnTeacherConfig
+from training.targets.lattice_targets import build_target_graph, open_lattice_teacher
 from training.targets.own_teacher import check_untrained
 from training.targets.teacher import PooledTeacher, kept_logits, kept_targets
 

@@ -28,7 +28,7 @@ from jobs.planning.volumes.workload import (
     planned_workload,
     run_workload,
 )
-from training.recipes import Recipe, read_recipe
+from training.settings.recipe import Recipe, read_recipe
 
 EPILOG = """\
 Core-hours count the time that cores compute; instances are paid for by wall-clock time. Without

@@ -61,7 +61,7 @@ from pipeline.runs.names import (
 from pipeline.runs.sealed_json import NamedObject, naming, seal
 from pipeline.runs.step import StepContents
 from pipeline.steps.targets import MEAN_MASS
-from training.recipes import Recipe
+from training.settings.recipe import Recipe
 
 OPTIONAL_READS = (selection_step(DEV), features_step(DEV))
 REQUIRED_READS = tuple(step for step in READS[REPORT] if step not in OPTIONAL_READS)

@@ -51,7 +51,7 @@ from jobs.ingestion.run_arguments import (
     require_manifest_options,
     subset_and_uri,
 )
-from training.recipes import read_recipe
+from training.settings.recipe import read_recipe
 
 NAME = "request_cluster"
 RENDEZVOUS_PORT = 29400

@@ -75,9 +75,12 @@ def main() -> None:
 def transcribe(arguments: argparse.Namespace) -> None:
     """Print words as they are recognized, and at the end what they cost."""
     # After the command line: --help needs no extra.
-    from training.streaming.archive import read_archive  # noqa: PLC0415
-    from training.streaming.recognizer import ROW_S, Recognizer  # noqa: PLC0415
-    from training.streaming.stream_state import StreamingModel  # noqa: PLC0415
+    from training.export.archive import read_archive  # noqa: PLC0415
+    from training.export.recognizer import (  # noqa: PLC0415
+        ROW_S,
+        Recognizer,
+        StreamingModel,
+    )
 
     exported = read_archive(Path(arguments.model))
     is_file = arguments.source not in (STANDARD_INPUT, MICROPHONE)

@@ -23,8 +23,8 @@ from pipeline.runs.names import (
     features_step,
     job_record,
 )
-from training.fit.step_settings import step_configs
-from training.recipes import Recipe, read_recipe
+from training.fit.model_specs import step_configs
+from training.settings.recipe import Recipe, read_recipe
 
 
 def verify(job: Job) -> Answer:

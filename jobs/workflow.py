@@ -44,7 +44,7 @@ from jobs.run import (
     step_environment,
 )
 from pipeline.runs.increment import require_beside
-from training.recipes import Recipe, read_recipe
+from training.settings.recipe import Recipe, read_recipe
 
 NAME = "workflow"
 

@@ -10,7 +10,7 @@ from infra.devices.batches import PoolRequest, form_batches
 from infra.devices.device_client import LOOK_AHEAD_BATCHES
 from pipeline.kbest import KBest, TeacherFailure
 from pipeline.steps.targets import TargetsConfig, Teacher, TeacherInput
-from training.configuration.targets import WindowsConfig
+from training.settings.decoding import WindowsConfig
 from training.targets.teacher import TeacherFunction
 from training.targets.teacher_messages import decode_targets, encode_input
 

@@ -21,7 +21,7 @@ from pipeline.runs.manifest import manifest_uri
 from pipeline.runs.names import EVALUATED_MODELS
 from pipeline.splicing import splice
 from tests.source_trees import REPOSITORY, trees
-from training.recipes import read_recipe
+from training.settings.recipe import read_recipe
 
 
 def imported(tree: ast.AST) -> Iterator[str]:

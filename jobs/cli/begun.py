@@ -41,9 +41,8 @@ from pipeline.steps.selection.increment import MAY_DIFFER
 from pipeline.steps.selection.select import SELECTED
 from training.checkpoints.place import newest_place
 from training.data.sub_epochs import trained_share
-from training.fit.model_specs import Fit, aligner_fit, sequence_fit
-from training.fit.step_settings import fits_of, step_configs
-from training.recipes import Recipe
+from training.fit.model_specs import Fit, aligner_fit, fits_of, sequence_fit, step_configs
+from training.settings.recipe import Recipe
 
 SAMPLED_COMMITS = 100
 

@@ -26,7 +26,7 @@ from pipeline.runs.names import (
     model_step,
     targets_rounds,
 )
-from training.recipes import Recipe, read_recipe
+from training.settings.recipe import Recipe, read_recipe
 
 
 @dataclass(frozen=True)

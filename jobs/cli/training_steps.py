@@ -18,12 +18,12 @@ from jobs.cli.parser import add_device_argument
 from jobs.cli.rank_device import own_device, report_device
 from pipeline.runs.names import section_of
 from pipeline.runs.step import StepResult
-from training.configuration.trainers import TRAINERS, describe_trainers
 from training.distributed import process_group
 from training.distributed.process_group import ProcessGroup
 from training.fit.model_specs import Fit, sequence_fit
 from training.fit.train_model import check_trainer, fit_model
-from training.targets.lattices import generate_lattices
+from training.sequence_training.lattices import generate_lattices
+from training.settings.trainers import TRAINERS, describe_trainers
 
 TIME_LIMIT_S = 300.0
 """Longer than the store retries one object (180 s and an attempt, infra.store.retry)."""

@@ -14,8 +14,8 @@ from pipeline.records import composed
 from pipeline.runs.names import BOOTSTRAP_STEP, DEV, HELDOUT, LABELLED, LEXICON_FILE
 from pipeline.steps.ingestion.ingest_manifests import Manifest
 from pipeline.steps.ingestion.manifest_rows import Row
-from training.decoding.lexicon import Lexicon, decode_lexicon, rare_phones
-from training.decoding.vocabulary import UnknownWords
+from training.align.labelled import UnknownWords
+from training.decode.lexicon import Lexicon, decode_lexicon, rare_phones
 
 TRANSCRIBED = (LABELLED, DEV, HELDOUT)
 

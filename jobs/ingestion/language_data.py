@@ -14,11 +14,11 @@ from jobs.cli.job import Job
 from jobs.cli.parser import LANGUAGE_MODEL
 from jobs.ingestion.kaldi_directory import file_bytes
 from pipeline.runs.names import LANGUAGE_MODEL_FILES, LANGUAGE_MODEL_SETTINGS, LEXICON_FILE
-from training.configuration.decoding import EvaluationConfig
-from training.decoding.language_model.arpa import RestrictedArpa, read_arpa
-from training.decoding.lexicon import Lexicon
-from training.evaluation.language_model import LanguageModelFile, TextSentences
-from training.targets.labelled import CorpusLexicon
+from training.align.labelled import CorpusLexicon
+from training.decode.arpa import RestrictedArpa, read_arpa
+from training.decode.lexicon import Lexicon
+from training.evaluate.language_model import LanguageModelFile, TextSentences
+from training.settings.decoding import EvaluationConfig
 
 
 def stored_name(uri: str) -> str:

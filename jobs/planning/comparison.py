@@ -20,7 +20,7 @@ from pipeline.runs.names import (
     SELECTION_FOLDER,
     TARGETS_FOLDER,
 )
-from training.recipes import Recipe
+from training.settings.recipe import Recipe
 
 FOLDERS = {
     SELECT_UTTERANCES: SELECTION_FOLDER,

@@ -61,7 +61,7 @@ from training.fit.model_specs import (
     teacher_fits,
 )
 from training.models.parameter_count import num_parameters
-from training.recipes import Recipe
+from training.settings.recipe import Recipe
 
 STUDENT_PIPELINE = (
     SELECT_UTTERANCES,

@@ -12,7 +12,7 @@ from infra.settings import read_file, read_record, read_toml
 from jobs.cli.parser import recipe_path
 from jobs.planning.calibration.throughputs import json_object
 from training.cost_model.step_time import Calibration, Workload
-from training.recipes import read_recipe
+from training.settings.recipe import read_recipe
 
 CALIBRATIONS = files("jobs") / "calibrations"
 MAX_RANKS = 1 << 16

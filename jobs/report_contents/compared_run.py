@@ -3,9 +3,8 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from training.evaluation.significance import compare
-from training.evaluation.speaker_bootstrap import SpeakerCounts, resample
-from training.evaluation.utterance_errors import UtteranceErrors, joined, of_models
+from training.evaluate.significance import SpeakerCounts, compare, resample
+from training.evaluate.word_errors import UtteranceErrors, joined, of_models
 
 KEPT = ("run", "wer", "werr", "development", "hours", "steps", "recipe")
 """The parts of the other run's report that the comparison keeps."""

@@ -15,8 +15,8 @@ from pipeline.runs.names import (
     SCRATCH_FOLDER,
     sequence_trained,
 )
-from training.evaluation.scores import counts_by_placement
-from training.evaluation.speaker_bootstrap import (
+from training.evaluate.scores import counts_by_placement
+from training.evaluate.significance import (
     LEVEL,
     NUM_RESAMPLES,
     SEED,
@@ -24,7 +24,7 @@ from training.evaluation.speaker_bootstrap import (
     SpeakerCounts,
     resample,
 )
-from training.evaluation.utterance_errors import joined, of_models
+from training.evaluate.word_errors import joined, of_models
 
 ORACLES = {BASELINE: ORACLE, sequence_trained(BASELINE): sequence_trained(ORACLE)}
 """The oracle's baseline, with and without sMBR, by the name that this run's report gives it."""

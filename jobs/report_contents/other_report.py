@@ -17,7 +17,7 @@ from jobs.report_contents.compared_run import compared
 from pipeline.runs.manifest import Manifest, Output, read_manifest, read_output, sha256
 from pipeline.runs.names import EVALUATION_ERRORS, EVALUATION_STEP, REPORT_DOCUMENT
 from pipeline.runs.sealed_json import unseal
-from training.evaluation.utterance_errors import UtteranceErrors, read_errors
+from training.evaluate.word_errors import UtteranceErrors, read_errors
 
 
 def other_uris(job: Job) -> list[str]:

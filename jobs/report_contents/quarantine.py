@@ -23,7 +23,7 @@ from pipeline.runs.names import (
     lattices_step,
     section_of,
 )
-from training.recipes import Recipe
+from training.settings.recipe import Recipe
 
 Reasons = Mapping[str, Mapping[str, int]]
 

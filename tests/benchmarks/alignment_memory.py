@@ -18,14 +18,14 @@ import torch
 from pipeline.shards import FeatureRow
 from pipeline.splicing import num_low_rate_frames
 from tests.benchmarks.measure import Figure, show
-from tests.training.decoding.toy_language import toy_lexicon
-from tests.training.targets.labelled_run import row
-from training.configuration.alignment import BootstrapConfig, TreeConfig
-from training.configuration.models import LstmConfig
+from tests.training.align.labelled_run import row
+from tests.training.decode.toy_language import toy_lexicon
+from training.align.bootstrap import align_rows
+from training.align.network_alignment import MAX_PADDED_FRAMES, length_batches, log_likelihoods
 from training.models.lstm import LstmModel
 from training.models.store import TrainedModel
-from training.targets.alignment import MAX_PADDED_FRAMES, length_batches, log_likelihoods
-from training.targets.bootstrap import align_rows
+from training.settings.decoding import BootstrapConfig, TreeConfig
+from training.settings.models import LstmConfig
 
 NUM_SENONES = 3183
 SHORTEST_S, LONGEST_S = 1.0, 10.0

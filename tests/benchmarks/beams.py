@@ -18,17 +18,16 @@ from jobs.cli.job import recipe_path
 from pipeline.records import WITHOUT_PLACEMENT
 from pipeline.runs.names import ALIGNMENT_STEP, BASELINE, CORPUS_FOLDER, DEV, features_step
 from tests.benchmarks.measure import Figure
-from training.decoding.decoder import DecoderConfig, decode
-from training.decoding.graph.hclg import DecodingGraph, decoding_graph
-from training.evaluation.language_model import LanguageModelFiles
-from training.evaluation.slices import scored_pieces
-from training.evaluation.speaker_bootstrap import SpeakerCounts, resample
-from training.evaluation.utterance_errors import UtteranceErrors
-from training.evaluation.word_errors import WordErrors, word_errors
+from training.align.labelled import read_lexicon, read_shards
+from training.align.network_alignment import read_tree
+from training.decode.decoder import DecoderConfig, decode
+from training.decode.graph import DecodingGraph, decoding_graph
+from training.evaluate.language_model import LanguageModelFiles
+from training.evaluate.significance import SpeakerCounts, resample
+from training.evaluate.slices import scored_pieces
+from training.evaluate.word_errors import UtteranceErrors, WordErrors, word_errors
 from training.models.store import TrainedModel, load_model
-from training.recipes import Recipe, read_recipe
-from training.targets.alignment import read_tree
-from training.targets.labelled import read_lexicon, read_shards
+from training.settings.recipe import Recipe, read_recipe
 
 SEARCHES = (
     *("15/7000", "13/7000", "13/5000", "13/1500", "11/5000", "11/1500", "11/700"),

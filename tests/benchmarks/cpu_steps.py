@@ -13,15 +13,15 @@ import torch
 
 from tests.benchmarks.cpu_training import CLOCKS, NUM_SENONES
 from tests.benchmarks.measure import Figure, interleaved, show
-from training.configuration.models import LstmConfig
-from training.configuration.optimizers import AdamConfig
-from training.configuration.values import Precision
-from training.data.batching import CHUNK_FRAMES
 from training.data.minibatch import Minibatch
+from training.data.row_order import CHUNK_FRAMES
+from training.data.targets import HardTargets
 from training.fit.model_specs import LoopConfig
 from training.fit.steps import GradientNorms, take_steps
 from training.models.lstm import LstmModel
-from training.targets.hard import HardTargets
+from training.settings.models import LstmConfig
+from training.settings.trainers import AdamConfig
+from training.settings.values import Precision
 from training.trainers.registry import make_optimizer
 
 MODELS = {

@@ -29,20 +29,19 @@ from pipeline.runs.names import PARTITIONS_STEP
 from pipeline.shards import Alignment, PartitionRow, write_partition
 from tests.benchmarks.measure import Figure, interleaved, ratios, show
 from tests.benchmarks.reader import kbest
-from training.configuration.models import LstmConfig
-from training.configuration.optimizers import AdamConfig
-from training.data.cursor import DataCursor
 from training.data.dataset import Dataset
 from training.data.minibatch import Minibatch
 from training.data.sub_epoch_reader import SubEpochReader
-from training.data.sub_epochs import SubEpoch
+from training.data.sub_epochs import DataCursor, SubEpoch
+from training.data.targets import HardTargets
 from training.distributed import process_group
 from training.distributed.process_group import ProcessGroup
 from training.fit.model_specs import LoopConfig
 from training.fit.steps import GradientNorms, RunningTotals, take_steps
 from training.models.acoustic_model import AcousticModel
 from training.models.lstm import LstmModel
-from training.targets.hard import HardTargets
+from training.settings.models import LstmConfig
+from training.settings.trainers import AdamConfig
 from training.trainers import Synchronous
 from training.trainers.registry import make_optimizer
 

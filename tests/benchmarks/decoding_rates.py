@@ -18,15 +18,15 @@ from jobs.cli.job import recipe_path
 from pipeline.runs.names import BASELINE, BOOTSTRAP_STEP, CORPUS_FOLDER, LABELLED, features_step
 from pipeline.shards import Lattice
 from tests.benchmarks.measure import Figure, interleaved, show
-from training.decoding.bootstrap.hmm import bootstrap_alignment
-from training.decoding.decoder import DecoderConfig, decode
-from training.decoding.graph.hclg import decoding_graph
-from training.decoding.language_model import witten_bell_arpa
+from training.align.labelled import read_lexicon, read_shards, transcribed
+from training.align.monophone_hmm import bootstrap_alignment
+from training.align.network_alignment import align_row, log_likelihoods, read_tree
+from training.decode.decoder import DecoderConfig, decode
+from training.decode.graph import decoding_graph
+from training.decode.smoothing import witten_bell_arpa
 from training.models.store import load_model
-from training.recipes import read_recipe
 from training.sequence_training.lattice_decoder import LatticeBeams, decode_lattice
-from training.targets.alignment import align_row, log_likelihoods, read_tree
-from training.targets.labelled import read_lexicon, read_shards, transcribed
+from training.settings.recipe import read_recipe
 
 NUM_ROUNDS = 3
 

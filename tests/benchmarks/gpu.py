@@ -16,7 +16,7 @@ import torch
 from tests.benchmarks import gpu_job_step, gpu_messages
 from tests.benchmarks.gpu_job_step import Job
 from tests.benchmarks.measure import Figure, show
-from training.configuration.models import LstmConfig
+from training.settings.models import LstmConfig
 
 SMALL = Job(LstmConfig(2, 8, False, 3, 0.0), 30, 64, 0.005, 2, num_first_steps=2)
 

@@ -24,9 +24,9 @@ from tests.benchmarks.gpu_graphs import captured, synchronize
 from tests.benchmarks.gpu_job_step import PAPERS, PRECISIONS, TRAINERS, Bench, Job, bare_step
 from tests.benchmarks.measure import Figure, show
 from training.distributed import process_group
-from training.models.kbest_selection import select_on_device
 from training.models.lstm import LstmModel
 from training.models.precision import fastest_precision, set_float32_products
+from training.targets.teacher_messages import select_on_device
 
 MINIBATCHES = (2_048, 8_192, 32_768)
 PADDED_FRAMES = (8_192, 65_536, 262_144, 524_288)

@@ -22,14 +22,9 @@ from pipeline.splicing import NUM_INPUTS
 from tests.benchmarks.gpu_graphs import captured, synchronize
 from tests.benchmarks.measure import Figure, ratios
 from tests.benchmarks.reader import partitions
-from training.configuration.block_trainers import BmufConfig
-from training.configuration.models import LstmConfig
-from training.configuration.optimizers import AdamConfig
-from training.configuration.trainers import GtcConfig, SynchronousConfig, TrainerConfig
-from training.configuration.values import Precision
-from training.data.batching import chunked_shape
 from training.data.dataset import Dataset
-from training.data.device_copies import buffers_ahead, device_copies
+from training.data.row_order import chunked_shape
+from training.data.sub_epoch_reader import buffers_ahead, device_copies
 from training.data.sub_epochs import SubEpoch
 from training.distributed import process_group
 from training.distributed.process_group import ProcessGroup
@@ -43,6 +38,15 @@ from training.fit.steps import (
 )
 from training.models.lstm import LstmModel
 from training.models.precision import set_float32_products
+from training.settings.models import LstmConfig
+from training.settings.trainers import (
+    AdamConfig,
+    BmufConfig,
+    GtcConfig,
+    SynchronousConfig,
+    TrainerConfig,
+)
+from training.settings.values import Precision
 from training.trainers.registry import make_optimizer, make_trainer
 
 SOFT_CHUNKS = SubEpoch(False, 0, 1, 0, False, 1e-4)

@@ -18,7 +18,7 @@ from jobs.cli.parser import recipe_path
 from jobs.run import Launch, launches, run_steps
 from jobs.synthesis.plan import SynthesisConfig
 from tests.benchmarks.kept_errors import ResultKey, keep_errors
-from training.recipes import read_recipe
+from training.settings.recipe import read_recipe
 
 NUM_SUB_EPOCHS = 40
 """Unlabelled sub-epochs of each student, whatever its passes."""

@@ -10,7 +10,7 @@ from infra.store.object_store import ObjectStore
 from jobs.report_contents.other_report import output_of
 from pipeline.runs.manifest import read_manifest, read_output
 from pipeline.runs.names import EVALUATION_SCORES, EVALUATION_STEP
-from training.evaluation.utterance_errors import UtteranceErrors, read_errors
+from training.evaluate.word_errors import UtteranceErrors, read_errors
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from tests.benchmarks.papers_tables_rows import BASELINE, Configuration
-from training.configuration.block_trainers import Form
+from training.settings.trainers import Form
 
 TUNING_SEED, TUNING_RANKS = 0, 64
 # Of the mean gradient: divided by the number of ranks whose gradients are summed.

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from tests.benchmarks.papers_tables_task import MINIBATCH_FRAMES
-from training.configuration.block_trainers import Form
+from training.settings.trainers import Form
 from training.simulation import MakeTrainer
 from training.trainers import Bmuf, Gtc, Htm, Synchronous
 

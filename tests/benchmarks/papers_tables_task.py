@@ -17,11 +17,11 @@ from pipeline.runs.manifest import read_manifest, read_output
 from pipeline.runs.names import ALIGNMENT_STEP, HELDOUT, PARTITIONS_STEP, features_step
 from pipeline.shards import read_partition
 from pipeline.splicing import STACK, low_rate_alignment, splice
+from training.align.labelled import read_lexicon, read_shards
+from training.align.network_alignment import network_alignments, read_tree
 from training.models.store import load_model
-from training.recipes import read_recipe
+from training.settings.recipe import read_recipe
 from training.simulation import Training
-from training.targets.alignment import network_alignments, read_tree
-from training.targets.labelled import read_lexicon, read_shards
 
 CONTEXT = 2  # low-rate frames to either side
 NUM_UNITS = 48

@@ -16,11 +16,10 @@ from pathlib import Path
 from unittest.mock import patch
 
 from tests.benchmarks.rotation.folds import Corpus
-from training.decoding.language_model import kneser_ney, kneser_ney_arpa, witten_bell_arpa
-from training.decoding.language_model.arpa import ArpaEntry, read_arpa
-from training.decoding.language_model.kneser_ney import NO_COUNTS, Discounts
-from training.decoding.language_model.ngrams import END, START, UNKNOWN, Ngram
-from training.decoding.lexicon import parse_lexicon
+from training.decode import smoothing
+from training.decode.arpa import END, START, UNKNOWN, ArpaEntry, Ngram, read_arpa
+from training.decode.lexicon import parse_lexicon
+from training.decode.smoothing import NO_COUNTS, Discounts, kneser_ney_arpa, witten_bell_arpa
 
 ORDERS = (2, 3, 4, 5)
 HELDOUT_SPEAKERS = "held-out speakers"
@@ -31,13 +30,13 @@ Estimate = Callable[[Sentences, Sequence[str], int], str]
 
 def without_one_discount(sentences: Sentences, words: Sequence[str], order: int) -> str:
     """Estimate by Kneser-Ney that has KenLM's discounts wherever the published ones cannot be."""
-    published = kneser_ney.discounts_of
+    published = smoothing.discounts_of
 
     def discounts(adjusted: Mapping[Ngram, int]) -> Discounts:
         found = published(adjusted)
         return NO_COUNTS if found.one == found.two == found.more else found
 
-    with patch.object(kneser_ney, "discounts_of", discounts):
+    with patch.object(smoothing, "discounts_of", discounts):
         return kneser_ney_arpa(sentences, words, order)
 
 

@@ -33,14 +33,12 @@ from pipeline.runs.names import (
 )
 from pipeline.shards import Alignment, read_partition
 from tests.benchmarks.measure import Figure, show
-from training.configuration.alignment import BootstrapConfig
-from training.decoding.alignment import TranscribedUtterance
-from training.decoding.bootstrap.cepstra import speaker_cepstra
-from training.decoding.bootstrap.hmm import bootstrap_alignment
-from training.decoding.lexicon import SILENCE, Lexicon, parse_lexicon
-from training.decoding.senones.senone_tree import SenoneTree
-from training.targets.alignment import read_tree
-from training.targets.labelled import read_shards, transcribed
+from training.align.labelled import read_shards, transcribed
+from training.align.monophone_hmm import bootstrap_alignment, speaker_cepstra
+from training.align.network_alignment import read_tree
+from training.decode.lexicon import SILENCE, Lexicon, parse_lexicon
+from training.decode.senones import SenoneTree, TranscribedUtterance
+from training.settings.decoding import BootstrapConfig
 
 TOLERANCES_MS = (10, 20, 30, 50)
 FIRST_BOUNDARY_MS = WINDOW_MS / 2 - FRAME_SHIFT_MS / 2

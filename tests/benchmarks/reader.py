@@ -28,16 +28,16 @@ from pipeline.runs.manifest import Output
 from pipeline.runs.names import PARTITIONS_STEP
 from pipeline.shards import Alignment, PartitionRow, Storage, write_partition
 from tests.benchmarks.measure import Figure, interleaved, ratios, show
-from training.configuration.augmentation import AugmentationConfig
-from training.configuration.models import LstmConfig
-from training.data import batching
+from training.data import row_order
 from training.data.dataset import Dataset
 from training.data.minibatch import Minibatch
 from training.data.sub_epochs import SubEpoch
+from training.data.targets import HardTargets
 from training.fit.model_specs import LoopConfig
 from training.fit.steps import GradientNorms, take_steps
 from training.models.lstm import LstmModel
-from training.targets.hard import HardTargets
+from training.settings.model_training import AugmentationConfig
+from training.settings.models import LstmConfig
 
 K = 20
 MEAN_UTTERANCE_FRAMES = 360
@@ -226,7 +226,7 @@ def read_ahead(folder: str, num_rounds: int) -> list[Figure]:
     store = ObjectStore((folder,))
     parts = partitions(store, folder, NUM_POOLS, 0.25, 200, True, "float16")
     dataset = Dataset(store, folder, (), parts, 3, 2048, 1, 0, 1)
-    with mock.patch.object(batching, "BUFFER_FRAMES", batching.BUFFER_FRAMES // 8):
+    with mock.patch.object(row_order, "BUFFER_FRAMES", row_order.BUFFER_FRAMES // 8):
         plan = dataset.plan(SubEpoch(False, 0, 1, 0, False, 0.1), 0)
     started = time.perf_counter()
     num_minibatches = sum(1 for _ in plan.minibatches())

@@ -16,9 +16,9 @@ import torch
 from pipeline.shards import Lattice
 from pipeline.shards.lattices import check_lattice
 from tests.benchmarks.measure import Figure, interleaved, ratios, show
-from training.configuration.models import LstmConfig
 from training.models.lstm import LstmModel
 from training.sequence_training.smbr import AlignedLattice, Smbr, SmbrBatch, smbr_loss
+from training.settings.models import LstmConfig
 
 NUM_SENONES, LOOK_AHEAD, FRAMES = 3183, 3, 2048
 STATES, ARCS = 5, 10

@@ -27,11 +27,9 @@ from pipeline.steps.repartition import RepartitionConfig, repartition
 from tests.benchmarks.measure import Figure
 from tests.small_corpus import serially
 from tests.written_run import write_run
+from training.certificate import ProvenanceReader, TrainingStep, collect_samples, sub_epoch_steps
 from training.data.dataset import Dataset
 from training.data.sub_epochs import SubEpoch
-from training.shuffle_audit.order_samples import TrainingStep, collect_samples
-from training.shuffle_audit.reading_order import sub_epoch_steps
-from training.shuffle_audit.row_provenance import ProvenanceReader
 
 NUM_FILES, NUM_SPEAKERS, NUM_EACH = 256, 5, 32
 NUM_RANKS, MINIBATCH_FRAMES, LOOK_AHEAD = 8, 512, 3
@@ -92,7 +90,7 @@ def trainers_order(
     outputs = repartition(store, run_uri, config, serially).manifest.outputs
     dataset = Dataset(store, run_uri, (), outputs, LOOK_AHEAD, MINIBATCH_FRAMES, seed, 0, NUM_RANKS)
     reader = ProvenanceReader(store, run_uri, read_provenance(store, run_uri))
-    with mock.patch("training.data.batching.BUFFER_FRAMES", low_rate_frames(outputs[0].tally)):
+    with mock.patch("training.data.row_order.BUFFER_FRAMES", low_rate_frames(outputs[0].tally)):
         steps = [
             TrainingStep(0, number, minibatches)
             for number, minibatches in enumerate(sub_epoch_steps(dataset, SUB_EPOCH, seed))

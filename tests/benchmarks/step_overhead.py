@@ -24,9 +24,9 @@ from functools import partial
 import torch
 from torch import nn
 
-from training.configuration.block_codes import Bfloat16, TopK
 from training.distributed import collectives, process_group
 from training.distributed.process_group import ProcessGroup
+from training.settings.trainers import Bfloat16, TopK
 from training.trainers import (
     AdPsgd,
     Bmuf,

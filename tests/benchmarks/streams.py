@@ -15,11 +15,10 @@ import numpy as np
 import torch
 
 from pipeline.filterbank import SAMPLE_RATE_HZ
-from training.configuration.models import LstmConfig
+from training.export.onnx_graph import in_int8, streaming_graph
+from training.export.recognizer import EnergyStream, StreamingModel
 from training.models.lstm import LstmModel
-from training.streaming.onnx_graph import in_int8, streaming_graph
-from training.streaming.recognizer import EnergyStream
-from training.streaming.stream_state import StreamingModel
+from training.settings.models import LstmConfig
 
 PIECE_S = 0.3
 NUM_STREAMS = (1, 10, 100)

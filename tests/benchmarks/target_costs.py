@@ -35,7 +35,7 @@ from tests.benchmarks.measure import Figure, interleaved, ratios, show
 from tests.benchmarks.reader import kbest, read_all, utterances
 from training.data.dataset import Dataset
 from training.data.sub_epochs import SubEpoch
-from training.models.ensemble import log_mean_posteriors, relative_logits
+from training.targets.teacher import log_mean_posteriors, relative_logits
 
 K, NUM_SENONES, REQUEST_FRAMES = 20, 3183, 8192
 HOURS = 0.5

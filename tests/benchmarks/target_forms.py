@@ -26,7 +26,7 @@ from jobs.cli.catalogue import (
 from jobs.run import Launch, launches, run_steps
 from tests.benchmarks.kept_errors import ResultKey, keep_errors
 from tests.benchmarks.rotation.lanes import link_run, steps_from
-from training.targets.alignment import read_tree
+from training.align.network_alignment import read_tree
 
 SEEDED = ("aligner", "baseline", "teacher", "student", "targets")
 RANKS = (2, 4)

@@ -11,8 +11,8 @@ from tests.benchmarks.gtc_task import GtcTask
 from tests.benchmarks.reader import read_all
 from tests.training.algorithms.gtc import interpreted
 from training.algorithms.gtc.encoding import take_message
-from training.configuration.values import Precision
 from training.distributed import process_group
+from training.settings.values import Precision
 
 pytestmark = pytest.mark.chaos
 

@@ -4,7 +4,7 @@ import pytest
 
 from jobs.cli.parser import recipe_path
 from tests.benchmarks.hours_curve import NUM_SUB_EPOCHS, overrides
-from training.recipes import read_recipe
+from training.settings.recipe import read_recipe
 
 
 @pytest.mark.parametrize("hours", [0.5, 1, 2, 5, 10, 20])

@@ -10,8 +10,7 @@ from pipeline.runs.names import EVALUATION_STEP
 from pipeline.runs.step import StepContents, StepSpec, run_step
 from tests.benchmarks.kept_errors import ResultKey, keep_errors
 from tests.benchmarks.rotation.table import Measured
-from training.evaluation.utterance_errors import UtteranceErrors, write_errors
-from training.evaluation.word_errors import WordErrors
+from training.evaluate.word_errors import UtteranceErrors, WordErrors, write_errors
 
 
 def test_errors_are_kept_by_speaker(tmp_path: Path) -> None:

@@ -14,9 +14,8 @@ from tests.benchmarks.perplexity import (
     perplexities,
     perplexity,
 )
-from training.decoding.language_model import kneser_ney_arpa
-from training.decoding.language_model.arpa import read_arpa
-from training.decoding.language_model.ngrams import END, START, UNKNOWN
+from training.decode.arpa import END, START, UNKNOWN, read_arpa
+from training.decode.smoothing import kneser_ney_arpa
 
 ARPA = """\
 \\data\\

@@ -30,7 +30,7 @@ from tests.benchmarks.rotation.table import (
     require_one_recipe,
     whole_table,
 )
-from training.recipes import read_recipe
+from training.settings.recipe import read_recipe
 
 SPEAKERS = [f"{'f' if number < 21 else 'm'}{number:02d}" for number in range(74)]
 

@@ -4,7 +4,7 @@ import pytest
 
 from jobs.cli.parser import recipe_path
 from tests.benchmarks.target_forms import REFERENCE, forms
-from training.recipes import read_recipe
+from training.settings.recipe import read_recipe
 
 
 @pytest.mark.parametrize("label", forms(150))

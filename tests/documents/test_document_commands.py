@@ -19,8 +19,8 @@ from tests.job_programs import RunJob, Said
 from tests.small_corpus import tone, wav
 from tests.small_run import SETTINGS as SMALL_SETTINGS
 from tests.small_run import make_run
-from tests.training.streaming.heard_run import SETTINGS as HEARD_SETTINGS
-from tests.training.streaming.heard_run import write_heard_run
+from tests.training.export.heard_run import SETTINGS as HEARD_SETTINGS
+from tests.training.export.heard_run import write_heard_run
 from tests.whole_path.processes import TINY
 
 COMMANDS = [command for document in documents() for command in commands_of(document)]
@@ -50,7 +50,7 @@ NOT_EXECUTED = {
     "docker": "it needs a docker daemon; options: test_other_programs.py; files: test_docker.py",
     "arecord": "it needs a microphone",
     "cp": "the shell's own",
-    "pip": "it asks a package index; its list: tests/training/streaming/test_device_install.py",
+    "pip": "it asks a package index; its list: tests/training/export/test_device_install.py",
     "python -m pytest": "it starts this suite",
     "python -m infra.spark.session": "tests/whole_path/conftest.py calls the module's function",
 }

@@ -16,16 +16,16 @@ from infra.spark.session import TaskError, run_tasks, spark_session
 from pipeline.kbest import joined
 from pipeline.runs.names import ALIGNMENT_STEP, TEACHER, realignment_rounds
 from pipeline.steps.targets import TargetsConfig, TeacherInput
-from tests.training.targets.labelled_run import (
+from tests.training.align.labelled_run import (
     Place,
     bootstrapped,
     shards,
     store_network,
     write_labelled,
 )
-from training.configuration.models import FactoryConfig
-from training.configuration.targets import WindowsConfig
-from training.targets.alignment import AlignmentSettings, realign
+from training.align.network_alignment import AlignmentSettings, realign
+from training.settings.decoding import WindowsConfig
+from training.settings.models import FactoryConfig
 from training.targets.teacher import PooledTeacher, kept_targets
 
 pytestmark = pytest.mark.chaos

@@ -30,13 +30,12 @@ from pipeline.steps.selection.statistics import Month, union_statistics
 from pipeline.steps.selection.subset_overlap import SPAN, SubsetRange
 from tests.fuzzing.mutations import changed, changed_json, damaged, repeated_key
 from tests.fuzzing.outcomes import FUZZ, REFUSED, outcome
+from training.checkpoints.checkpointer import CheckpointRecord, RankObject
 from training.checkpoints.place import Place
-from training.checkpoints.record import CheckpointRecord, RankObject
-from training.configuration.decoding import DecodingSettings
-from training.decoding.senones.senone_tree import parse_senone_tree
-from training.evaluation.decoded import DecodedUtterance, DecodedWord, read_decoded, write_decoded
-from training.evaluation.utterance_errors import UtteranceErrors, read_errors, write_errors
-from training.evaluation.word_errors import WordErrors
+from training.decode.senones import parse_senone_tree
+from training.evaluate.decoded import DecodedUtterance, DecodedWord, read_decoded, write_decoded
+from training.evaluate.word_errors import UtteranceErrors, WordErrors, read_errors, write_errors
+from training.settings.decoding import DecodingSettings
 
 ANY = dict[str, Any]
 SHARD = Output("features/x/ab/0-abcd.parquet", 9, "ab" * 32, 2, 1_800_000)

@@ -23,11 +23,8 @@ from tests.fuzzing.mutations import changed, damaged
 from tests.fuzzing.outcomes import EXAMPLES, FUZZ, REFUSED, outcome
 from tests.pipeline.shards.test_lattice_shards import rows as lattice_rows
 from tests.pipeline.shards.test_shards import KINDS
-from training.configuration.models import LstmConfig
-from training.decoding.graph.hclg import DecodingGraph
-from training.models.registry import make_model
-from training.models.store import TrainedModel, decode_model, encode_model
-from training.streaming.archive import (
+from training.decode.graph import DecodingGraph
+from training.export.archive import (
     GRAPH,
     MEMBERS,
     SETTINGS,
@@ -36,6 +33,8 @@ from training.streaming.archive import (
     read_archive,
     write_archive,
 )
+from training.models.store import TrainedModel, decode_model, encode_model, make_model
+from training.settings.models import LstmConfig
 from training.tensor_encoding import decode_state, encode_state
 
 fewer = settings(FUZZ, max_examples=max(EXAMPLES // 3, 1))

@@ -28,8 +28,8 @@ from pipeline.steps.ingestion.lhotse import LhotseCuts, LhotseSupervisions, Shar
 from tests.fuzzing.mutations import ODD_VALUES, changed, changed_json, damaged, repeated_key
 from tests.fuzzing.outcomes import EXAMPLES, FUZZ, REFUSED, outcome
 from tests.jobs.planning.test_throughputs import CALIBRATION
-from training.evaluation.language_model import LanguageModelFile
-from training.recipes import read_recipe
+from training.evaluate.language_model import LanguageModelFile
+from training.settings.recipe import read_recipe
 
 fewer = settings(FUZZ, max_examples=max(EXAMPLES // 3, 1))
 

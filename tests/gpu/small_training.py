@@ -3,11 +3,10 @@
 import torch
 from torch import Tensor
 
-from training.configuration.models import LstmConfig
 from training.data.minibatch import Minibatch, Targets
+from training.data.targets import HardTargets, SoftTargets
 from training.models.lstm import LstmModel
-from training.targets.hard import HardTargets
-from training.targets.soft import SoftTargets
+from training.settings.models import LstmConfig
 
 NUM_SENONES, NUM_CHUNKS, FRAMES = 300, 16, 32
 

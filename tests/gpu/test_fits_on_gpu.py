@@ -12,8 +12,7 @@ import torch
 from infra.store.object_store import ObjectStore
 from pipeline.runs.manifest import Manifest, read_output
 from tests.training.fit.small_fits import copy_stopped, small_fit, steps_saved, write_run
-from training.configuration.trainers import TRAINERS
-from training.data import batching
+from training.data import row_order
 from training.distributed import process_group
 from training.distributed.process_group import ProcessGroup
 from training.distributed.rank_scheduler import shared_device
@@ -23,7 +22,8 @@ from training.fit.model_specs import Fit
 from training.fit.train_model import fit_model
 from training.fit.training_loop import Fitting
 from training.models.store import load_model
-from training.recipes import CheckpointConfig
+from training.settings.recipe import CheckpointConfig
+from training.settings.trainers import TRAINERS
 
 pytestmark = pytest.mark.gpu
 
@@ -33,7 +33,7 @@ CPU = torch.device("cpu")
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A run whose minibatches are four chunks of eight frames."""
-    monkeypatch.setattr(batching, "CHUNK_FRAMES", 8)
+    monkeypatch.setattr(row_order, "CHUNK_FRAMES", 8)
     write_run(tmp_path / "run")
     return tmp_path / "run"
 

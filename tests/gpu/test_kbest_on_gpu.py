@@ -6,7 +6,7 @@ import torch
 
 from pipeline.kbest import KBest, select_kbest
 from tests.gpu.small_training import student
-from training.models.kbest_selection import select_on_device
+from training.targets.teacher_messages import select_on_device
 
 pytestmark = pytest.mark.gpu
 

@@ -18,18 +18,17 @@ from tests.training.sequence_training.toy_run import (
     smbr_fit,
     write_toy_run,
 )
-from training.configuration.models import ConformerConfig
-from training.configuration.targets import LatticeConfig
+from training.align.network_alignment import log_likelihoods
 from training.distributed.process_group import ProcessGroup
 from training.distributed.rank_scheduler import shared_device
 from training.distributed.simulated_group import simulate_ranks
 from training.fit.model_specs import LoopConfig
 from training.fit.steps import compute_gradients
 from training.fit.train_model import fit_model
-from training.models.registry import make_model
-from training.models.store import load_model
-from training.targets.alignment import log_likelihoods
-from training.targets.lattices import generate_lattices
+from training.models.store import load_model, make_model
+from training.sequence_training.lattices import generate_lattices
+from training.settings.decoding import LatticeConfig
+from training.settings.models import ConformerConfig
 
 pytestmark = pytest.mark.gpu
 

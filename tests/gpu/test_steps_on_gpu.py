@@ -16,12 +16,12 @@ from tests.gpu.small_training import (
     relative_error,
     student,
 )
-from training.configuration.values import Precision
 from training.distributed.checks import all_finite
 from training.fit.cuda_graph import GradientGraphs
 from training.fit.model_specs import LoopConfig
 from training.fit.steps import GradientNorms, compute_gradients, take_steps
 from training.models.precision import set_float32_products
+from training.settings.values import Precision
 
 pytestmark = pytest.mark.gpu
 

@@ -22,7 +22,7 @@ from tests.training.targets.unlabelled_toy_run import (
     write_unlabelled_toy_run,
 )
 from tests.whole_path.processes import TINY
-from training.models.registry import make_model
+from training.models.store import make_model
 
 SETTINGS = (
     f"models.teacher.num_units={BIDIRECTIONAL.num_units}",

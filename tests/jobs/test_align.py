@@ -11,7 +11,7 @@ from jobs.align import unreached_senones
 from pipeline.runs.manifest import Manifest
 from pipeline.runs.names import BOOTSTRAP_STEP, DEV, UNLABELLED
 from tests.job_programs import RunJob
-from tests.training.targets.labelled_run import shards, write_features_of, write_labelled
+from tests.training.align.labelled_run import shards, write_features_of, write_labelled
 from tests.whole_path.processes import TINY
 
 CONFIG = {"senones": {"max_senones": 200, "min_count": 150}}

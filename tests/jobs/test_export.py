@@ -14,7 +14,7 @@ from infra.store.object_store import ObjectStore
 from pipeline.runs.names import HELDOUT
 from tests.job_programs import RunJob
 from tests.small_corpus import tone, wav
-from tests.training.streaming.heard_run import SETTINGS, write_heard_run
+from tests.training.export.heard_run import SETTINGS, write_heard_run
 from tests.whole_path.processes import TINY
 
 ROOT = Path(__file__).parents[2]
@@ -159,7 +159,7 @@ def test_a_microphone_without_its_package_has_a_remedy(
 def test_transcribe_imports_neither_torch_nor_spark() -> None:
     """A device needs onnxruntime and the decoder alone."""
     code = (
-        "import sys, jobs.transcribe, training.streaming.recognizer\n"
+        "import sys, jobs.transcribe, training.export.recognizer\n"
         "heavy = {'torch', 'pyspark', 'boto3', 'onnx', 'matplotlib'} & set(sys.modules)\n"
         "assert not heavy, heavy\n"
     )

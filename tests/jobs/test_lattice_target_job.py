@@ -26,7 +26,7 @@ from pipeline.runs.names import (
 )
 from tests.architecture.call_depth import answers_here, plain_loop
 from tests.job_programs import RunJob
-from tests.training.decoding.toy_language import toy_lexicon
+from tests.training.decode.toy_language import toy_lexicon
 from tests.training.sequence_training.toy_run import TREE, put_model, rows_of
 from tests.training.targets.unlabelled_toy_run import (
     BIDIRECTIONAL,
@@ -34,10 +34,9 @@ from tests.training.targets.unlabelled_toy_run import (
     write_unlabelled_toy_run,
 )
 from tests.whole_path.processes import TINY
-from training.decoding.graph.graph_text import encode_graph
-from training.decoding.graph.hclg import decoding_graph
-from training.decoding.language_model import witten_bell_arpa
-from training.models.registry import make_model
+from training.decode.graph import decoding_graph, encode_graph
+from training.decode.smoothing import witten_bell_arpa
+from training.models.store import make_model
 
 LABELS = sequence_trained(TEACHER)
 LATTICE = (

@@ -36,7 +36,7 @@ from tests.small_corpus import serially
 from tests.training.sequence_training.toy_run import finish
 from tests.training.targets.unlabelled_toy_run import write_unlabelled_toy_run
 from tests.whole_path.processes import TINY
-from training.recipes import read_recipe
+from training.settings.recipe import read_recipe
 
 OWN = "targets.teacher.factory='tests.training.targets.own_teachers:spliced'"
 SIBLING = model_step("teacher_round_2")

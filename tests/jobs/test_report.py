@@ -28,9 +28,8 @@ from pipeline.runs.names import (
 from pipeline.runs.sealed_json import seal
 from pipeline.runs.step import write_manifest
 from tests.whole_path.processes import TINY
-from training.evaluation.utterance_errors import UtteranceErrors
-from training.evaluation.word_errors import WordErrors
-from training.recipes import read_recipe
+from training.evaluate.word_errors import UtteranceErrors, WordErrors
+from training.settings.recipe import read_recipe
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ from tests.job_programs import RunJob
 from tests.training.sequence_training.toy_run import write_toy_run
 from tests.whole_path.processes import TINY
 from training.fit.model_specs import teacher_fit, teacher_fits
-from training.recipes import read_recipe
+from training.settings.recipe import read_recipe
 
 ENSEMBLE = ("--set", "teacher.ensemble=2")
 SMBR = (

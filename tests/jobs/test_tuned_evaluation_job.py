@@ -25,7 +25,7 @@ from tests.training.targets.unlabelled_toy_run import (
     write_transcribed,
 )
 from tests.whole_path.processes import TINY
-from training.recipes import read_recipe
+from training.settings.recipe import read_recipe
 
 
 def test_development_speakers_settings_decode_the_heldout_ones(

@@ -32,11 +32,11 @@ from jobs.planning.calibration.throughputs import read_published
 from jobs.planning.scaling_options import read_scaling
 from jobs.synthesis.plan import SynthesisConfig
 from pipeline.steps.features import ExtractionConfig
-from training.configuration.models import FactoryConfig
-from training.configuration.targets import MemberConfig, OwnTeacherConfig
-from training.configuration.trainers import TRAINERS
-from training.recipes import read_recipe
-from training.shuffle_audit.certificate import CertificateConfig
+from training.certificate import CertificateConfig
+from training.settings.decoding import MemberConfig, OwnTeacherConfig
+from training.settings.models import FactoryConfig
+from training.settings.recipe import read_recipe
+from training.settings.trainers import TRAINERS
 
 TINY = Path(__file__).parents[1] / "whole_path" / "tiny.toml"
 HUGE = 10**5000

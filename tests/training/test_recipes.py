@@ -7,17 +7,19 @@ import pytest
 
 from infra.settings import ConfigurationError
 from jobs.cli.job import recipe_path
-from training.configuration.block_trainers import BmufConfig, HtmConfig
-from training.configuration.models import ConformerConfig
-from training.configuration.optimizers import AdamConfig, SgdConfig
-from training.configuration.trainers import (
+from training.fit.model_specs import sequence_fit, sibling_fits, student_fit
+from training.settings.models import ConformerConfig
+from training.settings.recipe import Recipe, read_recipe
+from training.settings.trainers import (
     TRAINERS,
+    AdamConfig,
+    BmufConfig,
     GtcConfig,
+    HtmConfig,
+    SgdConfig,
     SynchronousConfig,
     describe_trainers,
 )
-from training.fit.model_specs import sequence_fit, sibling_fits, student_fit
-from training.recipes import Recipe, read_recipe
 
 TINY = Path(__file__).parents[1] / "whole_path" / "tiny.toml"
 

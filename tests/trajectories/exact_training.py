@@ -20,9 +20,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from training.configuration.block_codes import Threshold, TopK
 from training.distributed.process_group import ProcessGroup
 from training.distributed.simulated_group import simulate_ranks
+from training.settings.trainers import Threshold, TopK
 from training.trainers import (
     Bmuf,
     D1dPsgd,

@@ -30,8 +30,8 @@ from tests.whole_path.manifests import manifest_bytes, require_balance
 from tests.whole_path.processes import REPOSITORY, TINY, left_behind, run_all_steps
 from tests.whole_path.reduced_an4 import write_reduced_an4
 from tests.whole_path.run_damage import flipped, folders, kinds, replaced
-from training.evaluation.utterance_errors import read_errors
-from training.recipes import read_recipe
+from training.evaluate.word_errors import read_errors
+from training.settings.recipe import read_recipe
 
 pytestmark = pytest.mark.timeout(2400)
 

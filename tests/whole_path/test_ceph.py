@@ -21,7 +21,7 @@ from tests.s3_server import CREDENTIALS
 from tests.small_corpus import serially, write_corpus
 from tests.whole_path.manifests import manifest_bytes
 from tests.whole_path.processes import TINY, run_step
-from training.recipes import read_recipe
+from training.settings.recipe import read_recipe
 from training.targets.teacher import serve_teacher
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(2400)]

@@ -17,8 +17,8 @@ from tests.job_programs import RunJob, Said
 from tests.s3_server import CREDENTIALS, free_port
 from tests.small_corpus import local_store, serially, write_corpus, write_metadata
 from tests.whole_path.processes import TINY, run_step
-from training.configuration.trainers import TRAINERS
-from training.recipes import read_recipe
+from training.settings.recipe import read_recipe
+from training.settings.trainers import TRAINERS
 
 STEPS = (
     *("ingest", "select_utterances", "extract_features", "align", "train_baseline"),

@@ -23,9 +23,9 @@ from pipeline.shards import read_targets
 from tests.architecture.call_depth import plain_loop
 from tests.job_programs import RunJob
 from tests.small_corpus import flac
-from tests.training.decoding.toy_language import LEXICON_TXT
+from tests.training.decode.toy_language import LEXICON_TXT
 from tests.whole_path.processes import REPOSITORY, TINY
-from training.targets.alignment import read_tree
+from training.align.network_alignment import read_tree
 
 pytestmark = pytest.mark.chaos
 

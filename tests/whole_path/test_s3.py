@@ -35,7 +35,7 @@ from tests.s3_server import CREDENTIALS, running_s3_server
 from tests.small_corpus import serially
 from tests.whole_path.manifests import manifest_bytes, require_balance
 from tests.whole_path.processes import TINY, run_all_steps, run_step
-from training.recipes import read_recipe
+from training.settings.recipe import read_recipe
 from training.targets.teacher import serve_teacher
 
 pytestmark = [pytest.mark.timeout(2400), pytest.mark.cluster]

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from training.configuration.block_trainers import Form
+from training.settings.trainers import Form
 
 
 @dataclass(frozen=True, slots=True)

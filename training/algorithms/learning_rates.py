@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from training.configuration.optimizers import check_decay, check_newbob_rates
+from training.settings.trainers import check_decay, check_newbob_rates
 
 
 def exponential_decay(initial: float, final: float, num_epochs: int) -> list[float]:

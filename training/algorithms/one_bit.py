@@ -32,7 +32,7 @@ from jaxtyping import Bool, Float, Float32, Float64, Int32, Int64, Shaped
 from torch import Tensor
 
 from infra.settings import Range, check_ranges
-from training.configuration.trainers import AdaGrad, AdaGradPlace
+from training.settings.trainers import AdaGrad, AdaGradPlace
 
 _RECURRENT = re.compile(r"(?P<prefix>.*)(weight|bias)_(ih|hh)(?P<layer>(_l\d+)?(_reverse)?)")
 

@@ -28,7 +28,7 @@ from training.algorithms.top_k_lengths import (
     num_message_words,
     num_unary_bits,
 )
-from training.configuration.block_codes import TopK
+from training.settings.trainers import TopK
 
 
 def take_message(

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from training.configuration.block_codes import TopK
+from training.settings.trainers import TopK
 
 WORD_BITS = 32
 

@@ -1,14 +1,25 @@
-"""The whole state of training: model, optimizer, trainer and random numbers, of this rank."""
+"""The whole state of training of a rank: model, optimizer, trainer and random numbers.
+
+Resharding makes the states of a new number of ranks from those of all old ones. Its rule is that of
+leaving the trainer: models are averaged and the block is ended, so that all ranks start from one
+model. The optimizer's moments are averaged too. The sums over ranks, such as residuals and a
+sub-epoch's totals, remain sums.
+"""
 
 import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from infra.settings import printable
 from training.trainers.parameters import plain_name
-from training.trainers.trainer import State, Trainer
+from training.trainers.replica import is_moment
+from training.trainers.trainer import EntryPath, ReshardingPlan, Rule, State, Trainer
 
 
 def whole_state(model: nn.Module, optimizer: Optimizer, trainer: Trainer) -> State:
@@ -79,3 +90,116 @@ def seed_of(random: State, purpose: str) -> int:
     """Draw a seed from a random state of any devices, the same one for the same purpose."""
     states = b"".join(random[name].numpy().tobytes() for name in sorted(random))
     return int.from_bytes(hashlib.sha256(states + purpose.encode()).digest()[:6], "big")
+
+
+def reshard(
+    states: Iterable[State], num_old: int, rank: int, num_new: int, trainer: type[Trainer]
+) -> State:
+    """Make the state of rank `rank` of `num_new` from those of `num_old`, given in rank order.
+
+    One state at a time is held. `trainer` says how its own part is taken over; ValueError if the
+    states are another trainer's.
+    """
+    states = iter(states)
+    first = next(states)
+    trainer.check_own_state(first["trainer"])
+    plan = trainer.resharding_plan(first)
+    rules = {**plan.rules, **_own_rules(first)}
+    # A group of HTM holds one model, so only its first rank enters the mean.
+    ranks_per_model = num_old // plan.num_models
+    taken = {path: _Taken(rule) for path, rule in rules.items()}
+    resharded = first
+    for old_rank, state in enumerate(chain([first], states)):
+        takes = {
+            "mean": old_rank % ranks_per_model == 0,
+            # Old rank 0's sums are new rank 0's, so the other ranks begin from zero.
+            "sum": old_rank % num_new == rank,
+            "stripe": True,
+            "own": False,
+            "shared": old_rank == 0,
+        }
+        for path, rule in rules.items():
+            taken[path].add(_exact(_entry(state, path)), is_taken=takes[rule])
+    for path, each in taken.items():
+        resharded = _replaced(resharded, path, each.value(plan, rank, num_new))
+    return trainer.end_resharding(resharded) | {
+        # No old rank's random numbers fit a new rank.
+        "random": {"seed": seed_of(first["random"], f"rank {rank} of {num_new}")}
+    }
+
+
+@dataclass(slots=True)
+class _Taken:
+    """_Taken is what a new rank has of an entry so far: a sum, or the pieces of a vector."""
+
+    rule: Rule
+    sum: Any = None
+    stripes: list[Tensor] = field(default_factory=list)
+
+    def add(self, entry: Any, *, is_taken: bool) -> None:  # noqa: ANN401
+        """Take an old rank's entry, or know from it what the zeros are like."""
+        if self.rule == "stripe":
+            self.stripes.append(entry)
+        elif self.sum is None:
+            self.sum = entry if is_taken else _zeros(entry)
+        elif is_taken:
+            self.sum = _sum(self.sum, entry)
+
+    def value(self, plan: ReshardingPlan, rank: int, num_new: int) -> Any:  # noqa: ANN401
+        """Return the new rank's entry, from those of all old ranks."""
+        if self.rule == "stripe":
+            bounds = plan.stripe_bounds(num_new)
+            # A copy, as a checkpoint would hold the whole vector with a view of it.
+            return torch.cat(self.stripes)[bounds[rank] : bounds[rank + 1]].clone()
+        is_mean = self.rule == "mean" and plan.num_models > 1
+        return _divided(self.sum, plan.num_models) if is_mean else self.sum
+
+
+def _own_rules(state: State) -> dict[EntryPath, Rule]:
+    """Average the optimizer's moments over the models; split a sub-epoch's totals."""
+    rules: dict[EntryPath, Rule] = {
+        ("optimizer", "state", number, name): "mean"
+        for number, moments in state["optimizer"]["state"].items()
+        for name, value in moments.items()
+        if is_moment(name, value)
+    }
+    return rules | {("totals",): "sum"} if "totals" in state else rules
+
+
+def _entry(state: Any, path: EntryPath) -> Any:  # noqa: ANN401
+    for key in path:
+        state = state[key]
+    return state
+
+
+def _replaced(state: Any, path: EntryPath, value: object) -> Any:  # noqa: ANN401
+    if not path:
+        return value
+    return {**state, path[0]: _replaced(state[path[0]], path[1:], value)}
+
+
+def _exact(value: Any) -> Any:  # noqa: ANN401
+    """Widen bfloat16 and float16 to float32, in which sums and means keep what they add up."""
+    if isinstance(value, dict):
+        return {name: _exact(inner) for name, inner in value.items()}
+    if isinstance(value, Tensor) and value.is_floating_point():
+        return value.to(torch.promote_types(value.dtype, torch.float32))
+    return value
+
+
+def _sum(first: Any, second: Any) -> Any:  # noqa: ANN401
+    if isinstance(first, dict):
+        return {name: _sum(value, second[name]) for name, value in first.items()}
+    return first + second
+
+
+def _divided(value: Any, divisor: int) -> Any:  # noqa: ANN401
+    if isinstance(value, dict):
+        return {name: _divided(inner, divisor) for name, inner in value.items()}
+    return value / divisor
+
+
+def _zeros(value: Any) -> Any:  # noqa: ANN401
+    if isinstance(value, dict):
+        return {name: _zeros(inner) for name, inner in value.items()}
+    return torch.zeros_like(value) if isinstance(value, Tensor) else type(value)()

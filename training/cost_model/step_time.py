@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 
 from infra.settings import Range, Text, check_ranges
 from training.algorithms.top_k_lengths import num_message_words
-from training.configuration.block_codes import TopK
+from training.settings.trainers import TopK
 
 Pattern = Literal["ring", "direct"]
 """`ring`: each rank exchanges with its neighbour, in turns; `direct`: with all others at once."""

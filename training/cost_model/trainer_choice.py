@@ -11,8 +11,6 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from training.configuration.block_codes import TopK
-from training.configuration.trainers import AdaGradPlace
 from training.cost_model.step_time import (
     CostModel,
     coded_block_seconds,
@@ -21,6 +19,7 @@ from training.cost_model.step_time import (
     pairwise_mixing_seconds,
     ring_mixing_seconds,
 )
+from training.settings.trainers import AdaGradPlace, TopK
 
 KEPT_ACCURACY = -1.0
 """Percent of one rank's frame accuracy that a choice may lose: the spread of seeds is 0.5."""

@@ -11,12 +11,18 @@ from torch import Tensor
 
 from pipeline.shards import Alignment, PartitionRow
 from pipeline.splicing import STACK, splice
-from training.augmentation.augmenter import NO_AUGMENTATION, Augmenter
-from training.configuration.values import SoftTargetsForm
-from training.data.batching import Segments
-from training.targets.hard import HardTargetRows, HardTargets
-from training.targets.sequence import SequenceTargetRows, SequenceTargets
-from training.targets.soft import SOFT_TARGET_ROWS, SoftTargetRows, SoftTargets
+from training.data.augmentation import NO_AUGMENTATION, Augmenter
+from training.data.row_order import Segments
+from training.data.targets import (
+    SOFT_TARGET_ROWS,
+    HardTargetRows,
+    HardTargets,
+    SequenceTargetRows,
+    SequenceTargets,
+    SoftTargetRows,
+    SoftTargets,
+)
+from training.settings.values import SoftTargetsForm
 
 _PADDING = 0
 """The row of zeros without a target."""

@@ -14,13 +14,12 @@ from pipeline.runs.increment import store_of_chain
 from pipeline.runs.manifest import read_manifest
 from pipeline.runs.names import PARTITIONS_STEP
 from pipeline.splicing import NUM_INPUTS, STACK
-from training.data.cursor import DataCursor
 from training.data.dataset import Dataset
 from training.data.minibatch import Minibatch
 from training.data.sub_epoch_reader import SubEpochReader
-from training.data.sub_epochs import SubEpoch
+from training.data.sub_epochs import DataCursor, SubEpoch
+from training.data.targets import StoredTargets
 from training.distributed.process_group import ProcessGroup
-from training.targets.soft import StoredTargets
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

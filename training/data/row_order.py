@@ -1,28 +1,220 @@
-"""The order in which a rank reads the rows of training partitions: of ids and lengths alone.
+"""Order the rows that a rank reads in a sub-epoch: shard, buffer, shuffle and batch them.
 
-No module that it needs imports torch, so an order is also certified without it.
+Only ids and lengths are read, so all ranks count their steps beforehand. No module imported here
+imports torch, so an order is also certified without it. Minibatches hold 32-frame chunks in random
+order, or whole utterances (003 II-B). Some labelled speakers are left out of training: newbob
+measures its loss on them (000 3.2).
 """
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from functools import partial
+import io
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import cache, partial
+from itertools import chain
+from typing import BinaryIO, TypeVar
 
 import numpy as np
-from jaxtyping import Int64
+from jaxtyping import Bool, Int64
 
+from infra.prefetch import prefetch
 from infra.store.object_store import ObjectStore, scan_checked
 from pipeline.runs.manifest import Output
-from training.augmentation.augmenter import NO_AUGMENTATION, Augmenter
-from training.configuration.augmentation import AugmentationConfig
-from training.data.batching import (
-    Segments,
-    chunked_minibatches,
-    group_into_buffers,
-    whole_utterance_minibatches,
-)
-from training.data.sharding import Lengths, PartitionSlice, read_lengths, shard_partitions
+from pipeline.sampling import sampling_priority
+from pipeline.shards import read_partition_index, read_partition_lengths, read_partition_speakers
+from pipeline.splicing import STACK
+from training.data.augmentation import NO_AUGMENTATION, Augmenter
 from training.data.sub_epochs import SubEpoch
-from training.data.validation_speakers import left_out_rows
+from training.settings.model_training import AugmentationConfig
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionSlice:
+    """PartitionSlice: the rows first, first + step, ... of one training partition."""
+
+    output: Output
+    first: int
+    step: int
+
+
+def shard_partitions(
+    outputs: Sequence[Output], sub_epoch: SubEpoch, rank: int, world_size: int
+) -> list[PartitionSlice]:
+    """Return one rank's part of a sub-epoch: whole partitions, or slices where they are too few.
+
+    Over all ranks of all shares, every row of every partition is in exactly one slice.
+    """
+    num_parts = sub_epoch.num_shares * world_size
+    own = sub_epoch.share + sub_epoch.num_shares * rank
+    step = 1
+    # With 4 partitions or more a part, whole ones leave ranks within a quarter of each other.
+    if len(outputs) < 4 * num_parts:
+        # Each slice costs reading all of its partition: about 16 a part bound that.
+        step = min(num_parts, math.ceil(16 * num_parts / max(len(outputs), 1)))
+    numbers = range(own, len(outputs) * step, num_parts)
+    return [PartitionSlice(outputs[number // step], number % step, step) for number in numbers]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Lengths:
+    """Lengths: 10 ms frames of a partition's rows, and their offsets, in stored order.
+
+    `are_read` says which rows are at the placements that a model trains on; None: all are.
+    """
+
+    num_frames: Int64[np.ndarray, " rows"]
+    offsets: Int64[np.ndarray, " rows"]
+    are_read: Bool[np.ndarray, " rows"] | None = None
+
+    @property
+    def rows(self) -> Int64[np.ndarray, " _rows"]:
+        """Return the numbers of the rows that are read."""
+        every: Int64[np.ndarray, " _rows"] = np.arange(len(self.num_frames))
+        return every if self.are_read is None else every[self.are_read]
+
+    def low_rate(self, sub_epoch: SubEpoch, delay: int) -> Int64[np.ndarray, " rows"]:
+        """Count each row's low-rate frames in `sub_epoch`, the delay included; 0 for none."""
+        own = np.zeros_like(self.offsets) if sub_epoch.labelled else self.offsets
+        offsets = (own + sub_epoch.offset) % STACK
+        counts = (self.num_frames - offsets) // STACK
+        lengths: Int64[np.ndarray, " rows"] = np.where(counts > 0, counts + delay, 0)
+        return lengths
+
+
+def read_lengths(file: BinaryIO | io.IOBase, augmenter: Augmenter) -> Lengths:
+    """Read the lengths that a partition's rows have in a sub-epoch, and which of them it reads."""
+    config = augmenter.config
+    if not (config.changes_speed or config.placements):
+        return Lengths(*read_partition_lengths(file))
+    # With the ids and their hashes, lengths of two hours take 3.6 ms instead of 1.2.
+    index = read_partition_index(file)
+    num_frames = index.num_frames
+    if config.changes_speed:
+        num_frames = augmenter.num_frames(index.utterance_ids, num_frames)
+    are_read = config.are_read(index.placements) if config.placements else None
+    return Lengths(num_frames, index.offsets, are_read)
+
+
+LeftOut = Mapping[str, Bool[np.ndarray, " rows"]]
+"""By a partition's key, which of its rows training leaves out."""
+
+
+def validation_speakers(speakers: Iterable[str], one_in: int) -> list[str]:
+    """Return one speaker in `one_in`, at least one: those of the lowest hashes; not the only one.
+
+    A hash depends on no other speaker, so that more data leave mostly the same speakers out.
+    """
+    found = sorted(set(speakers), key=lambda speaker: (sampling_priority(0, speaker), speaker))
+    return found[: max(1, len(found) // one_in)] if len(found) > 1 else []
+
+
+@cache  # the same for all sub-epochs of a training, whose partitions do not change
+def left_out_rows(
+    store: ObjectStore, run_uri: str, labelled: tuple[Output, ...], one_in: int
+) -> LeftOut:
+    """Find the rows of the validation speakers; read one column of each labelled partition.
+
+    Of a single speaker, rows 0, n, 2n, ... of each partition are left out, n = `one_in`.
+    """
+    uris = [output.uri(run_uri) for output in labelled]
+    read = partial(scan_checked, store, scan=read_partition_speakers)
+    speakers_of = {
+        output.key: speakers
+        for output, (_, speakers) in zip(labelled, prefetch(read, uris, 16), strict=True)
+    }
+    chosen = set(validation_speakers(chain.from_iterable(speakers_of.values()), one_in))
+    return {
+        key: np.array(
+            [each in chosen if chosen else row % one_in == 0 for row, each in enumerate(speakers)],
+            dtype=np.bool_,
+        )
+        for key, speakers in speakers_of.items()
+    }
+
+
+T = TypeVar("T")
+
+CHUNK_FRAMES = 32
+# Rows are mixed within shuffle buffers of a training partition's usual two hours (003 IV-B4).
+BUFFER_FRAMES = 240_000
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Segments:
+    """Segments of one minibatch: low-rate frames [starts, stops) of a buffer's utterances."""
+
+    utterances: Int64[np.ndarray, " segments"]
+    starts: Int64[np.ndarray, " segments"]
+    stops: Int64[np.ndarray, " segments"]
+
+    @classmethod
+    def join(cls, parts: Sequence["Segments"]) -> "Segments":
+        """Join the segments of all parts, in order."""
+        names = (field.name for field in fields(cls))
+        return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
+
+    def take(self, chosen: slice | Int64[np.ndarray, " _chosen"]) -> "Segments":
+        """Return some of the segments, in the order of `chosen`."""
+        return Segments(self.utterances[chosen], self.starts[chosen], self.stops[chosen])
+
+
+def group_into_buffers(parts: Iterable[T], num_frames: Callable[[T], int]) -> Iterator[list[T]]:
+    """Group parts, in order, into shuffle buffers of about BUFFER_FRAMES frames.
+
+    A buffer is complete when the next one begins, so no more parts are read than are needed.
+    """
+    buffer: list[T] = []
+    number = start = 0
+    for part in parts:
+        if start // BUFFER_FRAMES != number:
+            yield buffer
+            buffer, number = [], start // BUFFER_FRAMES
+        buffer.append(part)
+        start += num_frames(part)
+    if buffer:
+        yield buffer
+
+
+def chunked_minibatches(
+    lengths: Int64[np.ndarray, " utterances"],
+    minibatch_frames: int,
+    generator: np.random.Generator,
+) -> list[Segments]:
+    """Cut utterances into chunks of 32 frames, and put the chunks in random order (003 II-B)."""
+    num_chunks = -(-lengths // CHUNK_FRAMES)
+    utterances = np.repeat(np.arange(len(lengths)), num_chunks)
+    first_chunks = np.cumsum(num_chunks) - num_chunks
+    starts = (np.arange(len(utterances)) - first_chunks[utterances]) * CHUNK_FRAMES
+    stops = np.minimum(starts + CHUNK_FRAMES, lengths[utterances])
+    order = generator.permutation(len(utterances))
+    chunks = Segments(utterances, starts, stops).take(order)
+    size, _ = chunked_shape(minibatch_frames)
+    return [chunks.take(slice(first, first + size)) for first in range(0, len(order), size)]
+
+
+def chunked_shape(minibatch_frames: int) -> tuple[int, int]:
+    """Return the chunks of a minibatch, and their frames; a buffer's last minibatch has fewer."""
+    # 64 chunks are the papers' minibatch of 2,048 frames (000 3.2).
+    return max(minibatch_frames // CHUNK_FRAMES, 1), CHUNK_FRAMES
+
+
+def whole_utterance_minibatches(
+    lengths: Int64[np.ndarray, " utterances"],
+    minibatch_frames: int,
+    generator: np.random.Generator,
+) -> list[Segments]:
+    """Group utterances of like length to `minibatch_frames` with padding; shuffle the groups."""
+    # Equal lengths keep their stored order, so whole utterances mix less than chunks.
+    by_length = np.argsort(lengths, kind="stable")
+    batches: list[list[int]] = []
+    for utterance in by_length[lengths[by_length] > 0].tolist():
+        # Lengths ascend, so the newest is the padded length of all.
+        if not batches or (len(batches[-1]) + 1) * lengths[utterance] > minibatch_frames:
+            batches.append([])
+        batches[-1].append(utterance)
+    whole = Segments(np.arange(len(lengths)), np.zeros_like(lengths), lengths)
+    order = generator.permutation(len(batches))
+    return [whole.take(np.array(batches[number], np.int64)) for number in order]
 
 
 @dataclass(frozen=True, slots=True)

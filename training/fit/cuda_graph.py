@@ -14,12 +14,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from training.data.batching import chunked_shape
 from training.data.minibatch import Minibatch, Targets
+from training.data.row_order import chunked_shape
+from training.data.targets import SequenceTargets
 from training.fit.model_specs import LoopConfig
 from training.fit.steps import ComputeGradients, RunningTotals, compute_gradients
 from training.models.acoustic_model import AcousticModel
-from training.targets.sequence import SequenceTargets
 
 WARM_UP_STEPS = 3
 

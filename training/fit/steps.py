@@ -13,18 +13,18 @@ import torch
 from jaxtyping import Float, Num
 from torch import Tensor, nn
 
-from training.configuration.values import Precision
 from training.data.dataset import Dataset
-from training.data.device_copies import device_copies
 from training.data.minibatch import Minibatch
+from training.data.sub_epoch_reader import device_copies
 from training.data.sub_epochs import SubEpoch
+from training.data.targets import SequenceTargets
 from training.distributed import collectives
 from training.distributed.collectives import Arrival
 from training.distributed.process_group import ProcessGroup, is_read_at_once
 from training.fit.model_specs import LoopConfig
 from training.models.acoustic_model import AcousticModel
 from training.models.precision import without_tf32
-from training.targets.sequence import SequenceTargets
+from training.settings.values import Precision
 
 VALIDATION = SubEpoch(True, 0, 1, 0, False, 0.0, is_validation=True)
 """The speakers left out, in chunks, always at offset 0: losses of epochs are comparable."""

@@ -1,30 +1,35 @@
-"""The training loop: sub-epochs on all ranks, with checkpoints, resumed from the newest."""
+"""Run the training loop: sub-epochs on all ranks, with checkpoints, resumed from the newest.
+
+A checkpoint holds the loop's progress beside the whole state of training: the data cursor, the sums
+of the sub-epoch, and the learning curve, whose points are a sub-epoch's means over all ranks.
+"""
 
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
 from itertools import chain, islice
 from typing import Any
 
+import torch
+
 from infra.log_lines import log, progress_bar
-from training.algorithms.learning_rates import warm_up_factor
+from training.algorithms.learning_rates import NewbobState, warm_up_factor
 from training.checkpoints.checkpointer import Checkpointer
 from training.checkpoints.place import Place
 from training.checkpoints.training_state import load_whole_state, whole_state
 from training.data.dataset import Dataset
-from training.data.device_copies import buffers_ahead, device_copies
 from training.data.minibatch import Minibatch
-from training.data.sub_epoch_reader import SubEpochReader
-from training.data.sub_epochs import SubEpoch
+from training.data.sub_epoch_reader import SubEpochReader, buffers_ahead, device_copies
+from training.data.sub_epochs import DataCursor, SubEpoch
+from training.distributed import collectives
 from training.distributed.process_group import ProcessGroup
 from training.fit.cuda_graph import gradients_of
-from training.fit.learning_curve import curve_point, trainer_point
 from training.fit.minibatch_selection import frame_accuracy, left, select_minibatch
 from training.fit.model_specs import Fit
-from training.fit.progress import ExchangeTotals, Progress, SelectedMinibatch, SubEpochPace
 from training.fit.steps import (
+    FrameTotals,
     GradientNorms,
     RunningTotals,
     UncheckedNorms,
@@ -34,7 +39,146 @@ from training.fit.steps import (
 from training.models.acoustic_model import AcousticModel
 from training.models.precision import set_float32_products
 from training.trainers.registry import make_optimizer, make_trainer
-from training.trainers.trainer import between
+from training.trainers.trainer import (
+    AdPsgdStatistics,
+    BmufStatistics,
+    GtcStatistics,
+    HtmStatistics,
+    Statistics,
+    between,
+    density,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SubEpochPace:
+    """SubEpochPace: the frames of all ranks in a sub-epoch, and the seconds that it took.
+
+    No manifest holds it, as seconds differ from run to run.
+    """
+
+    sub_epoch: int
+    num_frames: int
+    seconds: float
+
+
+@dataclass(slots=True)
+class ExchangeTotals:
+    """ExchangeTotals: one rank's sums over a sub-epoch of what its trainer gave to exchanges."""
+
+    bytes_sent: int = 0
+    num_elements: int = 0
+    num_elements_sent: int = 0
+
+    def add(self, counted: Statistics) -> None:
+        """Add the counts of some steps."""
+        for each in fields(self):
+            setattr(self, each.name, getattr(self, each.name) + getattr(counted, each.name, 0))
+
+
+@dataclass(slots=True)
+class SelectedMinibatch:
+    """SelectedMinibatch: the factor of the minibatch size, and all ranks' frames since its trial.
+
+    Frames are nominal, the same on all ranks; `trials` are those of the sub-epoch, for its curve.
+    """
+
+    factor: int
+    num_frames: int = 0
+    trials: list[dict[str, Any]] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Progress:
+    """Progress holds the data cursor, this rank's totals of the sub-epoch, and the curve so far.
+
+    `newbob` is the schedule's state; None if it is not newbob's, or if newbob has stopped.
+    """
+
+    cursor: DataCursor = field(default_factory=DataCursor)
+    totals: RunningTotals = field(default_factory=RunningTotals)
+    exchanged: ExchangeTotals = field(default_factory=ExchangeTotals)
+    curve: list[dict[str, Any]] = field(default_factory=list)
+    newbob: NewbobState | None = None
+    minibatch: SelectedMinibatch = field(default_factory=lambda: SelectedMinibatch(1))
+
+    def to_state(self) -> dict[str, Any]:
+        """Return plain values for a checkpoint; the host waits for the totals' device."""
+        return {
+            "cursor": asdict(self.cursor),
+            "totals": asdict(self.totals.read()) | {"exchanged": asdict(self.exchanged)},
+            "curve": list(self.curve),
+            "newbob": None if self.newbob is None else asdict(self.newbob),
+            "minibatch": asdict(self.minibatch),
+        }
+
+    @classmethod
+    def from_state(cls, state: dict[str, Any], num_ranks: int) -> "Progress":
+        """Resume on `num_ranks` ranks from the values of `to_state`."""
+        totals = {name: value for name, value in state["totals"].items() if name != "exchanged"}
+        return cls(
+            DataCursor(**state["cursor"]).resumed(num_ranks),
+            RunningTotals.of(FrameTotals(**totals)),
+            ExchangeTotals(**state["totals"].get("exchanged", {})),
+            state["curve"],
+            None if state["newbob"] is None else NewbobState(**state["newbob"]),
+            SelectedMinibatch(**state.get("minibatch", {"factor": 1})),
+        )
+
+
+RESIDUAL_NORMS = ("residual_norm", "stripe_residual_norm", "block_residual_norm")
+"""The numbers of a trainer that are norms of what this rank has not sent yet."""
+
+
+def curve_point(sub_epoch: SubEpoch, result: FrameTotals, group: ProcessGroup) -> dict[str, Any]:
+    """Return a point of the learning curve: the sub-epoch's means over all ranks' frames."""
+    totals = torch.tensor(
+        [result.num_frames, result.cross_entropy, result.num_correct, result.expected_correct],
+        dtype=torch.float64,
+    )
+    collectives.all_reduce_sum(totals, group)
+    num_frames, cross_entropy, num_correct, expected_correct = totals.tolist()
+    return {
+        "labelled": sub_epoch.labelled,
+        "learning_rate": sub_epoch.learning_rate,
+        "num_ranks": group.size(),
+        "num_frames": int(num_frames),
+        "cross_entropy": cross_entropy / max(num_frames, 1),
+        "frame_accuracy": num_correct / max(num_frames, 1),
+        "expected_frame_accuracy": expected_correct / max(num_frames, 1),
+    }
+
+
+def trainer_point(
+    exchanged: ExchangeTotals, statistics: Statistics, group: ProcessGroup
+) -> dict[str, Any]:
+    """Return what the trainer exchanged in a sub-epoch, and its numbers at the sub-epoch's end.
+
+    Bytes are the sum over the ranks, norms of residuals their root mean square, staleness the mean
+    and the largest of all ranks.
+    """
+    norms = [name for name in RESIDUAL_NORMS if hasattr(statistics, name)]
+    squares = [getattr(statistics, name) ** 2 for name in norms]
+    totals = torch.tensor([*asdict(exchanged).values(), *squares], dtype=torch.float64)
+    collectives.all_reduce_sum(totals, group)
+    bytes_sent, num_elements, num_elements_sent = totals[:3].tolist()
+    point: dict[str, Any] = {"bytes_sent": int(bytes_sent)}
+    if isinstance(statistics, GtcStatistics | HtmStatistics):
+        point["density"] = density(int(num_elements_sent), int(num_elements))
+    means = (totals[3:] / group.size()).sqrt().tolist()
+    point |= dict(zip(norms, means, strict=True))
+    if isinstance(statistics, BmufStatistics | HtmStatistics):
+        point["block_update_norm"] = statistics.block_update_norm
+    if isinstance(statistics, AdPsgdStatistics):
+        point |= _staleness(statistics, group)
+    return point
+
+
+def _staleness(statistics: AdPsgdStatistics, group: ProcessGroup) -> dict[str, float]:
+    mean = torch.tensor([statistics.mean_staleness], dtype=torch.float64)
+    collectives.all_reduce_mean(mean, group)
+    largest = collectives.maximum(statistics.max_staleness, group)
+    return {"mean_staleness": mean.item(), "max_staleness": largest}
 
 
 class Fitting:

@@ -12,7 +12,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from pipeline.normalization import Moments
 from pipeline.splicing import NUM_INPUTS, STACK
-from training.configuration.values import Precision
+from training.settings.values import Precision
 
 
 @runtime_checkable

@@ -8,12 +8,12 @@ from torch import Tensor
 
 from infra.settings import ConfigurationError
 from pipeline.splicing import NUM_INPUTS
-from training.configuration.models import ModelConfig
-from training.configuration.values import Precision
 from training.entry_point import described
 from training.models.acoustic_model import AcousticModel
 from training.models.losses import NO_LABEL, hard_cross_entropy
-from training.models.registry import make_model
+from training.models.store import make_model
+from training.settings.models import ModelConfig
+from training.settings.values import Precision
 
 LENGTHS = (32, 21, 1)
 """The frames of a minibatch's segments: chunks of training have 1 to 32."""

@@ -1,14 +1,121 @@
-"""LSTM student and bidirectional LSTM teacher (paper 003 II-B, V-A)."""
+"""The LSTM student and the bidirectional LSTM teacher (paper 003 II-B, V-A).
+
+Utterances of a minibatch are padded; no padding reaches a frame in either direction.
+"""
 
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
+from torch.autograd.function import BackwardCFunction, FunctionCtx
+from torch.nn import functional
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from pipeline.splicing import NUM_INPUTS
-from training.configuration.models import LstmConfig
 from training.models.acoustic_model import AcousticModel
-from training.models.padded_lstm import padded_lstm
 from training.models.precision import linear_in_bfloat16, lstm_in_bfloat16, summed_in_float32
+from training.settings.models import LstmConfig
+
+
+def padded_lstm(
+    lstm: nn.LSTM,
+    inputs: Float[Tensor, "batch frames inputs"],
+    lengths: Int64[Tensor, " batch"] | None = None,
+) -> Float[Tensor, "batch frames outputs"]:
+    """Return what `lstm`, which is `batch_first`, makes of each sequence up to its length, if any.
+
+    `lengths` are on the host and at least 1. Outputs beyond them mean nothing. The host waits for
+    no device.
+    """
+    # Only backwards in time could padding reach a frame.
+    if lengths is None or not lstm.bidirectional or bool((lengths == inputs.shape[1]).all()):
+        hidden: Tensor = lstm(inputs)[0]
+        return hidden
+    return (packed_lstm if inputs.is_cuda else reversing_lstm)(lstm, inputs, lengths)
+
+
+def packed_lstm(
+    lstm: nn.LSTM,
+    inputs: Float[Tensor, "batch frames inputs"],
+    lengths: Int64[Tensor, " batch"],
+) -> Float[Tensor, "batch frames outputs"]:
+    """Pack the sequences, which cuDNN reads both ways in one call."""
+    # Left to sort by itself, packing copies the order to a GPU in a way that waits for it.
+    order = lengths.argsort(descending=True, stable=True)
+    chosen, places = (
+        each.to(inputs.device, non_blocking=True) for each in (order, order.argsort())
+    )
+    packed = pack_padded_sequence(inputs.index_select(0, chosen), lengths[order], batch_first=True)
+    hidden, _ = pad_packed_sequence(lstm(packed)[0], batch_first=True, total_length=inputs.shape[1])
+    return hidden.index_select(0, places)
+
+
+def reversing_lstm(
+    lstm: nn.LSTM,
+    inputs: Float[Tensor, "batch frames inputs"],
+    lengths: Int64[Tensor, " batch"],
+) -> Float[Tensor, "batch frames outputs"]:
+    """Run the backward LSTMs forward, over sequences that are reversed within their lengths."""
+    # oneDNN takes no packed sequences, and without it a step takes half as long again.
+    hidden = inputs.transpose(0, 1).contiguous()
+    rows = reversed_rows(lengths, inputs.shape[1]).to(inputs.device)
+    for layer in range(lstm.num_layers):
+        # Each direction of a layer sees both directions of the layer before.
+        ahead = _one_direction(lstm, f"l{layer}", hidden)
+        back = _one_direction(lstm, f"l{layer}_reverse", _in_order(hidden, rows))
+        hidden = torch.cat([ahead, _in_order(back, rows)], dim=-1)
+        if layer < lstm.num_layers - 1:
+            hidden = functional.dropout(hidden, lstm.dropout, lstm.training)
+    return hidden.transpose(0, 1)
+
+
+def reversed_rows(lengths: Int64[Tensor, " batch"], num_frames: int) -> Int64[Tensor, " rows"]:
+    """Return the rows, frame * batch + sequence, in an order that reverses each sequence.
+
+    Padding remains in its place, so the order is its own inverse.
+    """
+    steps = torch.arange(num_frames).view(-1, 1)
+    frames = torch.where(steps < lengths, lengths - 1 - steps, steps)
+    return (frames * len(lengths) + torch.arange(len(lengths))).view(-1)
+
+
+def _one_direction(
+    lstm: nn.LSTM, suffix: str, inputs: Float[Tensor, "frames batch inputs"]
+) -> Float[Tensor, "frames batch units"]:
+    """Run one layer's LSTM of one direction forward in time, from a state of zeros."""
+    names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+    weights = [getattr(lstm, f"{name}_{suffix}") for name in names]
+    zeros = inputs.new_zeros(1, inputs.shape[1], lstm.hidden_size)
+    # has_biases, num_layers, dropout, train, bidirectional, batch_first
+    settings = (True, 1, 0.0, lstm.training, False, False)
+    return torch.lstm(inputs, (zeros, zeros), weights, *settings)[0]
+
+
+def _in_order(
+    sequences: Float[Tensor, "frames batch units"], rows: Int64[Tensor, " rows"]
+) -> Float[Tensor, "frames batch units"]:
+    reordered: Tensor = _Permutation.apply(sequences, rows)  # type: ignore[no-untyped-call]
+    return reordered
+
+
+class _Permutation(torch.autograd.Function):
+    """_Permutation takes rows in an order that is its own inverse, and so is its gradient's."""
+
+    @staticmethod
+    def forward(
+        ctx: FunctionCtx,
+        sequences: Float[Tensor, "frames batch units"],
+        rows: Int64[Tensor, " rows"],
+    ) -> Float[Tensor, "frames batch units"]:
+        ctx.save_for_backward(rows)
+        return sequences.flatten(0, 1).index_select(0, rows).view(sequences.shape)
+
+    @staticmethod
+    def backward(
+        ctx: BackwardCFunction, gradient: Float[Tensor, "frames batch units"]
+    ) -> tuple[Tensor, None]:
+        (rows,) = ctx.saved_tensors
+        # index_select's own gradient adds row by row, as an order with repeated rows would need.
+        return _in_order(gradient, rows), None
 
 
 class LstmModel(AcousticModel):

@@ -4,7 +4,7 @@ from functools import cache
 
 from infra.settings import ConfigurationError
 from pipeline.splicing import NUM_INPUTS
-from training.configuration.models import ConformerConfig, FactoryConfig, LstmConfig, ModelConfig
+from training.settings.models import ConformerConfig, FactoryConfig, LstmConfig, ModelConfig
 
 
 @cache
@@ -46,7 +46,7 @@ def _of_own_model(config: FactoryConfig, num_senones: int) -> int:
     """Make the model; a factory that needs numbers for it allocates them."""
     import torch  # noqa: PLC0415 - only a model of the user's own needs it
 
-    from training.models.registry import make_model  # noqa: PLC0415
+    from training.models.store import make_model  # noqa: PLC0415
 
     try:
         with torch.device("meta"):

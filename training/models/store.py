@@ -1,4 +1,8 @@
-"""Trained models in the store: weights, frozen normalization, configuration and senone priors."""
+"""Make models, store trained ones and load them.
+
+A stored model has weights, frozen normalization, settings and senone priors. A new architecture is
+one line in `make_model`.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -6,7 +10,7 @@ from typing import Any
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from infra.settings import ConfigurationError, plain, printable
 from infra.store.object_store import ObjectStore
@@ -15,11 +19,42 @@ from pipeline.runs.commit import StepContext
 from pipeline.runs.manifest import read_manifest, read_output
 from pipeline.runs.names import model_step
 from pipeline.runs.step import StepContents
-from training.configuration.models import ModelConfig
-from training.models.acoustic_model import AcousticModel
+from pipeline.splicing import NUM_INPUTS
+from training.entry_point import EntryPoint
+from training.models.acoustic_model import AcousticModel, NetworkModel
+from training.models.conformer import Conformer
+from training.models.lstm import LstmModel
 from training.models.precision import set_float32_products
-from training.models.registry import make_model
+from training.settings.models import (
+    GIVEN_TO_MODELS,
+    ConformerConfig,
+    FactoryConfig,
+    LstmConfig,
+    ModelConfig,
+)
 from training.tensor_encoding import decode_state, encode_state
+
+
+def make_model(config: ModelConfig, num_senones: int) -> AcousticModel:
+    """Make a recipe's model with random weights.
+
+    ConfigurationError if a factory cannot be imported, does not take the settings, or fails.
+    """
+    if isinstance(config, LstmConfig):
+        return LstmModel(config, num_senones)
+    if isinstance(config, ConformerConfig):
+        return NetworkModel(config, num_senones, Conformer(config, num_senones))
+    return NetworkModel(config, num_senones, _own_network(config, num_senones))
+
+
+def _own_network(config: FactoryConfig, num_senones: int) -> nn.Module:
+    """Import the factory and let it make the module."""
+    entry_point = EntryPoint(config.factory, config.settings, GIVEN_TO_MODELS)
+    network = entry_point.call(num_inputs=NUM_INPUTS, num_senones=num_senones)
+    if not isinstance(network, nn.Module):
+        raise entry_point.error(f"returns a {type(network).__name__}: need a torch.nn.Module")
+    return network
+
 
 NOTHING = Tally()
 

@@ -1,11 +1,12 @@
-"""Lattice targets: state posteriors of the teacher's search, in the form of its k best logits.
+"""Lattice targets: state posteriors of the teacher's search, in the form of k best logits.
 
-What the language model knows reaches the student: an utterance without transcript is decoded, and
-forward-backward over its lattice gives the probability of each senone at each frame.
+What the language model knows reaches the student: an utterance without transcript is decoded by the
+evaluation's language model, and forward-backward over its lattice gives the probability of each
+senone at each frame. One graph is built for all tasks.
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from itertools import tee
 from typing import Any, TypeAlias
@@ -14,24 +15,39 @@ import numpy as np
 from jaxtyping import Float32
 from scipy.special import log_softmax
 
+from infra.settings import plain
 from infra.store.object_store import ObjectStore
 from pipeline.kbest import KBest, KBestWithoutLattice, TeacherFailure, select_kbest
+from pipeline.records import Tally
+from pipeline.runs.commit import StepContext
 from pipeline.runs.manifest import Output, read_manifest, read_output
-from pipeline.runs.names import ALIGNMENT_STEP, TARGETS_GRAPH_STEP
-from pipeline.steps.targets import TeacherInput
-from training.configuration.decoding import DecodingSettings
-from training.configuration.targets import (
-    LatticeTargetsConfig,
+from pipeline.runs.names import (
+    ALIGNMENT_STEP,
+    BOOTSTRAP_STEP,
+    TARGETS_GRAPH_STEP,
+    TARGETS_TUNING_STEP,
 )
-from training.decoding.graph.graph_text import decode_graph
-from training.decoding.search_process import GraphFile, SearchError, SearchProcess
+from pipeline.runs.step import StepContents, StepResult, StepSpec, run_step
+from pipeline.steps.targets import TeacherInput
+from training.align.labelled import read_lexicon
+from training.align.network_alignment import read_tree
+from training.decode.decoder import GraphFile, SearchError, SearchProcess
+from training.decode.graph import GrammarWeights, decode_graph, decoding_graph, encode_graph
+from training.evaluate.language_model import LanguageModelFiles
+from training.evaluate.tuning import recipe_settings, tuned_settings
 from training.models.store import log_priors
+from training.sequence_training.forward_backward import interpolated_kbest
 from training.sequence_training.lattice_decoder import (
     LatticeBeams,
     LatticeError,
     decode_posteriors,
 )
-from training.sequence_training.state_posteriors import interpolated_kbest
+from training.settings.decoding import (
+    DecodingSettings,
+    EvaluationConfig,
+    LatticeTargetsConfig,
+    target_graph_settings,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,3 +129,47 @@ def open_lattice_teacher(
     acoustic_scale = DecodingSettings.of(built.statistic("settings", dict[str, Any])).acoustic_scale
     priors = log_priors(counts).numpy()
     return LatticeTeacher(score, k, config, graph, acoustic_scale, priors, tail_samples)
+
+
+def build_target_graph(
+    store: ObjectStore,
+    run_uri: str,
+    corpus_uri: str,
+    evaluation: EvaluationConfig,
+    lattices: LatticeTargetsConfig,
+    tuned_model: str = "",
+) -> StepResult:
+    """Build the graph once, for all tasks; its statistics state the settings that it is for.
+
+    What the recipe leaves open is what was tuned for `tuned_model`, or else the evaluation's.
+    """
+    reads = [ALIGNMENT_STEP, BOOTSTRAP_STEP, *([TARGETS_TUNING_STEP] if tuned_model else [])]
+    lexicon = read_lexicon(store, run_uri, corpus_uri, reads)
+    files = LanguageModelFiles.read(store, corpus_uri, evaluation)
+    reads += files.reads(store, run_uri)
+
+    def build(context: StepContext) -> StepContents:
+        settings = recipe_settings(evaluation)
+        if tuned_model:
+            settings = tuned_settings(store, run_uri, TARGETS_TUNING_STEP)[tuned_model]
+        settings = replace(
+            settings,
+            acoustic_scale=lattices.acoustic_scale or settings.acoustic_scale,
+            ngram_order=lattices.ngram_order or settings.ngram_order,
+        )
+        words = lexicon.parse()
+        language_model = files.model(store, run_uri, words, evaluation)
+        weights = GrammarWeights(settings.language_model_scale, settings.insertion_penalty)
+        arpa = language_model.arpa(settings.ngram_order)
+        graph = decoding_graph(words, read_tree(store, run_uri), arpa, weights)
+        output = context.put_output("graph", ".txt.gz", encode_graph(graph), Tally())
+        statistics = {
+            "settings": plain(settings),
+            "num_states": graph.fst.num_states,
+            "language_model": dict(language_model.statistics),
+        }
+        return StepContents.of_all(Tally(), (output,), statistics)
+
+    config = target_graph_settings(evaluation, lattices)
+    digests = {**lexicon.digests, **files.digests}
+    return run_step(StepSpec(store, run_uri, TARGETS_GRAPH_STEP, config, reads, digests), build)

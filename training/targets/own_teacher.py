@@ -15,9 +15,9 @@ from torch import Tensor
 from infra.settings import ConfigurationError, read_record
 from pipeline.splicing import NUM_INPUTS
 from pipeline.steps.targets import SAMPLES_PER_FRAME
-from training.configuration.targets import MemberConfig, OwnTeacherConfig
 from training.entry_point import EntryPoint
 from training.models.precision import set_float32_products
+from training.settings.decoding import MemberConfig, OwnTeacherConfig
 from training.targets.teacher import TeacherFunction, torch_device
 from training.targets.teacher_messages import Encode, encode_logits, kbest_encoder, on_host
 

@@ -1,14 +1,20 @@
-"""The teachers behind a host's device servers: utterances in, k best out (003 IV-B3)."""
+"""Serve the run's teachers on a host's devices: utterances in, k best out (003 IV-B3).
 
+An ensemble's posteriors are averaged over its members. Long utterances come in overlapping windows,
+so that a device's memory bounds no utterance.
+"""
+
+import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Generic, TypeVar
+from itertools import pairwise
+from typing import Generic, TypeAlias, TypeVar
 
 import numpy as np
 import torch
-from jaxtyping import Float32
+from jaxtyping import Float, Float32, Float64
 from torch import Tensor
 
 from infra.devices.batches import PoolRequest
@@ -20,11 +26,10 @@ from pipeline.runs.increment import read_increment
 from pipeline.runs.names import MODELS_FOLDER, STEP_RECORDS_FOLDER, TEACHER
 from pipeline.splicing import NUM_INPUTS
 from pipeline.steps.targets import TargetsConfig, TeacherInput
-from training.configuration.models import read_form
-from training.configuration.targets import WindowsConfig
-from training.models.ensemble import Member, ensemble_logits
 from training.models.precision import fastest_precision, set_float32_products
 from training.models.store import load_model
+from training.settings.decoding import WindowsConfig
+from training.settings.models import read_form
 from training.targets.teacher_messages import (
     Encode,
     decode_frames,
@@ -36,7 +41,81 @@ from training.targets.teacher_messages import (
     kbest_encoder,
     on_host,
 )
-from training.targets.windows import Window, windows
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Window: the frames that the teacher hears, and those among them that it labels."""
+
+    heard: range
+    labelled: range
+
+    @property
+    def kept(self) -> slice:
+        """Return the labelled frames by their places in the window."""
+        first = self.labelled.start - self.heard.start
+        return slice(first, first + len(self.labelled))
+
+
+def windows(num_frames: int, config: WindowsConfig) -> Sequence[Window]:
+    """Cut an utterance into the fewest windows of like length; one if it is short enough."""
+    if num_frames <= config.window_frames:
+        return [Window(range(num_frames), range(num_frames))]
+    stride = config.window_frames - 2 * config.overlap_frames
+    number = -(-num_frames // stride)
+    edges = [num_frames * each // number for each in range(number + 1)]
+    return [
+        Window(
+            range(
+                max(0, first - config.overlap_frames),
+                min(num_frames, last + config.overlap_frames),
+            ),
+            range(first, last),
+        )
+        for first, last in pairwise(edges)
+    ]
+
+
+Member: TypeAlias = Callable[
+    [list[Float32[Tensor, "_frames _values"]]], list[Float32[Tensor, "_frames senones"]]
+]
+"""Utterances on a device to their logits, such as a model's `utterance_logits`."""
+
+
+def log_mean_posteriors(
+    members: Sequence[Float[Tensor, "frames senones"]],
+) -> Float64[Tensor, "frames senones"]:
+    """Return log of (1 / M) sum_m softmax(logits_m), frame by frame, from M members' logits."""
+    total = torch.log_softmax(members[0].double(), dim=-1)
+    for logits in members[1:]:
+        # Sums of float64 differ by 1e-15 between orders of members.
+        total = torch.logaddexp(total, torch.log_softmax(logits.double(), dim=-1))
+    return total - math.log(len(members))
+
+
+def relative_logits(
+    log_posteriors: Float64[Tensor, "frames senones"],
+) -> Float32[Tensor, "frames senones"]:
+    """Subtract each frame's largest, so that float32 is fine where the probability is."""
+    # The k best of float64 take a core 4 times as long, which one core does for a whole GPU.
+    return (log_posteriors - log_posteriors.amax(dim=-1, keepdim=True)).float()
+
+
+def ensemble_logits(
+    members: Sequence[Member], utterances: list[Float32[Tensor, "_frames _values"]]
+) -> list[Float32[Tensor, "_frames senones"]]:
+    """Return the logits of one member, or log of the mean posteriors of several, by utterance.
+
+    The members compute one after another; beside their weights, the float32 logits of all of them
+    are in memory, and of one utterance at a time some float64 copies.
+    """
+    by_member = [label(utterances) for label in members]
+    # Alone, a member's logits keep their bits.
+    if len(members) == 1:
+        return by_member[0]
+    means = (log_mean_posteriors(each) for each in zip(*by_member, strict=True))
+    return [relative_logits(mean) for mean in means]
+
 
 T = TypeVar("T")
 

@@ -17,10 +17,10 @@ from torch.distributed import ProcessGroup
 
 from training.algorithms import top_k
 from training.algorithms.gtc.encoding import Encoding, add_message, take_message
-from training.configuration.block_codes import BlockCode, Threshold, TopK
 from training.distributed import collectives, process_group
 from training.distributed.collectives import gather_equal, gather_host_names, gather_ragged
 from training.distributed.simulated_group import SimulatedGroup
+from training.settings.trainers import BlockCode, Threshold, TopK
 from training.trainers.parameters import FlatParameters
 from training.trainers.trainer import EntryPath, Rule, norm_of
 

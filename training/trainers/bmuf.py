@@ -14,15 +14,17 @@ from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
 from training.algorithms.block_filter import BlockFilter, BlockState
-from training.configuration.block_codes import EXACT, BlockCode, TopK
-from training.configuration.block_trainers import (
+from training.distributed import collectives
+from training.distributed.checks import FiniteCheck, FirstFault
+from training.settings.trainers import (
+    EXACT,
+    BlockCode,
     Form,
     OptimizerState,
+    TopK,
     block_momentum_for,
     num_groups,
 )
-from training.distributed import collectives
-from training.distributed.checks import FiniteCheck, FirstFault
 from training.trainers.block_exchange import (
     BlockExchange,
     Mean,
@@ -414,7 +416,7 @@ def check_block(state: Mapping[str, Any], block_size: int, num_models: int) -> N
     if state["is_open"] and state["num_models"] != num_models:
         raise ValueError(
             f"the checkpoint is within a block of {state['num_models']} models, now there are "
-            f"{num_models}: end the block by training.checkpoints.resharding"
+            f"{num_models}: end the block by training.checkpoints.training_state"
         )
     if state["is_open"] and state["num_steps_in_block"] >= block_size:
         raise ValueError(

@@ -145,7 +145,7 @@ class OwnModels(Trainer):
         if self._is_open and state["num_models"] != self.group.size():
             raise ValueError(
                 f"the checkpoint is of {state['num_models']} models, this group has "
-                f"{self.group.size()} ranks: reshard it with training.checkpoints.resharding"
+                f"{self.group.size()} ranks: reshard it with training.checkpoints.training_state"
             )
 
     def statistics(self) -> SynchronousStatistics | AdPsgdStatistics:

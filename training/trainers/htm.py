@@ -10,13 +10,8 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
-from training.configuration.block_codes import EXACT, BlockCode
-from training.configuration.block_trainers import (
-    Form,
-    OptimizerState,
-    num_groups,
-)
 from training.distributed import collectives, process_group
+from training.settings.trainers import EXACT, BlockCode, Form, OptimizerState, num_groups
 from training.trainers.block_exchange import Mean, ranks_per_host
 from training.trainers.bmuf import Bmuf
 from training.trainers.gtc import RESIDUAL_RULES, ThresholdedSum

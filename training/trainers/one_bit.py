@@ -26,7 +26,6 @@ from training.algorithms.one_bit import (
     num_message_words,
     stripes_of,
 )
-from training.configuration.trainers import ON_AGGREGATE, AdaGrad, AdaGradPlace
 from training.distributed.checks import FiniteCheck, FirstFault
 from training.distributed.pending_exchanges import (
     CommunicationThread,
@@ -38,6 +37,7 @@ from training.distributed.pending_exchanges import (
 )
 from training.distributed.process_group import is_read_at_once
 from training.distributed.simulated_group import SimulatedGroup
+from training.settings.trainers import ON_AGGREGATE, AdaGrad, AdaGradPlace
 from training.trainers.parameters import FlatParameters
 from training.trainers.replica import check_plain_sgd
 from training.trainers.trainer import (
@@ -242,7 +242,8 @@ class OneBit(Trainer):
         if state.get("num_ranks", self.group.size()) != self.group.size():
             raise ValueError(
                 f"the checkpoint is of {state['num_ranks']} ranks, each with its stripe, and this "
-                f"group has {self.group.size()}: reshard it with training.checkpoints.resharding"
+                f"group has {self.group.size()}: reshard it with "
+                "training.checkpoints.training_state"
             )
         self._num_bytes_before += self._exchange.num_bytes
         self._lay_out()

@@ -10,15 +10,19 @@ from torch import nn
 from torch.distributed import ProcessGroup
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
-from training.configuration.block_trainers import BmufConfig, HtmConfig, SparseLocoConfig
-from training.configuration.optimizers import AdamwConfig, OptimizerConfig, SgdConfig
-from training.configuration.trainers import (
+from training.settings.trainers import (
+    AdamwConfig,
     AdPsgdConfig,
+    BmufConfig,
     D1dPsgdConfig,
     DPsgdConfig,
     GtcConfig,
+    HtmConfig,
     OneBitConfig,
+    OptimizerConfig,
     RandPsgdConfig,
+    SgdConfig,
+    SparseLocoConfig,
     SynchronousConfig,
     TrainerConfig,
 )
@@ -43,7 +47,7 @@ TRAINER_OF: Mapping[type[TrainerConfig], Callable[..., Trainer]] = {
     RandPsgdConfig: RandPsgd,
     D1dPsgdConfig: D1dPsgd,
 }
-"""Configurations are records of `training.configuration`, which imports no torch."""
+"""Configurations are records of `training.settings`, which imports no torch."""
 
 
 def make_trainer(

@@ -17,8 +17,8 @@ from torch.optim import SGD, Optimizer, SparseAdam
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
-from training.configuration.block_trainers import OptimizerState
 from training.distributed.checks import Comparison, Facts, Replica, TensorDigests, compare
+from training.settings.trainers import OptimizerState
 from training.trainers.parameters import (
     FlatParameters,
     describe,

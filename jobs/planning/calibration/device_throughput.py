@@ -11,20 +11,20 @@ import torch
 from jobs.planning.calibration.throughputs import DeviceRates, ModelRate
 from pipeline.filterbank import FRAME_SHIFT_MS
 from pipeline.splicing import NUM_INPUTS, STACK
-from training.configuration.models import ModelConfig
-from training.configuration.supervised import SupervisedConfig
 from training.cost_model.measured_rates import measure_messages
 from training.cost_model.step_time import Calibration as ScalingCalibration
 from training.cost_model.step_time import RankRates
-from training.data.batching import chunked_shape
 from training.data.minibatch import Minibatch
+from training.data.row_order import chunked_shape
+from training.data.targets import HardTargets
 from training.fit.cuda_graph import gradients_of
 from training.fit.model_specs import loop_of
 from training.models.parameter_count import num_parameters
 from training.models.precision import fastest_precision, set_float32_products
-from training.models.registry import make_model
-from training.recipes import Recipe, StudentConfig
-from training.targets.hard import HardTargets
+from training.models.store import make_model
+from training.settings.model_training import SupervisedConfig
+from training.settings.models import ModelConfig
+from training.settings.recipe import Recipe, StudentConfig
 from training.trainers.registry import make_optimizer
 
 MAX_FRAMES = 512

@@ -10,7 +10,7 @@ from jobs.planning.calibration.device_throughput import measure_device
 from jobs.planning.calibration.miniature_run import NUM_RECORDS, StepSeconds, run_miniature, seconds
 from jobs.planning.calibration.throughputs import HERE, Calibration, CoreRates, read_published
 from pipeline.kbest import select_kbest
-from training.recipes import Recipe
+from training.settings.recipe import Recipe
 
 NUM_ROUNDS = 2
 """Rounds of which the fastest counts, as on a free core; the first one warms up, too."""

@@ -22,7 +22,7 @@ from pipeline.steps.features import extract_features
 from pipeline.steps.repartition import repartition
 from pipeline.steps.selection.select import SelectionConfig, metadata_uri, select_utterances
 from pipeline.steps.targets import Teacher, generate_targets
-from training.recipes import Recipe
+from training.settings.recipe import Recipe
 
 T = TypeVar("T")
 R = TypeVar("R")

@@ -8,7 +8,7 @@ from jobs.planning.volumes.workload import Subset
 from pipeline.packing import group_buckets
 from pipeline.steps.features import MAX_SHARD_FRAMES
 from pipeline.steps.repartition import shard_groups
-from training.recipes import Recipe
+from training.settings.recipe import Recipe
 
 
 def num_files(subset: Subset, recipe: Recipe) -> int:

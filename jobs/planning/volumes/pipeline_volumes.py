@@ -26,7 +26,7 @@ from pipeline.steps.selection.id_index import ENTRY_BYTES, FILES_A_TASK
 from pipeline.steps.selection.subset_overlap import SPAN
 from pipeline.steps.selection.subset_overlap import num_ranges as num_compared_ranges
 from pipeline.steps.stream_means import GROUP_TASKS, MERGED_RANGES, num_means_ranges
-from training.recipes import Recipe
+from training.settings.recipe import Recipe
 
 LIST_PAGE = 1_000
 """Keys a LIST; the store asks twice for each page, since nothing else confirms it."""

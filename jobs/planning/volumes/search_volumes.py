@@ -7,7 +7,7 @@ from jobs.planning.volumes.object_counts import num_feature_shards
 from jobs.planning.volumes.pipeline_volumes import features_of
 from jobs.planning.volumes.step_volume import Requests, Volume, Work
 from jobs.planning.volumes.workload import Subset
-from training.recipes import Recipe
+from training.settings.recipe import Recipe
 
 LATTICE_BYTES_PER_FRAME = 14.3 * 2.54
 """AN4's lattices have 14.3 arcs a low-rate frame, and an arc 2.54 bytes (RESULTS.md)."""

@@ -10,11 +10,11 @@ from pipeline.runs.names import DEV, LABELLED, UNLABELLED
 from pipeline.splicing import STACK
 from training.fit.model_specs import Fit, SequenceCriterion
 from training.models.parameter_count import num_parameters
-from training.recipes import Recipe
+from training.settings.recipe import Recipe
 
 WEIGHT_BYTES = 4
 WHOLE_SHARDS_A_RANK = 4
-"""With so many shards a rank and share, each rank reads whole shards (training.data.sharding)."""
+"""With so many shards a rank and share, each rank reads whole shards (training.data.row_order)."""
 
 
 def num_training_frames(fit: Fit, workload: Workload) -> float:

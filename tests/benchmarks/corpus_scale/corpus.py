@@ -18,7 +18,7 @@ import numpy as np
 
 from jobs.planning.calibration.miniature_run import speech_like
 from tests.small_corpus import SAMPLE_RATE, flac, wav
-from tests.training.decoding.toy_language import LEXICON_TXT
+from tests.training.decode.toy_language import LEXICON_TXT
 from tests.whole_path.test_own_teacher_run import SENTENCES, spoken
 
 Form = Literal["segments", "members", "files"]

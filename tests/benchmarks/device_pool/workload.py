@@ -14,9 +14,9 @@ import pyarrow.parquet as pq
 import torch
 
 from pipeline.steps.targets import TeacherInput
-from training.configuration.models import LstmConfig
 from training.models.lstm import LstmModel
 from training.models.precision import fastest_precision, set_float32_products
+from training.settings.models import LstmConfig
 from training.targets.teacher import TeacherFunction, torch_device
 from training.targets.teacher_messages import SEED_BYTES, encode_input, kbest_encoder
 

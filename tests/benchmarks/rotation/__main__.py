@@ -50,7 +50,7 @@ from tests.benchmarks.rotation.scores import (
     is_trained,
     score_all,
 )
-from training.recipes import Recipe, read_recipe
+from training.settings.recipe import Recipe, read_recipe
 
 EVERY_PLACEMENT = "clean,DP1,DP2,DP3,DP4,DP5"
 NUM_DRAWN = 6

@@ -30,7 +30,7 @@ from jobs.cli.catalogue import (
 )
 from tests.benchmarks.rotation.scores import RECIPE
 from tests.benchmarks.rotation.transcribed_teacher import KALDI_DIR, RUN
-from training.targets.alignment import read_tree
+from training.align.network_alignment import read_tree
 
 REFERENCE = "rotation"
 MODELS = ("baseline", "teacher", "student")

@@ -32,9 +32,9 @@ from tests.benchmarks.rotation.scores import (
     graph_of,
 )
 from tests.benchmarks.rotation.transcribed_teacher import is_transcribed, transcribed_rows
-from training.decoding.decoder import DecoderConfig
+from training.decode.decoder import DecoderConfig
 from training.models.store import load_model
-from training.recipes import read_recipe
+from training.settings.recipe import read_recipe
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from jobs.cli.catalogue import (
 from jobs.run import launches, run_steps
 from pipeline.runs.manifest import is_finished
 from pipeline.runs.names import EVALUATED_MODELS
-from training.recipes import read_recipe
+from training.settings.recipe import read_recipe
 
 NUM_LANES = 2
 MAX_ROUNDS = MAX_TEACHERS = 20

@@ -27,15 +27,15 @@ from pipeline.runs.names import (
 )
 from pipeline.shards import FeatureRow
 from tests.benchmarks.rotation.lanes import NUM_LANES
-from training.decoding.decoder import DecoderConfig, decode
-from training.decoding.graph.hclg import DecodingGraph, decoding_graph
-from training.decoding.language_model import kneser_ney_arpa, witten_bell_arpa
-from training.decoding.lexicon import parse_lexicon
-from training.evaluation.word_errors import word_errors
+from training.align.labelled import labelled_transcripts, read_shards
+from training.align.network_alignment import log_likelihoods, read_tree
+from training.decode.decoder import DecoderConfig, decode
+from training.decode.graph import DecodingGraph, decoding_graph
+from training.decode.lexicon import parse_lexicon
+from training.decode.smoothing import kneser_ney_arpa, witten_bell_arpa
+from training.evaluate.word_errors import word_errors
 from training.models.store import TrainedModel, load_model
-from training.recipes import Recipe
-from training.targets.alignment import log_likelihoods, read_tree
-from training.targets.labelled import labelled_transcripts, read_shards
+from training.settings.recipe import Recipe
 
 RECIPE = Path(__file__).parent / "recipe.toml"
 CLEAN = "clean"

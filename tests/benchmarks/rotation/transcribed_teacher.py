@@ -25,11 +25,11 @@ from pipeline.splicing import STACK, low_rate_alignment
 from pipeline.steps.targets import spliced_frames
 from tests.benchmarks.rotation.folds import Corpus
 from tests.benchmarks.rotation.scores import CLEAN, RECIPE, SECOND_TEACHER, rows_of
-from training.decoding.lexicon import parse_lexicon
-from training.models.ensemble import Member
+from training.align.network_alignment import network_alignments, read_tree
+from training.decode.lexicon import parse_lexicon
 from training.models.store import load_model
-from training.recipes import read_recipe
-from training.targets.alignment import network_alignments, read_tree
+from training.settings.recipe import read_recipe
+from training.targets.teacher import Member
 
 RUN, KALDI_DIR = "ROTATION_RUN", "ROTATION_KALDI_DIR"
 

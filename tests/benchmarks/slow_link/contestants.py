@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from tests.benchmarks.slow_link.diloco import diloco, streaming_diloco
 from tests.benchmarks.slow_link.method import Enter, Entered, Ranks, Settings, weights_of
 from tests.benchmarks.slow_link.torch_methods import ddp, ddp_fp16, ddp_powersgd, post_local_sgd
-from training.configuration.block_codes import EXACT, Bfloat16, BlockCode, TopK
+from training.settings.trainers import EXACT, Bfloat16, BlockCode, TopK
 from training.trainers import Bmuf, Gtc, Htm, SparseLoco
 
 MakeCode = Callable[[Settings], BlockCode]

@@ -6,7 +6,7 @@ from typing import Literal
 
 from tests.benchmarks.trainer_tables.chunks import Network
 from tests.benchmarks.trainer_tables.selecting import Selection
-from training.configuration.trainers import AdaGrad, AdaGradPlace
+from training.settings.trainers import AdaGrad, AdaGradPlace
 from training.simulation import MakeTrainer
 from training.trainers import AdPsgd, D1dPsgd, DPsgd, OneBit, RandPsgd, Synchronous
 

@@ -13,8 +13,8 @@ from functools import partial
 import torch
 from torch import nn
 
-from training.configuration.trainers import AdaGrad, AdaGradPlace
 from training.distributed.simulated_group import SimulatedGroup, SimulatedLink, simulate_ranks
+from training.settings.trainers import AdaGrad, AdaGradPlace
 from training.trainers import OneBit
 
 NUM_NODES = 4

@@ -23,9 +23,8 @@ from tests.in_process_teacher import in_process
 from tests.small_corpus import flac, serially, tone
 from tests.whole_path.manifests import manifest_bytes
 from tests.whole_path.processes import TINY
-from training.models.registry import make_model
-from training.models.store import TrainedModel, store_model
-from training.recipes import Recipe, read_recipe
+from training.models.store import TrainedModel, make_model, store_model
+from training.settings.recipe import Recipe, read_recipe
 from training.targets.teacher import serve_teacher
 
 STEPS = ("select_utterances", "extract_features", "generate_targets", "repartition")

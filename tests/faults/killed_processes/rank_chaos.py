@@ -31,7 +31,7 @@ from tests.whole_path.processes import TINY
 from training.distributed.simulated_group import simulate_ranks
 from training.fit.model_specs import student_fit
 from training.fit.train_model import fit_model
-from training.recipes import read_recipe
+from training.settings.recipe import read_recipe
 
 FIVE_STRIKES = ("rank", "rank", "rank", "stop", "torchrun")
 STRIKES = {

@@ -25,7 +25,7 @@ from tests.job_programs import RunJob
 from tests.small_corpus import serially
 from tests.whole_path.processes import TINY
 from tests.whole_path.reduced_an4 import read_table, write_reduced_an4
-from training.recipes import read_recipe
+from training.settings.recipe import read_recipe
 
 pytestmark = [pytest.mark.timeout(3600), pytest.mark.chaos]
 

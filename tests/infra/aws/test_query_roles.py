@@ -13,7 +13,7 @@ from jobs.roles import template
 from tests.infra.aws.role_policy import Request, allows, logged_requests, role_of
 from tests.job_programs import RunJob
 from tests.s3_server import CREDENTIALS, running_s3_server
-from tests.training.streaming.heard_run import SETTINGS, write_heard_run
+from tests.training.export.heard_run import SETTINGS, write_heard_run
 from tests.whole_path.processes import TINY
 
 RUN = "s3://megahour/runs/tiny"

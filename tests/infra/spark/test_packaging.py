@@ -28,7 +28,7 @@ TASK_MODULES = {
     ),
     "select_utterances": ("pipeline.steps.selection.select",),
     "extract_features": ("pipeline.steps.features",),
-    "align": ("training.targets.alignment",),
+    "align": ("training.align.network_alignment",),
     "generate_targets": (
         "pipeline.steps.audio_hearing",
         "pipeline.steps.targets",
@@ -37,7 +37,7 @@ TASK_MODULES = {
     ),
     "repartition": ("pipeline.steps.repartition",),
     "verify": ("pipeline.audit.corpus_objects", "pipeline.audit.stored_objects"),
-    "evaluate": ("training.evaluation.hypotheses", "training.evaluation.trials"),
+    "evaluate": ("training.evaluate.heldout", "training.evaluate.tuning"),
 }
 
 READ_ALL = """

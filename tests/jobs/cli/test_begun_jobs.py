@@ -20,7 +20,7 @@ from pipeline.runs.manifest import Manifest
 from pipeline.runs.sealed_json import seal
 from tests.job_programs import RunJob
 from tests.whole_path.processes import TINY
-from training.recipes import read_recipe
+from training.settings.recipe import read_recipe
 
 STEP = "features/unlabelled"
 

@@ -17,7 +17,7 @@ from pipeline.runs.sealed_json import NamedObject, naming, seal
 from tests.small_run import SETTINGS, copy_run, make_run, outputs, selected_ids
 from tests.whole_path.processes import TINY
 from training.fit.model_specs import aligner_fit, baseline_fit, student_fit, teacher_fit
-from training.recipes import read_recipe
+from training.settings.recipe import read_recipe
 
 Run = tuple[ObjectStore, str]
 Ask = Callable[..., tuple[int, str, str]]

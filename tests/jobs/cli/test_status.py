@@ -24,7 +24,7 @@ from tests.job_programs import RunJob
 from tests.small_run import make_run
 from tests.training.sequence_training.toy_run import write_toy_run
 from tests.whole_path.processes import TINY
-from training.recipes import read_recipe
+from training.settings.recipe import read_recipe
 
 HOUR_MS = 3_600_000
 BASELINE = "models/baseline"

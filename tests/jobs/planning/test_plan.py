@@ -19,7 +19,7 @@ from jobs.planning.stored_plan import stored_calibration
 from tests.job_programs import RunJob
 from tests.jobs.planning.test_throughputs import CALIBRATION, PLANNED
 from training.models.parameter_count import num_parameters
-from training.recipes import read_recipe
+from training.settings.recipe import read_recipe
 
 REPOSITORY = Path(__file__).parents[3]
 

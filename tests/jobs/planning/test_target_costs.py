@@ -20,7 +20,7 @@ from pipeline.shards import (
 from tests.jobs.planning.test_throughputs import CALIBRATION
 from tests.training.data.partition_rows import row_at_all_offsets
 from training.models.parameter_count import num_parameters
-from training.recipes import read_recipe
+from training.settings.recipe import read_recipe
 
 RECIPE = Path(__file__).parents[3] / "jobs" / "recipes" / "hours_1m.toml"
 

@@ -36,16 +36,15 @@ from jobs.planning.volumes.search_volumes import num_tuned_settings
 from jobs.planning.volumes.step_volume import Requests, Volume, Work
 from jobs.planning.volumes.training_volumes import num_training_frames
 from jobs.planning.volumes.workload import Workload, planned_workload
-from training.configuration.augmentation import AugmentationConfig
-from training.configuration.decoding import DecodingSettings, TuningConfig
-from training.configuration.optimizers import SgdConfig
-from training.configuration.sequence_training import SequenceTrainingConfig
-from training.evaluation.tuning import recipe_settings, search, search_all
-from training.evaluation.word_errors import WordErrors
+from training.evaluate.tuning import recipe_settings, search, search_all
+from training.evaluate.word_errors import WordErrors
 from training.fit.model_specs import sequence_fit, student_fit, teacher_fit
 from training.models.lstm import LstmModel
 from training.models.parameter_count import num_parameters
-from training.recipes import AlignmentConfig, Recipe, read_recipe
+from training.settings.decoding import DecodingSettings, TuningConfig
+from training.settings.model_training import AugmentationConfig, SequenceTrainingConfig
+from training.settings.recipe import AlignmentConfig, Recipe, read_recipe
+from training.settings.trainers import SgdConfig
 from training.trainers.registry import make_optimizer
 
 REPOSITORY = Path(__file__).parents[3]

@@ -30,7 +30,7 @@ from pipeline.steps.targets import generate_targets
 from tests.in_process_teacher import teacher_of
 from tests.jobs.planning.test_throughputs import CALIBRATION
 from tests.small_corpus import flac, local_store, serially, tone
-from training.recipes import read_recipe
+from training.settings.recipe import read_recipe
 
 REPOSITORY = Path(__file__).parents[3]
 HOURS_1M = read_recipe(str(REPOSITORY / "jobs" / "recipes" / "hours_1m.toml"))

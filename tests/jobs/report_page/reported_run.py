@@ -24,13 +24,12 @@ from pipeline.runs.names import (
 from pipeline.runs.sealed_json import seal
 from pipeline.runs.step import write_manifest
 from tests.whole_path.processes import TINY
-from training.configuration.decoding import DecodingSettings
-from training.evaluation.decoded import DecodedUtterance, reference_trn
-from training.evaluation.scores import speaker_scores, word_error_scores
-from training.evaluation.tuning import CurvePoint
-from training.evaluation.utterance_errors import UtteranceErrors, write_errors
-from training.evaluation.word_errors import WordErrors
-from training.recipes import read_recipe
+from training.evaluate.decoded import DecodedUtterance, reference_trn
+from training.evaluate.scores import speaker_scores, word_error_scores
+from training.evaluate.tuning import CurvePoint
+from training.evaluate.word_errors import UtteranceErrors, WordErrors, write_errors
+from training.settings.decoding import DecodingSettings
+from training.settings.recipe import read_recipe
 
 CURVE = [
     {

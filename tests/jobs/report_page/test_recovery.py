@@ -22,7 +22,7 @@ from tests.jobs.report_page.reported_run import (
     write_step,
 )
 from tests.whole_path.processes import TINY
-from training.evaluation.speaker_bootstrap import SpeakerCounts, resample
+from training.evaluate.significance import SpeakerCounts, resample
 
 pytestmark = pytest.mark.usefixtures("plain_drawings")
 

@@ -10,7 +10,7 @@ from pipeline.shards import Lattice, LatticeRow, read_lattice_rows, read_lattice
 from pipeline.shards import lattices as lattice_shard
 from pipeline.shards.container import FLOAT32, UINT16, Format, required, write_rows
 from pipeline.shards.lattices import check_lattice
-from training.sequence_training.lattice_arcs import LatticeArc, make_lattice
+from training.sequence_training.lattice_decoder import LatticeArc, make_lattice
 
 
 def lattice(**changed: list) -> Lattice:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from training.algorithms.block_filter import BlockFilter
-from training.configuration.block_trainers import block_momentum_for
+from training.settings.trainers import block_momentum_for
 
 
 def broadcast_models(block_filter: BlockFilter, num_blocks: int) -> tuple[list[Tensor], Tensor]:

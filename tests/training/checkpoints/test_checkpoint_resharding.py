@@ -15,10 +15,9 @@ from torch.distributed import ProcessGroup
 
 from tests.training.trainers.ranks import all_equal, sgd, small_model, take_step, weights
 from training.algorithms.block_filter import BlockFilter, BlockState
-from training.checkpoints.resharding import reshard
-from training.checkpoints.training_state import load_whole_state, whole_state
-from training.configuration.block_codes import TopK
+from training.checkpoints.training_state import load_whole_state, reshard, whole_state
 from training.distributed.simulated_group import simulate_ranks
+from training.settings.trainers import TopK
 from training.tensor_encoding import decode_state, encode_state
 from training.trainers import (
     Bmuf,

@@ -6,7 +6,6 @@ import pytest
 
 from tests.training.cost_model.settings import CALIBRATION, NETWORK, RANK, WORKLOAD
 from training.algorithms.top_k_lengths import num_message_words
-from training.configuration.block_codes import TopK
 from training.cost_model.step_time import (
     Calibration,
     CostModel,
@@ -14,6 +13,7 @@ from training.cost_model.step_time import (
     RankRates,
     coded_block_seconds,
 )
+from training.settings.trainers import TopK
 
 CODE = TopK(density=0.03)
 MESSAGE_BYTES = 4 * num_message_words(1_000_000, CODE)

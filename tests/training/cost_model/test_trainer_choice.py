@@ -14,7 +14,6 @@ from tests.benchmarks.slow_link.contestants import CONTESTANTS
 from tests.benchmarks.trainer_tables.__main__ import TUNING_SEED, best_rate, read_results
 from tests.benchmarks.trainer_tables.rows import TABLES
 from tests.training.cost_model.settings import CALIBRATION, NETWORK, WORKLOAD
-from training.configuration.trainers import TRAINERS, AdaGrad, AdaGradPlace, OneBitConfig
 from training.cost_model.step_time import Calibration, CostModel, Network
 from training.cost_model.trainer_choice import (
     BY_HOST_BLOCK_SIZE,
@@ -31,6 +30,7 @@ from training.cost_model.trainer_choice import (
     step_seconds,
     unmeasured_seconds,
 )
+from training.settings.trainers import TRAINERS, AdaGrad, AdaGradPlace, OneBitConfig
 
 RESULTS = Path(__file__).parents[2] / "benchmarks/trainer_tables/results"
 

@@ -17,15 +17,15 @@ from infra.store.object_store import ObjectStore
 from pipeline.shards import PartitionRow
 from pipeline.splicing import STACK, num_low_rate_frames
 from tests.training.data.partition_rows import row, write
-from training.augmentation.augmenter import Augmenter
-from training.configuration.augmentation import AugmentationConfig
-from training.data import batching
+from training.data import row_order
+from training.data.augmentation import Augmenter
 from training.data.dataset import Dataset, SubEpochPlan
 from training.data.minibatch import BufferFrames, Minibatch
-from training.data.resharding import reshard
+from training.data.sub_epoch_reader import reshard
 from training.data.sub_epochs import SubEpoch
+from training.data.targets import HardTargetRows
 from training.fit.steps import VALIDATION
-from training.targets.hard import HardTargetRows
+from training.settings.model_training import AugmentationConfig
 
 MASKS = AugmentationConfig(time_masks=2, frequency_masks=2)
 SPEEDS = AugmentationConfig(speed=(0.9, 1.0, 1.1))
@@ -66,7 +66,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
 def small_buffers():
     """Give each rank several shuffle buffers."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(batching, "BUFFER_FRAMES", 200)
+        patch.setattr(row_order, "BUFFER_FRAMES", 200)
         yield
 
 

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from training.data.batching import (
+from training.data.row_order import (
     BUFFER_FRAMES,
     CHUNK_FRAMES,
     Segments,

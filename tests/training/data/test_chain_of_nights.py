@@ -10,10 +10,10 @@ from pipeline.audit.provenance import read_provenance
 from pipeline.runs.manifest import read_manifest
 from pipeline.runs.names import PARTITIONS_STEP
 from tests.pipeline.steps.increments.nights import Nights
+from training.certificate import ProvenanceReader
 from training.data.partition_dataset import PartitionDataset, ReadingSettings
 from training.distributed.process_group import ProcessGroup
 from training.distributed.simulated_group import simulate_ranks
-from training.shuffle_audit.row_provenance import ProvenanceReader
 
 SETTINGS = ReadingSettings(minibatch_frames=64, num_sub_epochs=2, seed=5)
 Heard = Counter[tuple[float, ...]]

@@ -1,6 +1,6 @@
 """The data cursor: where another number of ranks resumes."""
 
-from training.data.cursor import DataCursor
+from training.data.sub_epochs import DataCursor
 
 
 def test_other_ranks_take_over_what_is_left() -> None:

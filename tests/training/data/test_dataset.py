@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from infra.store.object_store import ObjectStore
 from tests.training.data.partition_rows import row, write
-from training.data import batching
+from training.data import row_order
 from training.data.dataset import Dataset
 from training.data.minibatch import Minibatch
 from training.data.sub_epochs import SubEpoch, supervised_sub_epochs
@@ -87,7 +87,7 @@ def test_all_ranks_and_shares_together_see_every_frame_once(
     )
     seen: Counter[tuple[int, int]] = Counter()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(batching, "BUFFER_FRAMES", buffer_frames)
+        patch.setattr(row_order, "BUFFER_FRAMES", buffer_frames)
         for share in range(num_shares):
             for rank in range(world_size):
                 chosen = sub_epoch(labelled, share, num_shares, utterances)

@@ -12,10 +12,10 @@ from pipeline.runs.commit import step_context
 from pipeline.runs.manifest import Output
 from pipeline.shards import LatticeRow, PartitionRow, write_lattices
 from tests.training.sequence_training.toy_run import TREE, rows_of
-from training.data.lattice_shards import LatticeShards
+from training.data.dataset import LatticeShards
 from training.data.minibatch import BufferFrames
-from training.data.sharding import Lengths
-from training.sequence_training.lattice_arcs import LatticeArc, make_lattice
+from training.data.row_order import Lengths
+from training.sequence_training.lattice_decoder import LatticeArc, make_lattice
 from training.sequence_training.smbr import Smbr
 
 PARTITION = Output("alignments/partition.parquet", 0, "", 0, 0)

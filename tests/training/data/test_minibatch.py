@@ -13,10 +13,9 @@ from pipeline.kbest import KBest, retained_mass, soft_targets
 from pipeline.shards import Alignment, PartitionRow
 from pipeline.splicing import splice
 from tests.training.data.partition_rows import row
-from training.data.batching import Segments, chunked_minibatches, whole_utterance_minibatches
 from training.data.minibatch import BufferFrames, Minibatch, Targets
-from training.targets.hard import HardTargets
-from training.targets.soft import GhostTargets, SoftTargets
+from training.data.row_order import Segments, chunked_minibatches, whole_utterance_minibatches
+from training.data.targets import GhostTargets, HardTargets, SoftTargets
 
 
 def segments(*spans: tuple[int, int, int]) -> Segments:

@@ -17,10 +17,10 @@ from pipeline.shards import read_partition
 from tests.training.data.uneven_run import write_uneven_run
 from training.data.minibatch import Minibatch
 from training.data.partition_dataset import PartitionDataset, ReadingSettings
+from training.data.targets import StoredTargets
 from training.distributed import process_group
 from training.distributed.process_group import ProcessGroup
 from training.distributed.simulated_group import simulate_ranks
-from training.targets.soft import StoredTargets
 
 LENGTHS = [[30 + 60 * n for n in range(4)], [400], [200, 30, 30], [90] * 5, [700]]
 SETTINGS = ReadingSettings(minibatch_frames=64, num_passes=2, num_sub_epochs=2, seed=5)

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from infra.store.object_store import ObjectStore
 from pipeline.shards import PartitionRow
 from tests.training.data.partition_rows import row, write
-from training.configuration.augmentation import AugmentationConfig
-from training.data import batching
+from training.data import row_order
 from training.data.dataset import Dataset, SubEpochPlan
-from training.data.resharding import reshard
+from training.data.sub_epoch_reader import reshard
 from training.data.sub_epochs import SubEpoch
 from training.fit.steps import VALIDATION
+from training.settings.model_training import AugmentationConfig
 
 PLACEMENTS = ("clean", "DP1", "DP3", None)
 EVERY = AugmentationConfig(placements=("clean", "DP1", "DP3", "all"))
@@ -68,7 +68,7 @@ def filtered(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
 def small_buffers():
     """Give each rank several shuffle buffers."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(batching, "BUFFER_FRAMES", 200)
+        patch.setattr(row_order, "BUFFER_FRAMES", 200)
         yield
 
 

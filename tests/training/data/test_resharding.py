@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from infra.store.object_store import ObjectStore
 from tests.training.data.partition_rows import dataset_of, row, write
-from training.data import batching
+from training.data import row_order
 from training.data.dataset import Dataset, SubEpochPlan
-from training.data.resharding import reshard
+from training.data.sub_epoch_reader import reshard
 from training.data.sub_epochs import SubEpoch
 
 NUM_PARTITIONS = 10
@@ -36,7 +36,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
 def small_buffers() -> Iterator[None]:
     """Give each rank several shuffle buffers."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(batching, "BUFFER_FRAMES", 150)
+        patch.setattr(row_order, "BUFFER_FRAMES", 150)
         yield
 
 

@@ -9,10 +9,9 @@ from torch.distributed import ProcessGroup
 
 from infra.store.object_store import ObjectStore
 from tests.training.data.partition_rows import dataset_of, row, write
-from training.data.cursor import DataCursor
 from training.data.dataset import Dataset
 from training.data.sub_epoch_reader import SubEpochReader
-from training.data.sub_epochs import SubEpoch
+from training.data.sub_epochs import DataCursor, SubEpoch
 from training.distributed.simulated_group import simulate_ranks
 
 Frames = Counter[tuple[float, ...]]

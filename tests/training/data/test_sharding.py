@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.runs.manifest import Output
-from training.data.sharding import shard_partitions
+from training.data.row_order import shard_partitions
 from training.data.sub_epochs import SubEpoch
 
 

@@ -15,11 +15,11 @@ import torch
 from infra.store.object_store import ObjectNotFound, ObjectStore
 from pipeline.runs.manifest import Output
 from tests.training.data.partition_rows import row, write
-from training.data import batching
+from training.data import row_order
 from training.data.dataset import Dataset, SubEpochPlan
 from training.data.minibatch import Minibatch
 from training.data.sub_epochs import SubEpoch
-from training.targets.hard import HardTargets
+from training.data.targets import HardTargets
 
 NUM_PARTITIONS = 6
 
@@ -29,7 +29,7 @@ def plan(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> SubEpochPlan:
     """Plan a sub-epoch of six shuffle buffers, each of one partition with ten utterances."""
-    monkeypatch.setattr(batching, "BUFFER_FRAMES", 100)
+    monkeypatch.setattr(row_order, "BUFFER_FRAMES", 100)
     store = ObjectStore((str(tmp_path),))
     outputs = [
         write(store, str(tmp_path), str(part), [row(10 * part + n, 40 + 7 * n) for n in range(10)])

@@ -10,12 +10,11 @@ import torch
 
 from infra.store.object_store import ObjectNotFound, ObjectStore
 from tests.training.data.partition_rows import dataset_of, row, write
-from training.data import batching
-from training.data.cursor import DataCursor
+from training.data import row_order
 from training.data.dataset import Dataset
 from training.data.minibatch import Minibatch
 from training.data.sub_epoch_reader import SubEpochReader
-from training.data.sub_epochs import SubEpoch
+from training.data.sub_epochs import DataCursor, SubEpoch
 from training.distributed import process_group
 
 SUB_EPOCHS = tuple(SubEpoch(False, 0, 1, 0, number == 2, 0.1) for number in range(3))
@@ -60,7 +59,7 @@ def test_reading_ahead_changes_no_bit(
     buffer_frames: int,
 ) -> None:
     """Minibatches are those that each sub-epoch has alone, in one shuffle buffer or two."""
-    monkeypatch.setattr(batching, "BUFFER_FRAMES", buffer_frames)
+    monkeypatch.setattr(row_order, "BUFFER_FRAMES", buffer_frames)
     for index, sub_epoch in enumerate(SUB_EPOCHS):
         _, minibatches = reader.begin(DataCursor(index))
         with closing(minibatches):
@@ -90,7 +89,7 @@ def test_a_buffer_ahead_takes_the_place_of_another(
     reader: SubEpochReader, monkeypatch: pytest.MonkeyPatch, opened: list[str]
 ) -> None:
     """With two buffers a sub-epoch, the next one's is read only while the second is trained on."""
-    monkeypatch.setattr(batching, "BUFFER_FRAMES", 100)
+    monkeypatch.setattr(row_order, "BUFFER_FRAMES", 100)
     cursor, minibatches = reader.begin(DataCursor())
     with closing(minibatches):
         next(minibatches)

@@ -14,10 +14,10 @@ from pipeline.splicing import num_low_rate_frames
 from tests.training.data.uneven_run import Lengths, write_uneven_run
 from tests.training.fit.small_fits import fit, small_fit
 from training.algorithms.learning_rates import exponential_decay
-from training.configuration.trainers import TRAINERS
 from training.data.sub_epochs import scheduled_learning_sub_epochs
 from training.distributed.simulated_group import simulate_ranks
 from training.models.acoustic_model import AcousticModel
+from training.settings.trainers import TRAINERS
 
 UNEVEN: dict[str, Lengths] = {
     "one utterance for four ranks": [[90]],

@@ -10,8 +10,8 @@ from pipeline.runs.manifest import Output
 from pipeline.runs.names import ALIGNMENT_STEP, DEV_ALIGNMENT_STEP
 from pipeline.shards import Alignment, PartitionRow, read_partition, write_partition
 from training.data.dataset import Dataset
+from training.data.row_order import validation_speakers
 from training.data.sub_epochs import SubEpoch
-from training.data.validation_speakers import validation_speakers
 
 TRAINING = SubEpoch(True, 0, 1, 0, True, 0.1)
 VALIDATION = SubEpoch(True, 0, 1, 0, True, 0.0, is_validation=True)

@@ -8,9 +8,9 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from tests.training.trainers.ranks import RankPool, all_equal, sgd, small_model, take_step, weights
-from training.configuration.block_codes import TopK
 from training.distributed import collectives, process_group
 from training.distributed.simulated_group import simulate_ranks
+from training.settings.trainers import TopK
 from training.trainers import (
     Bmuf,
     D1dPsgd,

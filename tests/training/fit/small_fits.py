@@ -17,9 +17,6 @@ from pipeline.runs.names import ALIGNMENT_STEP, PARTITIONS_STEP
 from pipeline.runs.step import write_manifest
 from pipeline.shards import Alignment, PartitionRow, write_partition
 from training.algorithms.learning_rates import exponential_decay
-from training.configuration.models import LstmConfig
-from training.configuration.optimizers import AdamConfig, SgdConfig
-from training.configuration.trainers import TRAINERS, with_trainer
 from training.data.sub_epochs import (
     scheduled_learning_sub_epochs,
     supervised_sub_epochs,
@@ -27,7 +24,9 @@ from training.data.sub_epochs import (
 from training.distributed.process_group import ProcessGroup
 from training.fit.model_specs import Fit, LoopConfig
 from training.fit.train_model import fit_model
-from training.recipes import CheckpointConfig
+from training.settings.models import LstmConfig
+from training.settings.recipe import CheckpointConfig
+from training.settings.trainers import TRAINERS, AdamConfig, SgdConfig, with_trainer
 
 NUM_SENONES = 6
 AT_THE_ENDS = CheckpointConfig(steps=0)

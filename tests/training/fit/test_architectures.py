@@ -9,7 +9,7 @@ import pytest
 
 from pipeline.runs.names import BASELINE
 from tests.job_programs import RunJob, Said
-from tests.training.decoding.toy_language import toy_lexicon
+from tests.training.decode.toy_language import toy_lexicon
 from tests.training.fit import small_fits
 from tests.training.fit.small_fits import copy_stopped, small_fit, write_run
 from tests.training.fit.test_sequence_training import BEAMS
@@ -23,21 +23,20 @@ from tests.training.sequence_training.toy_run import (
     write_toy_run,
 )
 from tests.whole_path.processes import TINY
-from training.configuration.models import ConformerConfig, FactoryConfig, LstmConfig, ModelConfig
-from training.decoding.decoder import DecoderConfig, decode
-from training.decoding.graph.hclg import decoding_graph
-from training.decoding.language_model.witten_bell import witten_bell_arpa
+from training.align.network_alignment import log_likelihoods
+from training.decode.decoder import DecoderConfig, decode
+from training.decode.graph import decoding_graph
+from training.decode.smoothing import witten_bell_arpa
 from training.distributed import process_group
 from training.distributed.simulated_group import simulate_ranks
-from training.evaluation.word_errors import WordErrors, word_errors
+from training.evaluate.word_errors import WordErrors, word_errors
 from training.fit import cuda_graph
 from training.fit.cuda_graph import GradientGraphs, gradients_of
 from training.fit.model_specs import Fit
-from training.models.registry import make_model
-from training.models.store import load_model
-from training.recipes import CheckpointConfig
-from training.targets.alignment import log_likelihoods
-from training.targets.lattices import generate_lattices
+from training.models.store import load_model, make_model
+from training.sequence_training.lattices import generate_lattices
+from training.settings.models import ConformerConfig, FactoryConfig, LstmConfig, ModelConfig
+from training.settings.recipe import CheckpointConfig
 
 README = Path(__file__).parents[3] / "training" / "models" / "README.md"
 CONFORMER = ConformerConfig(num_layers=2, num_units=12, num_heads=3, dropout=0.1)

@@ -11,7 +11,6 @@ from pipeline.records import Tally
 from pipeline.runs.names import realignment_rounds
 from tests.training.fit.small_fits import copy_stopped, fit, small_fit, steps_saved, write_run
 from tests.training.fit.test_optimizer_settings import recipe
-from training.configuration.augmentation import AugmentationConfig
 from training.distributed.simulated_group import simulate_ranks
 from training.fit.model_specs import (
     aligner_fit,
@@ -21,7 +20,8 @@ from training.fit.model_specs import (
     student_fit,
     teacher_fit,
 )
-from training.recipes import CheckpointConfig
+from training.settings.model_training import AugmentationConfig
+from training.settings.recipe import CheckpointConfig
 
 AUGMENTED = AugmentationConfig(speed=(0.9, 1.1), time_masks=1, frequency_masks=1)
 PLACED = {number: ("clean", "DP1", "DP3")[number % 3] for number in range(16)}

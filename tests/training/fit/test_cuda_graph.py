@@ -14,10 +14,9 @@ from torch import Tensor
 from tests.training.fit.host_reads import look_late
 from tests.training.fit.recorded_graph import Recorder
 from tests.training.fit.small_fits import copy_stopped, fit, small_fit, write_run
-from training.configuration.models import LstmConfig
-from training.configuration.values import Precision
-from training.data import batching
+from training.data import row_order
 from training.data.minibatch import BufferFrames, Minibatch, Targets
+from training.data.targets import GhostTargets, HardTargets, SequenceTargets, SoftTargets
 from training.distributed.simulated_group import simulate_ranks
 from training.fit import cuda_graph, train_model
 from training.fit.cuda_graph import GradientGraphs
@@ -31,10 +30,9 @@ from training.fit.steps import (
 from training.fit.training_loop import Fitting
 from training.models.acoustic_model import AcousticModel
 from training.models.lstm import LstmModel
-from training.recipes import CheckpointConfig
-from training.targets.hard import HardTargets
-from training.targets.sequence import SequenceTargets
-from training.targets.soft import GhostTargets, SoftTargets
+from training.settings.models import LstmConfig
+from training.settings.recipe import CheckpointConfig
+from training.settings.values import Precision
 
 pytestmark = pytest.mark.chaos
 
@@ -140,7 +138,7 @@ def test_trainers_train_by_graphs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recorder: Recorder, name: str
 ) -> None:
     """A student's fit with a checkpoint at each step has the bits of one without graphs."""
-    monkeypatch.setattr(batching, "CHUNK_FRAMES", 8)
+    monkeypatch.setattr(row_order, "CHUNK_FRAMES", 8)
     make = BufferFrames.minibatches
 
     def on_host(*args: Any) -> Iterator[Minibatch]:

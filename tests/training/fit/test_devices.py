@@ -14,7 +14,6 @@ from tests.training.fit.host_reads import look_late
 from tests.training.fit.small_fits import ALIGNMENT_STEP, NUM_SENONES, small_fit, write_run
 from training.checkpoints.checkpointer import Checkpointer
 from training.checkpoints.training_state import load_whole_state, whole_state
-from training.configuration.models import ConformerConfig, ModelConfig
 from training.distributed import checks
 from training.distributed.process_group import ProcessGroup
 from training.distributed.simulated_group import simulate_ranks
@@ -23,7 +22,8 @@ from training.fit.model_specs import Fit
 from training.fit.steps import validation_loss
 from training.fit.train_model import open_dataset
 from training.fit.training_loop import Fitting
-from training.models.registry import make_model
+from training.models.store import make_model
+from training.settings.models import ConformerConfig, ModelConfig
 from training.tensor_encoding import decode_state, encode_state
 from training.trainers import Trainer, parameters
 from training.trainers.registry import make_optimizer, make_trainer

@@ -15,9 +15,6 @@ from torch import Tensor, nn
 from tests.training.fit.host_reads import HostReads, look_late, send_as_on_a_gpu
 from tests.training.fit.small_fits import fit, small_fit, steps_saved, write_run
 from training.algorithms.learning_rates import MinRateNewbob
-from training.configuration.block_trainers import OptimizerState
-from training.configuration.models import ConformerConfig
-from training.configuration.optimizers import SgdConfig
 from training.data.dataset import SubEpochPlan
 from training.data.minibatch import Minibatch
 from training.distributed.checks import Comparison
@@ -27,7 +24,9 @@ from training.fit import train_model, training_loop
 from training.fit.model_specs import Fit
 from training.fit.steps import FrameTotals, RunningTotals, take_steps
 from training.fit.training_loop import Fitting
-from training.recipes import CheckpointConfig
+from training.settings.models import ConformerConfig
+from training.settings.recipe import CheckpointConfig
+from training.settings.trainers import OptimizerState, SgdConfig
 from training.trainers import replica, trainer
 
 pytestmark = pytest.mark.chaos

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from training.checkpoints.training_state import whole_state
-from training.configuration.trainers import AdaGrad, AdaGradPlace
 from training.distributed.simulated_group import simulate_ranks
 from training.fit.minibatch_selection import (
     MinibatchSelection,
@@ -20,6 +19,7 @@ from training.fit.minibatch_selection import (
     largest_harmless,
     select_minibatch,
 )
+from training.settings.trainers import AdaGrad, AdaGradPlace
 from training.trainers import (
     AdPsgd,
     Bmuf,

@@ -8,11 +8,11 @@ import pytest
 from infra.settings import ConfigurationError
 from tests.training.fit.small_fits import copy_stopped, fit, small_fit, steps_saved, write_run
 from tests.whole_path.processes import TINY
-from training.configuration.models import LstmConfig
 from training.distributed.simulated_group import simulate_ranks
 from training.fit.model_specs import Fit, sequence_fit, sibling_fits, student_fit
 from training.fit.steps import LoopConfig
-from training.recipes import CheckpointConfig, check_ranks, read_recipe
+from training.settings.models import LstmConfig
+from training.settings.recipe import CheckpointConfig, check_ranks, read_recipe
 
 pytestmark = pytest.mark.chaos
 

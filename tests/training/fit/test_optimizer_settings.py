@@ -18,13 +18,19 @@ from jobs.cli.job import recipe_path
 from pipeline.runs.names import realignment_rounds
 from tests.training.fit.small_fits import copy_stopped, fit, small_fit, steps_saved, write_run
 from training.algorithms.block_filter import BlockFilter
-from training.configuration.block_trainers import BmufConfig, HtmConfig
-from training.configuration.models import LstmConfig
-from training.configuration.optimizers import AdamConfig, AdamwConfig, OptimizerConfig, SgdConfig
 from training.distributed.simulated_group import simulate_ranks
 from training.fit.model_specs import Fit, aligner_fit, baseline_fit, student_fit, teacher_fit
 from training.models.store import decode_model
-from training.recipes import CheckpointConfig, Recipe, read_recipe
+from training.settings.models import LstmConfig
+from training.settings.recipe import CheckpointConfig, Recipe, read_recipe
+from training.settings.trainers import (
+    AdamConfig,
+    AdamwConfig,
+    BmufConfig,
+    HtmConfig,
+    OptimizerConfig,
+    SgdConfig,
+)
 from training.trainers import Bmuf, Htm
 from training.trainers.registry import make_optimizer, make_trainer
 

@@ -25,7 +25,7 @@ from tests.training.fit.small_fits import (
 from training.data.sub_epochs import scheduled_learning_sub_epochs
 from training.distributed.simulated_group import simulate_ranks
 from training.fit.model_specs import Fit
-from training.recipes import CheckpointConfig
+from training.settings.recipe import CheckpointConfig
 
 
 def student(rotates: bool) -> Fit:

@@ -9,11 +9,11 @@ import torch
 from infra.settings import ConfigurationError
 from tests.training.fit.small_fits import copy_stopped, fit, small_fit, steps_saved, write_run
 from tests.whole_path.processes import TINY
-from training.configuration.minibatch_selection import LOW_RATE_FRAME_S, MinibatchSelectionConfig
-from training.configuration.trainers import AdaGrad, AdaGradPlace, OneBitConfig
 from training.distributed.simulated_group import simulate_ranks
 from training.fit.model_specs import Fit, baseline_fit, sequence_fit, student_fit
-from training.recipes import CheckpointConfig, read_recipe
+from training.settings.model_training import LOW_RATE_FRAME_S, MinibatchSelectionConfig
+from training.settings.recipe import CheckpointConfig, read_recipe
+from training.settings.trainers import AdaGrad, AdaGradPlace, OneBitConfig
 from training.trainers.one_bit import OneBit
 
 pytestmark = pytest.mark.chaos

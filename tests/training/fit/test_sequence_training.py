@@ -24,11 +24,8 @@ from tests.training.sequence_training.toy_run import (
     write_toy_run,
 )
 from tests.whole_path.processes import TINY
-from training.configuration.augmentation import AugmentationConfig
-from training.configuration.models import LstmConfig
-from training.configuration.targets import LatticeConfig
-from training.configuration.trainers import TRAINERS
 from training.data.dataset import Dataset
+from training.data.targets import SequenceTargets
 from training.distributed import process_group
 from training.distributed.process_group import ProcessGroup
 from training.distributed.simulated_group import simulate_ranks
@@ -43,10 +40,13 @@ from training.fit.model_specs import (
 from training.fit.steps import RunningTotals
 from training.fit.train_model import fit_model, open_dataset
 from training.models.store import log_priors
-from training.recipes import read_recipe
+from training.sequence_training.lattices import generate_lattices
 from training.sequence_training.smbr import SmbrBatch
-from training.targets.lattices import generate_lattices
-from training.targets.sequence import SequenceTargets
+from training.settings.decoding import LatticeConfig
+from training.settings.model_training import AugmentationConfig
+from training.settings.models import LstmConfig
+from training.settings.recipe import read_recipe
+from training.settings.trainers import TRAINERS
 
 BEAMS = LatticeConfig(ngram_order=1, beam=15.0, lattice_beam=6.0)
 

@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from training.configuration.models import LstmConfig
 from training.data.minibatch import Minibatch
+from training.data.targets import HardTargets
 from training.fit.model_specs import LoopConfig
 from training.fit.steps import GradientNorms, clip_gradients, take_steps
 from training.models.lstm import LstmModel
-from training.targets.hard import HardTargets
+from training.settings.models import LstmConfig
 
 CONFIG = LoopConfig(minibatch_frames=20, max_gradient_norm=1.0)
 

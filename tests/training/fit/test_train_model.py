@@ -14,7 +14,6 @@ from pipeline.runs.manifest import Manifest, read_manifest
 from tests.training.fit.small_fits import fit as fit_on
 from tests.training.fit.small_fits import small_fit, write_run
 from training.algorithms.learning_rates import MinRateNewbob
-from training.configuration.trainers import TRAINERS
 from training.distributed import process_group
 from training.distributed.simulated_group import simulate_ranks
 from training.fit import steps
@@ -24,7 +23,8 @@ from training.fit.train_model import fit_model
 from training.models.acoustic_model import AcousticModel
 from training.models.precision import set_float32_products
 from training.models.store import load_model
-from training.recipes import CheckpointConfig
+from training.settings.recipe import CheckpointConfig
+from training.settings.trainers import TRAINERS
 
 
 def fit(folder: Path, what: Fit) -> tuple[Manifest, bytes]:

@@ -15,8 +15,8 @@ from training.data.dataset import Dataset
 from training.distributed.simulated_group import simulate_ranks
 from training.fit.model_specs import Fit, baseline_fit
 from training.fit.steps import validation_loss
-from training.models.registry import make_model
-from training.recipes import CheckpointConfig, read_recipe
+from training.models.store import make_model
+from training.settings.recipe import CheckpointConfig, read_recipe
 
 EVERY_STEP = CheckpointConfig(steps=1, num_kept=1000)
 NEWBOB = MinRateNewbob(0.05, 0.01)

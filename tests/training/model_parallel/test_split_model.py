@@ -8,12 +8,12 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from tests.training.trainers.ranks import RankPool
-from training.configuration.models import LstmConfig
 from training.distributed.collectives import Traffic
 from training.distributed.simulated_group import simulate_ranks
 from training.model_parallel import ParallelRanks, merged_state, split_model
 from training.models.acoustic_model import AcousticModel
 from training.models.lstm import LstmModel
+from training.settings.models import LstmConfig
 from training.trainers import OneBit, Synchronous
 
 pytestmark = pytest.mark.chaos

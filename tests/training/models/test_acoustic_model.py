@@ -7,9 +7,9 @@ from torch import nn
 from torch.nn.utils.rnn import pack_sequence, pad_packed_sequence
 
 from pipeline.normalization import Moments
-from training.configuration.models import LstmConfig
 from training.models.lstm import LstmModel
 from training.models.store import TrainedModel, decode_model, encode_model
+from training.settings.models import LstmConfig
 from training.tensor_encoding import encode_state
 
 STUDENT = LstmConfig(2, 8, bidirectional=False, look_ahead=3, dropout=0.0)

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional
 
-from training.configuration.models import ConformerConfig, LstmConfig
 from training.models.acoustic_model import AcousticModel
-from training.models.chunked_attention import ChunkedAttention
+from training.models.conformer import ChunkedAttention
 from training.models.losses import hard_cross_entropy
-from training.models.registry import make_model
+from training.models.store import make_model
+from training.settings.models import ConformerConfig, LstmConfig
 
 SMALL = {"num_layers": 2, "num_units": 12, "num_heads": 3, "dropout": 0.0}
 SHAPES = [(4, 24, 15), (1, 0, 1), (3, 7, 2), (5, 4, 4)]

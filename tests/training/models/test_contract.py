@@ -9,17 +9,16 @@ import pytest
 import torch
 
 from infra.settings import ConfigurationError, canonical_json, digest, plain
-from training.configuration.models import (
+from training.models.contract import check_contract
+from training.models.parameter_count import num_parameters
+from training.models.store import TrainedModel, decode_model, encode_model, make_model
+from training.settings.models import (
     ConformerConfig,
     FactoryConfig,
     LstmConfig,
     ModelConfig,
     read_form,
 )
-from training.models.contract import check_contract
-from training.models.parameter_count import num_parameters
-from training.models.registry import make_model
-from training.models.store import TrainedModel, decode_model, encode_model
 from training.tensor_encoding import decode_state, encode_state
 
 OWN = "tests.training.models.own_models"

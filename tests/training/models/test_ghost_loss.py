@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from scipy.special import log_softmax, softmax
 
 from pipeline.kbest import retained_mass, select_kbest
+from training.data.targets import GhostTargetRows
 from training.models.losses import ghost_cross_entropy, kbest_cross_entropy
-from training.targets.soft import GhostTargetRows
 
 SENONES, K = 30, 5
 

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from training.models import padded_lstm as module
-from training.models.padded_lstm import packed_lstm, padded_lstm, reversed_rows, reversing_lstm
+from training.models import lstm as module
+from training.models.lstm import packed_lstm, padded_lstm, reversed_rows, reversing_lstm
 
 NUM_INPUTS = 6
 Run = Callable[[nn.LSTM, Tensor, Tensor], Tensor]

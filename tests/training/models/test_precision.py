@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from training.configuration.models import LstmConfig
 from training.models.acoustic_model import AcousticModel
 from training.models.lstm import LstmModel
 from training.models.precision import fastest_precision, lstm_in_bfloat16, set_float32_products
+from training.settings.models import LstmConfig
 
 
 def acoustic_model(bidirectional: bool = False) -> AcousticModel:

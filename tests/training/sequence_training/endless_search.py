@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from training.decoding.graph.hclg import DecodingGraph
+from training.decode.graph import DecodingGraph
 from training.sequence_training.lattice_decoder import (
     LatticeBeams,
     ReferencedLattice,

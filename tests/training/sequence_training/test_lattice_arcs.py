@@ -6,7 +6,7 @@ from hypothesis import given, settings
 
 from pipeline.shards.lattices import check_lattice
 from tests.training.sequence_training.random_lattices import paths_of, random_lattice, seeds
-from training.sequence_training.lattice_arcs import LatticeArc, add_path, has_path, make_lattice
+from training.sequence_training.lattice_decoder import LatticeArc, add_path, has_path, make_lattice
 
 
 def test_arcs_off_all_paths_are_left_out() -> None:

@@ -7,23 +7,22 @@ import numpy as np
 import pytest
 import torch
 
-from tests.training.decoding.toy_language import (
+from tests.training.decode.toy_language import (
     oracle_log_likelihoods,
     senones_of,
     toy_lexicon,
     toy_tree,
 )
 from tests.training.sequence_training.random_lattices import Path, paths_of
-from training.decoding.graph.hclg import DecodingGraph, decoding_graph
-from training.decoding.graph.transducer import Arc, arcs_of, final_costs_of
-from training.decoding.language_model import witten_bell_arpa
+from training.decode.graph import Arc, DecodingGraph, arcs_of, decoding_graph, final_costs_of
+from training.decode.smoothing import witten_bell_arpa
 from training.sequence_training import lattice_decoder
-from training.sequence_training.lattice_arcs import has_path
 from training.sequence_training.lattice_decoder import (
     LatticeBeams,
     LatticeError,
     check_density,
     decode_lattice,
+    has_path,
     reference_cost,
 )
 from training.sequence_training.smbr import AlignedLattice, Smbr, SmbrBatch, smbr_loss

@@ -29,13 +29,13 @@ from tests.training.sequence_training.toy_run import (
     rows_of,
     write_toy_run,
 )
-from training.configuration.targets import LatticeConfig
-from training.decoding import search_process
+from training.decode import decoder
 from training.distributed.process_group import ProcessGroup
 from training.distributed.simulated_group import simulate_ranks
-from training.sequence_training.lattice_arcs import has_path
-from training.targets import lattices as lattices_module
-from training.targets.lattices import LatticeTask, generate_lattices
+from training.sequence_training import lattices as lattices_module
+from training.sequence_training.lattice_decoder import has_path
+from training.sequence_training.lattices import LatticeTask, generate_lattices
+from training.settings.decoding import LatticeConfig
 
 WIDE = LatticeConfig(ngram_order=1, beam=30.0, lattice_beam=8.0)
 
@@ -165,8 +165,8 @@ def test_a_search_without_end_is_a_ledger_row(
     place = write_toy_run(tmp_path)
     endless = partial(search_without_end, unsearchable=rows_of(1)[1].targets.senones[1::3])
     monkeypatch.setattr(lattices_module, "decode_with_reference", endless)
-    monkeypatch.setattr(search_process, "LEAST_CPU_SECONDS", 1.0)
-    monkeypatch.setattr(search_process, "CPU_SECONDS_PER_FRAME", 0.0)
+    monkeypatch.setattr(decoder, "LEAST_CPU_SECONDS", 1.0)
+    monkeypatch.setattr(decoder, "CPU_SECONDS_PER_FRAME", 0.0)
     manifest = simulate_ranks(1, partial(decode, place=place, loss_budget=0.3))[0]
     assert manifest.tally_out.utterances == sum(NUM_ROWS) - 2
     ledgers = [read_output(*place[:2], each).decode() for each in manifest.ledgers]

@@ -13,10 +13,10 @@ from tests.training.sequence_training.random_lattices import (
     random_lattice,
     seeds,
 )
-from training.configuration.models import LstmConfig
 from training.models.lstm import LstmModel
-from training.sequence_training.lattice_arcs import LatticeArc, make_lattice
+from training.sequence_training.lattice_decoder import LatticeArc, make_lattice
 from training.sequence_training.smbr import AlignedLattice, Smbr, SmbrBatch, smbr_loss
+from training.settings.models import LstmConfig
 
 FRAMES = (1, 3, 2)
 UNIFORM = np.zeros(NUM_SENONES)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from scipy.special import log_softmax, softmax
 
 from pipeline.kbest import check_kbest, retained_mass, select_kbest, soft_targets
-from tests.training.decoding.toy_language import (
+from tests.training.decode.toy_language import (
     oracle_log_likelihoods,
     senones_of,
     toy_lexicon,
@@ -21,14 +21,18 @@ from tests.training.sequence_training.random_lattices import (
     seeds,
 )
 from tests.training.sequence_training.test_lattice_decoder import graph_paths
-from training.decoding.graph.hclg import alignment_graph, decoding_graph
+from training.decode.graph import alignment_graph, decoding_graph
 from training.models.losses import kbest_cross_entropy
-from training.sequence_training.lattice_arcs import LatticeArc, make_lattice
-from training.sequence_training.lattice_decoder import LatticeBeams, decode_lattice
-from training.sequence_training.state_posteriors import (
+from training.sequence_training.forward_backward import (
     StatePosteriors,
     interpolated_kbest,
     state_posteriors,
+)
+from training.sequence_training.lattice_decoder import (
+    LatticeArc,
+    LatticeBeams,
+    decode_lattice,
+    make_lattice,
 )
 
 ONE_WORD = """\

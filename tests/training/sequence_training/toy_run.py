@@ -24,16 +24,14 @@ from pipeline.runs.names import (
 )
 from pipeline.runs.step import write_manifest
 from pipeline.shards import Alignment, PartitionRow, write_partition
-from tests.training.decoding.toy_language import LEXICON_TXT, senones_of, toy_tree
-from training.configuration.models import LstmConfig, ModelConfig
-from training.configuration.optimizers import AdamConfig, SgdConfig
-from training.configuration.trainers import TRAINERS, with_trainer
+from tests.training.decode.toy_language import LEXICON_TXT, senones_of, toy_tree
 from training.data.sub_epochs import sequence_sub_epochs
 from training.fit.model_specs import Fit, LoopConfig, SequenceCriterion
 from training.models.acoustic_model import AcousticModel
-from training.models.registry import make_model
-from training.models.store import TrainedModel, log_priors, store_model
-from training.recipes import CheckpointConfig
+from training.models.store import TrainedModel, log_priors, make_model, store_model
+from training.settings.models import LstmConfig, ModelConfig
+from training.settings.recipe import CheckpointConfig
+from training.settings.trainers import TRAINERS, AdamConfig, SgdConfig, with_trainer
 
 TREE = toy_tree()
 SENTENCES = (["see", "a", "cab"], ["a", "bee"], ["cabs", "see"], ["sake", "a"], ["cab", "see"])

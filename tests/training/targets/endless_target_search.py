@@ -2,13 +2,13 @@
 
 import numpy as np
 
-from training.decoding.graph.hclg import DecodingGraph
+from training.decode.graph import DecodingGraph
+from training.sequence_training.forward_backward import StatePosteriors
 from training.sequence_training.lattice_decoder import (
     LatticeBeams,
     LatticeError,
     decode_posteriors,
 )
-from training.sequence_training.state_posteriors import StatePosteriors
 
 
 def failing_search(

@@ -32,7 +32,7 @@ from tests.training.targets.unlabelled_toy_run import (
     unlabelled_rows,
     write_unlabelled_toy_run,
 )
-from training.configuration.targets import WindowsConfig
+from training.settings.decoding import WindowsConfig
 from training.targets.teacher import PooledTeacher, kept_targets, serve_teacher
 
 K = 5

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from training.models.losses import ghost_cross_entropy, kbest_cross_entropy
-from training.targets.kbest_costs.costs import FORMS, CostSums, kbest_costs, num_drawn
+from training.targets.kbest_costs import FORMS, CostSums, kbest_costs, num_drawn
 
 SENONES = 45
 

@@ -17,14 +17,13 @@ from pipeline.runs.names import STUDENT, TEACHER, UNLABELLED, features_step, mod
 from pipeline.runs.step import StepContents, StepResult, StepSpec, run_step
 from pipeline.shards import FeatureRow, write_features
 from pipeline.steps.targets import FEATURES, FramesAt, TargetsConfig
-from training.configuration.models import LstmConfig
-from training.configuration.targets import OwnTeacherConfig
-from training.models.registry import make_model
-from training.models.store import TrainedModel, store_model
-from training.targets.kbest_costs import sample as kbest_sample
-from training.targets.kbest_costs.costs import kbest_costs
-from training.targets.kbest_costs.sample import (
+from training.models.store import TrainedModel, make_model, store_model
+from training.settings.decoding import OwnTeacherConfig
+from training.settings.models import LstmConfig
+from training.targets import kbest_costs as kbest_sample
+from training.targets.kbest_costs import (
     CostedTeachers,
+    kbest_costs,
     measure_kbest_costs,
     sample_utterances,
     trained_teachers,

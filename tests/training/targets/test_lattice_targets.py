@@ -22,7 +22,7 @@ from pipeline.splicing import splice
 from pipeline.steps.targets import TargetsConfig, generate_targets
 from tests.in_process_teacher import in_process, stream_alone
 from tests.small_corpus import serially
-from tests.training.decoding.toy_language import toy_lexicon
+from tests.training.decode.toy_language import toy_lexicon
 from tests.training.sequence_training.toy_run import (
     SCALE,
     TREE,
@@ -36,19 +36,15 @@ from tests.training.targets.unlabelled_toy_run import (
     unlabelled_rows,
     write_unlabelled_toy_run,
 )
-from training.configuration.decoding import EvaluationConfig
-from training.configuration.targets import LatticeTargetsConfig
-from training.decoding import search_process
-from training.decoding.graph.grammar import GrammarWeights
-from training.decoding.graph.graph_text import encode_graph
-from training.decoding.graph.hclg import decoding_graph
-from training.decoding.language_model import witten_bell_arpa
-from training.evaluation.target_graph import build_target_graph
+from training.decode import decoder
+from training.decode.graph import GrammarWeights, decoding_graph, encode_graph
+from training.decode.smoothing import witten_bell_arpa
 from training.models.store import load_model
+from training.sequence_training.forward_backward import state_posteriors
 from training.sequence_training.lattice_decoder import LatticeBeams, decode_lattice
-from training.sequence_training.state_posteriors import state_posteriors
+from training.settings.decoding import EvaluationConfig, LatticeTargetsConfig
 from training.targets import lattice_targets
-from training.targets.lattice_targets import Score, open_lattice_teacher
+from training.targets.lattice_targets import Score, build_target_graph, open_lattice_teacher
 from training.targets.teacher import serve_logits, serve_teacher
 from training.targets.teacher_messages import decode_logits
 
@@ -162,8 +158,8 @@ def test_searches_that_fail_keep_the_teachers_own_targets(
     )[:2]
     failing = partial(failing_search, unread=unread, endless=endless)
     monkeypatch.setattr(lattice_targets, "decode_posteriors", failing)
-    monkeypatch.setattr(search_process, "LEAST_CPU_SECONDS", 1.0)
-    monkeypatch.setattr(search_process, "CPU_SECONDS_PER_FRAME", 0.0)
+    monkeypatch.setattr(decoder, "LEAST_CPU_SECONDS", 1.0)
+    monkeypatch.setattr(decoder, "CPU_SECONDS_PER_FRAME", 0.0)
     manifest = label(toy_run, loss_budget=0.2)
     assert manifest.statistics["without_lattice"] == {"lattice_failed": 1, "search_failed": 1}
     assert manifest.tally_in == manifest.tally_out

@@ -17,9 +17,9 @@ from pipeline.steps.targets import TargetsConfig, TeacherInput
 from tests.in_process_teacher import answer_alone
 from tests.training.targets.own_teachers import weights
 from tests.whole_path.processes import TINY
-from training.configuration.targets import MemberConfig, OwnTeacherConfig, WindowsConfig
 from training.models.precision import set_float32_products
-from training.recipes import read_recipe
+from training.settings.decoding import MemberConfig, OwnTeacherConfig, WindowsConfig
+from training.settings.recipe import read_recipe
 from training.targets.own_teacher import check_untrained, hears, serve_own_logits, serve_own_teacher
 from training.targets.teacher import PooledTeacher, kept_logits, kept_targets
 from training.targets.teacher_messages import decode_logits, decode_targets, encode_input

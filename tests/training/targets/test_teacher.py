@@ -15,10 +15,10 @@ from pipeline.records import Tally
 from pipeline.runs.names import model_step, teachers
 from pipeline.runs.step import StepSpec, run_step
 from pipeline.steps.targets import TeacherInput
-from training.configuration.models import LstmConfig
 from training.models.lstm import LstmModel
 from training.models.precision import set_float32_products
 from training.models.store import TrainedModel, store_model
+from training.settings.models import LstmConfig
 from training.targets.teacher import TeacherFunction, load_members, serve_logits, serve_teacher
 from training.targets.teacher_messages import (
     decode_frames,

@@ -20,10 +20,10 @@ from pipeline.runs.names import model_step
 from pipeline.runs.step import StepSpec, run_step
 from pipeline.steps.targets import TargetsConfig, TeacherInput
 from tests.in_process_teacher import in_batches, in_process
-from training.configuration.models import LstmConfig
-from training.configuration.targets import WindowsConfig
 from training.models.lstm import LstmModel
 from training.models.store import TrainedModel, store_model
+from training.settings.decoding import WindowsConfig
+from training.settings.models import LstmConfig
 from training.targets.teacher import PooledTeacher, kept_targets, serve_teacher
 from training.targets.teacher_messages import encode_input, encode_targets
 

@@ -6,10 +6,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from training.configuration.models import LstmConfig
-from training.configuration.targets import WindowsConfig
 from training.models.lstm import LstmModel
-from training.targets.windows import windows
+from training.settings.decoding import WindowsConfig
+from training.settings.models import LstmConfig
+from training.targets.teacher import windows
 
 
 @given(st.integers(0, 500), st.integers(3, 60), st.integers(0, 29))

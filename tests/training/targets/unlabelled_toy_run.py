@@ -10,7 +10,7 @@ from pipeline.runs.manifest import manifest_uri, read_manifest
 from pipeline.runs.names import TEACHER, UNLABELLED, features_step
 from pipeline.shards import FeatureRow, PartitionRow, write_features
 from tests.training.sequence_training.toy_run import finish, sentence_row, write_toy_run
-from training.configuration.models import LstmConfig
+from training.settings.models import LstmConfig
 
 BIDIRECTIONAL = LstmConfig(1, 12, bidirectional=True, look_ahead=0, dropout=0.0)
 SHARDS = ((4, 0), (4, 1), (3, 2))

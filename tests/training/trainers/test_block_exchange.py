@@ -13,10 +13,9 @@ from torch.distributed import ProcessGroup
 from tests.training.algorithms.sparsification.top_k_reference import sent_of
 from tests.training.trainers.ranks import RankPool, all_equal, sgd, small_model, take_step, weights
 from training.algorithms.top_k_lengths import num_message_words
-from training.checkpoints.resharding import reshard
-from training.checkpoints.training_state import load_whole_state, whole_state
-from training.configuration.block_codes import EXACT, Bfloat16, BlockCode, Threshold, TopK
+from training.checkpoints.training_state import load_whole_state, reshard, whole_state
 from training.distributed.simulated_group import simulate_ranks
+from training.settings.trainers import EXACT, Bfloat16, BlockCode, Threshold, TopK
 from training.tensor_encoding import decode_state, encode_state
 from training.trainers import Bmuf, Htm, SparseLoco, Trainer
 

@@ -14,9 +14,9 @@ from infra.store.object_store import ObjectStore
 from tests.training.trainers.ranks import RankPool, all_equal, sgd, small_model, take_step, weights
 from training.checkpoints.checkpointer import Checkpointer
 from training.checkpoints.training_state import whole_state
-from training.configuration.block_codes import TopK
 from training.distributed import collectives
 from training.distributed.simulated_group import simulate_ranks
+from training.settings.trainers import TopK
 from training.trainers import (
     Bmuf,
     D1dPsgd,

@@ -10,11 +10,9 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from tests.training.trainers.ranks import RankPool, all_equal, minibatch, sgd, small_model, weights
-from training.checkpoints.resharding import reshard
-from training.checkpoints.training_state import load_whole_state, whole_state
-from training.configuration.block_codes import TopK
-from training.configuration.trainers import AdaGrad, AdaGradPlace
+from training.checkpoints.training_state import load_whole_state, reshard, whole_state
 from training.distributed.simulated_group import simulate_ranks
+from training.settings.trainers import AdaGrad, AdaGradPlace, TopK
 from training.tensor_encoding import decode_state, encode_state
 from training.trainers import Bmuf, Gtc, Htm, OneBit, SparseLoco, Synchronous, Trainer
 from training.trainers.parameters import FlatParameters

@@ -17,9 +17,9 @@ from tests.training.trainers.ranks import (
     take_step,
     weights,
 )
-from training.configuration.block_codes import TopK
 from training.distributed.checks import FiniteCheck
 from training.distributed.simulated_group import simulate_ranks
+from training.settings.trainers import TopK
 from training.trainers import (
     AdPsgd,
     Bmuf,

@@ -7,8 +7,8 @@ import pytest
 
 from tests.training.fit.small_fits import copy_stopped, fit, small_fit, steps_saved, write_run
 from tests.training.trainers.ranks import RankPool
-from training.configuration.trainers import OneBitConfig
-from training.recipes import CheckpointConfig
+from training.settings.recipe import CheckpointConfig
+from training.settings.trainers import OneBitConfig
 
 EVERY_STEP = CheckpointConfig(steps=1, num_kept=1000)
 CASES = [

@@ -7,8 +7,8 @@ import pytest
 from torch.distributed import ProcessGroup
 
 from tests.training.trainers.ranks import RankPool, sgd, small_model
-from training.configuration.block_trainers import HtmConfig
 from training.distributed.simulated_group import simulate_ranks
+from training.settings.trainers import HtmConfig
 from training.trainers import Htm
 from training.trainers.registry import make_trainer
 

@@ -18,9 +18,8 @@ from tests.training.trainers.ranks import (
     take_step,
     weights,
 )
-from training.configuration.block_codes import Threshold, TopK
-from training.configuration.trainers import AdaGrad, AdaGradPlace
 from training.distributed.process_group import CollectiveError
+from training.settings.trainers import AdaGrad, AdaGradPlace, Threshold, TopK
 from training.trainers import (
     Bmuf,
     D1dPsgd,

@@ -25,7 +25,7 @@ from pipeline.steps.selection.buckets import require_known_subsets
 from pipeline.steps.selection.select import SelectionConfig, metadata_uri, select_utterances
 from tests.small_corpus import local_store, serially
 from tests.whole_path.processes import TINY
-from training.recipes import read_recipe
+from training.settings.recipe import read_recipe
 
 CONFIG = SelectionConfig(hours=0.0, file_hours=4 / 3600, seed=3)
 Run = tuple[ObjectStore, str, str]

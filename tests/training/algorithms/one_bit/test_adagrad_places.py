@@ -6,7 +6,7 @@ from torch import Tensor
 
 from training.algorithms.one_bit import TwoStageAggregation, columns_of, first_state, stripes_of
 from training.algorithms.one_bit import normalized as adagrad_normalized
-from training.configuration.trainers import AdaGrad, AdaGradPlace
+from training.settings.trainers import AdaGrad, AdaGradPlace
 
 COLUMNS = columns_of({"weight": (6, 8), "bias": (6,)})
 NUM_RANKS = 3

@@ -17,7 +17,7 @@ from training.algorithms.one_bit import (
     num_message_words,
     stripes_of,
 )
-from training.configuration.trainers import AdaGrad, AdaGradPlace
+from training.settings.trainers import AdaGrad, AdaGradPlace
 
 COLUMNS = columns_of({"weight": (6, 8), "bias": (6,), "output": (4, 6)})
 SIZE = COLUMNS.num_elements

@@ -12,7 +12,7 @@ from torch import Tensor
 from tests.training.algorithms.sparsification.top_k_reference import sent_of
 from training.algorithms.top_k import add_message, take_message
 from training.algorithms.top_k_lengths import CHUNK_ELEMENTS, num_message_words
-from training.configuration.block_codes import TopK
+from training.settings.trainers import TopK
 
 SIZES = (1, 18, CHUNK_ELEMENTS - 1, CHUNK_ELEMENTS, 2 * CHUNK_ELEMENTS + 77)
 TOP_K = TopK(density=0.02, bits=2, error_decay=1.0)

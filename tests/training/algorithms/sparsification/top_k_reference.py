@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from training.algorithms.top_k_lengths import CHUNK_ELEMENTS
-from training.configuration.block_codes import TopK
+from training.settings.trainers import TopK
 
 
 def bfloat16(value: np.floating) -> np.float32:

@@ -5,8 +5,7 @@ import torch
 from torch import Tensor
 
 from tests.training.trainers.decentralized.mixing_runs import SEED, Quadratics, Vector
-from training.checkpoints.resharding import reshard
-from training.checkpoints.training_state import load_whole_state, whole_state
+from training.checkpoints.training_state import load_whole_state, reshard, whole_state
 from training.distributed.simulated_group import SimulatedGroup, SimulatedLink, simulate_ranks
 from training.tensor_encoding import decode_state, encode_state
 from training.trainers import AdPsgd

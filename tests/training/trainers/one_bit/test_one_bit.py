@@ -11,9 +11,9 @@ from torch.distributed import ProcessGroup
 
 from tests.training.trainers.ranks import RankPool, all_equal, sgd, small_model, take_step, weights
 from training.algorithms.one_bit import TwoStageAggregation, columns_of, stripes_of
-from training.configuration.trainers import AdaGrad, AdaGradPlace, OneBitConfig
 from training.distributed.collectives import Traffic
 from training.distributed.simulated_group import SimulatedGroup, SimulatedLink, simulate_ranks
+from training.settings.trainers import AdaGrad, AdaGradPlace, OneBitConfig
 from training.trainers import OneBit, Synchronous
 
 PLAIN = AdaGrad(place=AdaGradPlace.NOWHERE)

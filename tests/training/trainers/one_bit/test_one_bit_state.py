@@ -10,10 +10,9 @@ from torch.distributed import ProcessGroup
 
 from tests.training.trainers.ranks import all_equal, sgd, small_model, take_step, weights
 from training.algorithms.one_bit import columns_of, stripes_of
-from training.checkpoints.resharding import reshard
-from training.checkpoints.training_state import load_whole_state, whole_state
-from training.configuration.trainers import AdaGrad, AdaGradPlace
+from training.checkpoints.training_state import load_whole_state, reshard, whole_state
 from training.distributed.simulated_group import simulate_ranks
+from training.settings.trainers import AdaGrad, AdaGradPlace
 from training.tensor_encoding import decode_state, encode_state
 from training.trainers import OneBit
 from training.trainers.trainer import State

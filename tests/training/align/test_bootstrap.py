@@ -1,0 +1,204 @@
+"""The bootstrap of the labelled data: a bounded share of it, drawn evenly from the speakers."""
+
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pipeline.audit.verify import verify_run
+from pipeline.records import Tally
+from pipeline.runs.ledger import QUARANTINED, LossBudgetExceededError, read_lines
+from pipeline.runs.manifest import Manifest, read_manifest, read_output
+from pipeline.shards import FeatureRow, read_partition
+from tests.training.align.labelled_run import FEATURES, bootstrapped, row, shards, write_labelled
+from training.align.bootstrap import MS_PER_HOUR, draw_places, draw_rows
+from training.align.labelled import read_lexicon
+from training.align.network_alignment import read_tree
+
+LOUD, QUIET = 30, 3
+
+
+def corpus() -> list[tuple[str, list[FeatureRow]]]:
+    """Two speakers have thirty utterances of a second each, and ten others three."""
+    frames = np.zeros((100, 64), np.float16)
+    sizes = {"loud-0": LOUD, "loud-1": LOUD} | {f"quiet-{n}": QUIET for n in range(10)}
+    rows = [
+        row(f"{speaker}-{number}", speaker, frames)
+        for speaker, size in sizes.items()
+        for number in range(size)
+    ]
+    speakers = [("loud-0", "quiet-0", "quiet-1"), ("loud-1", *(f"quiet-{n}" for n in range(2, 10)))]
+    return [
+        (f"{index:06d}", [each for each in rows if each.speaker_id in some])
+        for index, some in enumerate(speakers)
+    ]
+
+
+def drawn(seconds: float, shards: list[tuple[str, list[FeatureRow]]]) -> list[FeatureRow]:
+    samples = draw_rows(shards, seconds / 3600)
+    return [each for sample in samples.values() for each in sample.rows]
+
+
+@pytest.mark.parametrize(("seconds", "most"), [(12, 1), (24, 2), (36, 3), (50, 10)])
+def test_every_speaker_gives_one_before_any_gives_two(seconds: int, most: int) -> None:
+    """12 s of 12 speakers are one utterance of each; what is scarce is used up before the rest."""
+    counts = Counter(each.speaker_id for each in drawn(seconds, corpus()))
+    assert sum(counts.values()) == seconds
+    for speaker, count in counts.items():
+        assert count == (most if speaker.startswith("loud") else min(most, QUIET))
+
+
+def test_the_draw_depends_on_no_order() -> None:
+    """Shards and their rows in any order give the same utterances, and more hours give more."""
+    parts = corpus()
+    chosen = {each.utterance_id for each in drawn(20.5, parts)}
+    backwards = [(name, rows[::-1]) for name, rows in parts[::-1]]
+    assert {each.utterance_id for each in drawn(20.5, backwards)} == chosen
+    assert len(chosen) == 20
+    assert chosen < {each.utterance_id for each in drawn(21, parts)}
+
+
+def test_an_utterance_that_does_not_fit_ends_the_draw() -> None:
+    """No later, shorter one slips in, whether it is read before or after."""
+    (name, rows), _ = corpus()
+    (long, *rest) = sorted(rows, key=lambda each: draw_places(rows)[rows.index(each)])
+    long = replace(long, duration_ms=50_000)
+    for order in ([long, *rest], [*rest, long]):
+        assert drawn(20, [(name, order)]) == []
+
+
+def test_hours_balance_and_nothing_else_remains_in_memory() -> None:
+    """Drawn and left out add up in each shard; a drawn row does not keep its shard's bytes."""
+    block = np.zeros((5000, 64), np.float16)
+    rows = [row(f"u{n}", f"s{n % 4}", block[100 * n : 100 * n + 100]) for n in range(50)]
+    sample = draw_rows([("000000", rows)], 7 / 3600)["000000"]
+    assert sample.unselected + Tally(7, 7000) == Tally(50, 50_000)
+    assert all(each.features.base is None for each in sample.rows)
+    assert len(draw_rows([("000000", rows)], 0.0)["000000"].rows) == 50
+    assert [each.utterance_id for each in drawn(50, [("000000", rows)])] == [
+        each.utterance_id for each in rows
+    ]
+
+
+def read_aligned(place, manifest: Manifest) -> dict[str, np.ndarray]:
+    store, run_uri, _ = place
+    return {
+        each.utterance_id: each.targets.senones
+        for output in manifest.outputs
+        for each in read_partition(read_output(store, run_uri, output))
+    }
+
+
+def test_a_share_is_bootstrapped_and_the_rest_is_counted(tmp_path: Path) -> None:
+    """Its manifest balances with what is left to the network; verify finds nothing lost."""
+    place = write_labelled(tmp_path, shards())
+    store, run_uri, corpus_uri = place
+    manifest = bootstrapped(place, max_hours=8_000 / MS_PER_HOUR).manifest
+    labelled = read_manifest(store, run_uri, FEATURES).tally_out
+    assert manifest.tally_in == labelled == manifest.tally_out + manifest.unselected
+    assert 6_000 < manifest.tally_out.duration_ms <= 8_000
+    assert manifest.config["bootstrap"]["max_hours"] == 8_000 / MS_PER_HOUR
+    aligned = read_aligned(place, manifest)
+    assert len(dict.fromkeys(aligned, 0)) == manifest.tally_out.utterances
+    found = verify_run(store, run_uri, corpus_uri, lambda *_: None)
+    assert [each for each in found.findings if each.object.startswith("alignments")] == []
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Manifest:
+    """Return the manifest of a bootstrap with the default bound."""
+    return bootstrapped(write_labelled(tmp_path_factory.mktemp("whole"), shards())).manifest
+
+
+def test_all_is_bootstrapped_where_the_hours_suffice(whole: Manifest, tmp_path: Path) -> None:
+    """Twenty hours are more than this run has: the bytes are those without a bound."""
+    unbounded = bootstrapped(write_labelled(tmp_path, shards()), max_hours=0.0).manifest
+    assert whole.unselected == unbounded.unselected == Tally()
+    assert [each.sha256 for each in whole.outputs] == [each.sha256 for each in unbounded.outputs]
+    assert "max_hours" not in whole.config["bootstrap"]
+
+
+def test_the_manifest_names_the_bound_of_the_tree(whole: Manifest) -> None:
+    """It says whether max_senones was reached, or which bound kept the tree smaller."""
+    assert whole.statistics["num_senones"] < whole.config["senones"]["max_senones"]
+    assert whole.statistics["senone_bound"] == "min_count"
+
+
+def test_a_bound_shorter_than_an_utterance_is_refused(tmp_path: Path) -> None:
+    """The error names the setting and its value."""
+    parts = [[replace(each, duration_ms=4000) for each in part] for part in shards()]
+    place = write_labelled(tmp_path, parts)
+    with pytest.raises(ValueError, match=r"bootstrap\.max_hours = 0\.001: need more"):
+        bootstrapped(place, max_hours=0.001)
+
+
+def with_a_wasp(parts: list[list[FeatureRow]], chosen: str) -> list[list[FeatureRow]]:
+    """Put a word that the lexicon lacks into one transcript."""
+    return [
+        [replace(each, text="see a wasp") if each.utterance_id == chosen else each for each in part]
+        for part in parts
+    ]
+
+
+def test_words_outside_the_draw_count_before_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The network aligns what was not drawn, so the loss budget is compared with all words."""
+    parts = shards()
+    hours = 8_000 / MS_PER_HOUR
+    samples = draw_rows(((str(n), part) for n, part in enumerate(parts)), hours)
+    chosen = {each.utterance_id for sample in samples.values() for each in sample.rows}
+    left = next(each for part in parts for each in part if each.utterance_id not in chosen)
+    place = write_labelled(tmp_path, with_a_wasp(parts, left.utterance_id))
+    fail = "training.align.bootstrap.align_rows", lambda *_: pytest.fail("trained")
+    monkeypatch.setattr(*fail)
+    said = "lexicon.txt lacks 1 word, in 1 of 24 labelled utterances: 'wasp'; the loss budget is"
+    with pytest.raises(LossBudgetExceededError, match=said):
+        bootstrapped(place, max_hours=hours)
+
+
+def test_an_utterance_with_an_unknown_word_is_a_ledger_row(whole: Manifest, tmp_path: Path) -> None:
+    """The row names the word; what remains is aligned as if the utterance were not there."""
+    parts = shards()
+    place = write_labelled(tmp_path / "row", with_a_wasp(parts, "utterance-09"))
+    manifest = bootstrapped(place, 0.05).manifest
+    assert manifest.tally_in == manifest.tally_out + manifest.quarantined
+    ((row,),) = (
+        read_lines(read_output(*place[:2], each), QUARANTINED) for each in manifest.ledgers
+    )
+    assert (row["utterance_id"], row["reason"]) == ("utterance-09", "unknown_word")
+    assert row["detail"] == "not in lexicon.txt: 'wasp'"
+    without = [[each for each in part if each.utterance_id != "utterance-09"] for part in parts]
+    other = write_labelled(tmp_path / "without", without)
+    aligned, expected = (
+        read_aligned(place, manifest),
+        read_aligned(other, bootstrapped(other).manifest),
+    )
+    assert aligned.keys() == expected.keys()
+    assert all(np.array_equal(aligned[name], expected[name]) for name in expected)
+    assert "unknown_words" not in whole.config
+
+
+def test_unknown_words_may_be_aligned_as_spoken_noise(tmp_path: Path) -> None:
+    """They are SPN, a phone of the tree, and later steps read so from the bootstrap's manifest."""
+    place = write_labelled(tmp_path, with_a_wasp(shards(), "utterance-09"))
+    manifest = bootstrapped(place, unknown_words="spn").manifest
+    assert (manifest.tally_in, manifest.quarantined) == (manifest.tally_out, Tally())
+    lexicon = read_lexicon(*place, []).parse()
+    tree = read_tree(*place[:2])
+    assert tree.phones == lexicon.phones
+    noise = set(tree.table[:, lexicon.phone_ids["SPN"]].flat)
+    aligned = read_aligned(place, manifest)
+    assert noise & set(aligned["utterance-09"])
+    assert not noise & set(aligned["utterance-08"])
+
+
+def test_the_loss_budget_is_of_what_is_bootstrapped(tmp_path: Path) -> None:
+    """Two lost of six that were drawn exceed a budget that the 24 of the run would fit."""
+    first, *rest = shards()
+    short = [replace(each, features=each.features[:9]) for each in first]
+    place = write_labelled(tmp_path, [short, *rest])
+    with pytest.raises(LossBudgetExceededError, match=r"2 of 6"):
+        bootstrapped(place, 0.1, max_hours=8_000 / MS_PER_HOUR)

@@ -1,0 +1,134 @@
+"""Alignment by a network: the same in batches as at once, in memory that the rows do not decide."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from pipeline.shards import FeatureRow
+from tests.training.decode.toy_language import toy_lexicon, toy_tree
+from training.align import network_alignment
+from training.align.network_alignment import (
+    MAX_PADDED_FRAMES,
+    length_batches,
+    log_likelihoods,
+    network_alignments,
+)
+from training.decode.senones import SenoneTree, Unaligned
+from training.models.lstm import LstmModel
+from training.models.store import TrainedModel
+from training.settings.models import LstmConfig
+
+TREE, LEXICON = toy_tree(), toy_lexicon()
+SENTENCES = ("see a cab", "sake", "be cabs", "a bee see sake")
+
+
+def network(num_senones: int = TREE.num_senones) -> TrainedModel:
+    torch.manual_seed(3)
+    config = LstmConfig(2, 24, bidirectional=False, look_ahead=3, dropout=0.0)
+    model = LstmModel(config, num_senones).eval()
+    return TrainedModel(model, torch.randn(num_senones))
+
+
+def rows(num: int, longest: int) -> list[FeatureRow]:
+    generator = np.random.default_rng(7)
+    template = FeatureRow(
+        utterance_id="",
+        speaker_id="speaker",
+        duration_ms=1000,
+        created_at="2020-01-01T00:00:00.000+00:00",
+        audio_uri="audio",
+        audio_etag="",
+        text="",
+        placement=None,
+        features=np.zeros((1, 64), np.float16),
+    )
+    return [
+        replace(
+            template,
+            utterance_id=f"utterance-{number}",
+            text=SENTENCES[number % len(SENTENCES)],
+            features=generator.normal(size=(frames, 64)).astype(np.float16),
+        )
+        for number, frames in enumerate(generator.integers(90, longest, num).tolist())
+    ]
+
+
+def test_batches_change_no_alignment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scores differ by float32 rounding with the batch's size, and the senones not at all."""
+    some, trained = rows(40, 400), network()
+    at_once = log_likelihoods(some, trained, 0.3)
+    alone = [log_likelihoods([row], trained, 0.3)[0] for row in some]
+    for one, other in zip(at_once, alone, strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-5)
+    whole = network_alignments(some, trained, LEXICON, TREE, 0.3)
+    monkeypatch.setattr(network_alignment, "MAX_PADDED_FRAMES", 500)
+    batched = network_alignments(some, trained, LEXICON, TREE, 0.3)
+    assert batched.keys() == whole.keys() == {row.utterance_id for row in some}
+    for name, senones in whole.items():
+        assert isinstance(senones, np.ndarray)
+        np.testing.assert_array_equal(batched[name], senones)
+
+
+@pytest.mark.parametrize("text", ["", None, "  "])
+def test_an_empty_transcript_is_a_ledger_row(text: str | None) -> None:
+    """The reason is the bootstrap's; the utterances beside it are aligned."""
+    first, *others = rows(4, 200)
+    found = network_alignments([replace(first, text=text), *others], network(), LEXICON, TREE, 0.3)
+    assert found.pop(first.utterance_id) == Unaligned("no words: need a transcript to align")
+    assert len(found) == 3
+    assert all(isinstance(each, np.ndarray) for each in found.values())
+
+
+def test_padded_frames_are_bounded() -> None:
+    """No batch of a large shard is padded beyond the bound, and most fill nine tenths of it."""
+    sizes: list[int] = []
+    trained = network()
+    trained.model.register_forward_pre_hook(
+        lambda _, arguments: sizes.append(arguments[0].shape[0] * arguments[0].shape[1])
+    )
+    network_alignments(rows(120, 1200), trained, LEXICON, TREE, 0.3)
+    assert len(sizes) > 3
+    assert max(sizes) <= MAX_PADDED_FRAMES
+    assert np.median(sizes) >= 0.9 * MAX_PADDED_FRAMES
+
+
+@pytest.mark.parametrize(
+    ("lengths", "batches"),
+    [
+        ([], []),
+        ([5, 5], [[0, 1]]),
+        ([5, 6], [[0], [1]]),
+        ([4, 1, 2], [[1, 2], [0]]),
+        ([30, 2, 2, 2, 2, 2, 2], [[1, 2, 3, 4, 5], [6], [0]]),
+    ],
+)
+def test_lengths_are_batched(lengths: list[int], batches: list[list[int]]) -> None:
+    """Padded to its longest a batch has ten frames at most; only one utterance alone has more."""
+    assert length_batches(lengths, 10) == batches
+
+
+def test_what_cannot_be_aligned_is_named() -> None:
+    """An utterance with fewer frames than its words need has a reason in place of senones."""
+    (row,) = rows(1, 400)
+    short = replace(row, features=row.features[:6])
+    some = [short, replace(row, utterance_id="u")]
+    found = network_alignments(some, network(), LEXICON, TREE, 0.3)
+    assert found[row.utterance_id] == Unaligned("2 frames: too few for the words to align")
+    assert isinstance(found["u"], np.ndarray)
+
+
+def test_an_unknown_word_is_named_or_is_spoken_noise() -> None:
+    """Without spoken noise the utterance is left out; with it, it has the noise's senone."""
+    (row,) = (replace(each, text="see wasp") for each in rows(1, 200))
+    found = network_alignments([row], network(), LEXICON, TREE, 0.3)
+    unknown = Unaligned("not in lexicon.txt: 'wasp'", "unknown_word")
+    assert found == {row.utterance_id: unknown}
+    noisy = LEXICON.with_spoken_noise()
+    tree = SenoneTree(noisy.phones, tuple(range(len(noisy.phones))))
+    found = network_alignments([row], network(tree.num_senones), noisy, tree, 0.3)
+    senones = found[row.utterance_id]
+    assert isinstance(senones, np.ndarray)
+    spoken = [noisy.phones[each] for each in dict.fromkeys(senones.tolist())]
+    assert [each for each in spoken if each != "SIL"] == ["S", "IY", "SPN"]

@@ -1,0 +1,145 @@
+"""Realignment as tasks: once a shard, resumed after a kill, in as many rounds as asked for."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from infra.store.object_store import join_uri
+from pipeline.audit.verify import verify_run
+from pipeline.runs.commit import committed_tasks, step_context
+from pipeline.runs.manifest import manifest_uri, read_manifest
+from pipeline.runs.names import (
+    ALIGNER,
+    ALIGNMENT_STEP,
+    BOOTSTRAP_STEP,
+    alignment_steps,
+    realignment_rounds,
+)
+from pipeline.runs.outputs import OutputsInParts
+from tests.pipeline.runs.small_commits import set_small_bounds
+from tests.small_corpus import serially
+from tests.training.align.labelled_run import (
+    FEATURES,
+    NETWORK,
+    NUM_SHARDS,
+    Place,
+    bootstrapped,
+    shards,
+    store_network,
+    write_labelled,
+)
+from training.align.network_alignment import AlignmentSettings, realign
+
+SETTINGS = AlignmentSettings(0.3, NETWORK)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    made = write_labelled(tmp_path, shards())
+    bootstrapped(made, max_hours=8 / 3600)
+    return made
+
+
+class KilledError(Exception):
+    """KilledError ends the driver in the middle of a step."""
+
+
+def test_a_killed_realignment_resumes_shard_by_shard(place: Place) -> None:
+    """Shards that a killed step has committed are not aligned again; the manifest is the same."""
+    store, run_uri, _ = place
+    (only,) = realignment_rounds(1)
+    store_network(place, only.aligner)
+    ran: list[str] = []
+
+    def one_then_killed(tasks: Sequence[Any], function: Any, description: str) -> list[Any]:
+        ran.append(function.run_task(tasks[0]).task)
+        raise KilledError(description)
+
+    def counted(tasks: Sequence[Any], function: Any, description: str) -> list[Any]:
+        del description
+        results = [function(task) for task in tasks]
+        ran.extend(result.task for result in results)
+        return results
+
+    for _ in range(2):
+        with pytest.raises(KilledError):
+            realign(*place, only, SETTINGS, 0.0, one_then_killed)
+    resumed = realign(*place, only, SETTINGS, 0.0, counted).manifest
+    assert sorted(ran) == ["000000", "000001", "000002"]
+    labelled = read_manifest(store, run_uri, FEATURES).tally_out
+    assert resumed.tally_in == resumed.tally_out == labelled
+    for uri in [each.uri for each in store.list(join_uri(run_uri, ALIGNMENT_STEP))]:
+        store.delete(uri)
+    assert realign(*place, only, SETTINGS, 0.0, serially).manifest.to_bytes() == resumed.to_bytes()
+    assert realign(*place, only, SETTINGS, 0.0, serially).was_finished
+
+
+def test_a_realignment_of_many_shards_folds_its_commits(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Outputs in parts, and the manifest's totals and counts are those of a driver that holds."""
+    store, run_uri, _ = place
+    (only,) = realignment_rounds(1)
+    store_network(place, only.aligner)
+    held = realign(*place, only, SETTINGS, 0.0, serially).manifest
+    for uri in [each.uri for each in store.list(join_uri(run_uri, ALIGNMENT_STEP))]:
+        store.delete(uri)
+    set_small_bounds(monkeypatch, max_listed=1)
+    folded = realign(*place, only, SETTINGS, 0.0, serially).manifest
+    assert isinstance(folded.outputs, OutputsInParts)
+    assert tuple(folded.outputs) == held.outputs
+    assert len(held.outputs) == NUM_SHARDS
+    assert folded.statistics == held.statistics
+    assert (folded.tally_in, folded.tally_out) == (held.tally_in, held.tally_out)
+
+
+def test_the_first_of_two_attempts_is_taken(place: Place) -> None:
+    """A speculative attempt on another processor, with other last bits, fails no step."""
+    store, run_uri, _ = place
+    (only,) = realignment_rounds(1)
+    store_network(place, only.aligner)
+    tasks: list[Any] = []
+
+    def twice(pending: Sequence[Any], function: Any, description: str) -> list[Any]:
+        del description
+        tasks.extend(pending)
+        return [function(task) for task in pending]
+
+    manifest = realign(*place, only, SETTINGS, 0.0, twice).manifest
+    context = tasks[0].context
+    first = context.committed("000000")
+    output = context.put_output("000000", ".parquet", b"other last bits", first.outputs[0].tally)
+    late = type(first)(
+        **{name: getattr(first, name) for name in first.__slots__} | {"outputs": (output,)}
+    )
+    assert context.commit(late) == first
+    assert len(manifest.outputs) == NUM_SHARDS
+    config, inputs = manifest.config, manifest.inputs
+    again = step_context(store, run_uri, ALIGNMENT_STEP, config, inputs)
+    assert committed_tasks(again).keys() == {"000000", "000001", "000002"}
+
+
+def test_rounds_follow_each_other(place: Place) -> None:
+    """The first network learns from the bootstrap, each later one from the round before it.
+
+    The last round has the names that later steps read, and verify finds all utterances.
+    """
+    store, run_uri, corpus_uri = place
+    rounds = realignment_rounds(3)
+    assert [each.aligner for each in rounds] == ["aligner_1", "aligner_2", ALIGNER]
+    reads = [BOOTSTRAP_STEP, "alignments/round_1", "alignments/round_2"]
+    assert [each.reads for each in rounds] == reads
+    assert [each.writes for each in rounds] == [*reads[1:], ALIGNMENT_STEP]
+    for each in rounds:
+        store_network(place, each.aligner)
+        manifest = realign(*place, each, SETTINGS, 0.0, serially).manifest
+        assert manifest.step == each.writes
+        assert f"models/{each.aligner}" in manifest.inputs
+    written = alignment_steps(3)
+    assert written[0] == BOOTSTRAP_STEP
+    assert len(written) == 7
+    assert all(store.exists(manifest_uri(run_uri, step)) for step in written)
+    found = verify_run(store, run_uri, corpus_uri, lambda *_: None)
+    assert [each for each in found.findings if "alignments" in each.object] == []

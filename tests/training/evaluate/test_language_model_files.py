@@ -1,0 +1,160 @@
+"""Decode with an ARPA or a text of the user's own: bounds, prefixes, unknown words, digests."""
+
+import gzip
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from infra.settings import plain
+from infra.store.object_store import ObjectStore, PrefixError
+from pipeline.records import Tally
+from pipeline.runs.commit import StepContext
+from pipeline.runs.manifest import sha256
+from pipeline.runs.names import ALIGNMENT_STEP
+from pipeline.runs.step import StepContents, StepSpec, run_step
+from pipeline.shards import Alignment, PartitionRow, write_partition
+from training.decode.lexicon import parse_lexicon
+from training.decode.smoothing import kneser_ney_arpa, witten_bell_arpa
+from training.evaluate.language_model import MAX_BYTES, GivenModel, LanguageModelFiles
+from training.settings.decoding import EvaluationConfig
+
+LEXICON = parse_lexicon("a AX\nb B\nc S\n")
+PLAIN = EvaluationConfig(ngram_order=2, acoustic_scale=0.3, beam=13.0, max_active=5000)
+SENTENCES = [["a", "b"], ["b", "c"]]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """Return a run with two aligned transcripts, and an empty corpus beside it."""
+    (tmp_path / "corpus").mkdir()
+    frames = np.zeros((9, 64), np.float16)
+    senones = Alignment(np.zeros(9, np.uint16))
+    rows = [
+        PartitionRow(f"u{n}", "s", 1, " ".join(words), frames, senones, 0)
+        for n, words in enumerate(SENTENCES)
+    ]
+
+    def write(context: StepContext) -> StepContents:
+        output = context.put_output("000000", ".parquet", write_partition(rows), Tally(2, 2))
+        return StepContents.of_all(Tally(2, 2), (output,))
+
+    run_step(StepSpec(ObjectStore((str(tmp_path),)), str(tmp_path), ALIGNMENT_STEP, {}), write)
+    return tmp_path
+
+
+def files_of(run: Path, config: EvaluationConfig) -> LanguageModelFiles:
+    store = ObjectStore((str(run),))
+    return LanguageModelFiles.read(store, str(run / "corpus"), config)
+
+
+def arpa_of(run: Path, config: EvaluationConfig, order: int = 2) -> str:
+    files = files_of(run, config)
+    return files.model(ObjectStore((str(run),)), str(run), LEXICON, config).arpa(order)
+
+
+def test_transcripts_are_smoothed_as_the_recipe_says(run: Path) -> None:
+    """Without files the model is of the labelled transcripts: Witten-Bell, or Kneser-Ney."""
+    assert arpa_of(run, PLAIN) == witten_bell_arpa(SENTENCES, "abc", 2)
+    kneser_ney = replace(PLAIN, smoothing="kneser_ney")
+    assert arpa_of(run, kneser_ney, 3) == kneser_ney_arpa(SENTENCES, "abc", 3)
+
+
+def test_default_settings_leave_the_digest_as_it_was() -> None:
+    """Recipes without the newer settings have the digest of four settings, as before."""
+    assert list(plain(PLAIN)) == ["ngram_order", "acoustic_scale", "beam", "max_active"]
+    named = plain(replace(PLAIN, smoothing="kneser_ney", arpa="mine.arpa"))
+    assert {name: named[name] for name in ("smoothing", "arpa")} == {
+        "smoothing": "kneser_ney",
+        "arpa": "mine.arpa",
+    }
+
+
+@pytest.mark.parametrize("smoothing", ["witten_bell", "kneser_ney"])
+def test_text_joins_the_transcripts(run: Path, smoothing: str) -> None:
+    """A text's sentences count beside the transcripts; unknown words are counted, not predicted."""
+    (run / "corpus" / "language_model.txt").write_text("a c\n\nb wasp c\n")
+    config = replace(PLAIN, smoothing=smoothing, language_model_text="language_model.txt")
+    files = files_of(run, config)
+    assert files.digests == {"language_model_text": sha256(b"a c\n\nb wasp c\n")}
+    model = files.model(ObjectStore((str(run),)), str(run), LEXICON, config)
+    assert model.statistics == {
+        "num_text_sentences": 2,
+        "num_text_words": 5,
+        "num_unknown_words": 1,
+    }
+    text = model.arpa(2)
+    listed = {tuple(line.split("\t")[1].split()) for line in text.splitlines() if "\t" in line}
+    assert ("a", "c") in listed
+    assert ("b", "c") in listed  # of the transcripts; "b wasp c" has no such pair
+    assert ("wasp",) not in listed
+    assert all(all(ngram) for ngram in listed)
+
+
+def test_a_given_model_is_used_as_it_is(run: Path) -> None:
+    """An ARPA by its URI replaces what transcripts would give, at any order."""
+    given = witten_bell_arpa([["a", "b", "wasp"]], ["a", "b", "wasp"], 3)
+    (run / "mine.arpa").write_text(given)
+    config = replace(PLAIN, arpa=str(run / "mine.arpa"))
+    model = files_of(run, config).model(ObjectStore((str(run),)), str(run), LEXICON, config)
+    assert isinstance(model, GivenModel)
+    assert model.arpa(1) == model.arpa(2)
+    assert model.statistics["num_dropped_words"] == 1
+    assert model.statistics["num_missing_words"] == 1  # c
+
+
+def test_a_malformed_model_is_named(run: Path) -> None:
+    """The error has the file, the line and what is needed there."""
+    (run / "corpus" / "mine.arpa").write_text("\\data\\\nngram 1=x\n")
+    with pytest.raises(ValueError, match=r"mine\.arpa: ARPA line 2: 'ngram 1=x': need `ngram 1=C"):
+        arpa_of(run, replace(PLAIN, arpa="mine.arpa"))
+
+
+def test_files_outside_the_prefixes_are_refused(run: Path, tmp_path: Path) -> None:
+    """A model elsewhere is not read, whatever path leads to it."""
+    store = ObjectStore((str(run / "corpus"),))
+    (tmp_path / "mine.arpa").write_text("secret")
+    for name in (str(tmp_path / "mine.arpa"), "../mine.arpa"):
+        with pytest.raises(PrefixError, match="outside"):
+            LanguageModelFiles.read(store, str(run / "corpus"), replace(PLAIN, arpa=name))
+
+
+def test_large_files_are_refused_before_they_are_read(run: Path) -> None:
+    """A file above 64 MiB is refused by its size, with a remedy."""
+    with (run / "corpus" / "huge.txt").open("wb") as file:
+        file.truncate(MAX_BYTES + 1)
+    with pytest.raises(ValueError, match=f"{MAX_BYTES + 1} bytes: need at most {MAX_BYTES}: prune"):
+        files_of(run, replace(PLAIN, language_model_text="huge.txt"))
+
+
+def test_files_that_are_no_text_are_refused(run: Path) -> None:
+    """A cut gzip, one that unpacks to too much, and another encoding are named, with a remedy."""
+    (run / "corpus" / "packed.arpa").write_bytes(gzip.compress(b"a b\n" * 1000)[:-20])
+    with pytest.raises(ValueError, match=r"packed\.arpa: no whole gzip file: "):
+        arpa_of(run, replace(PLAIN, arpa="packed.arpa"))
+    (run / "corpus" / "bomb.txt").write_bytes(gzip.compress(bytes(MAX_BYTES + 1), 1))
+    with pytest.raises(ValueError, match=rf"unpacks to more than {MAX_BYTES} bytes: prune"):
+        arpa_of(run, replace(PLAIN, language_model_text="bomb.txt"))
+    (run / "corpus" / "latin.txt").write_bytes("a b\nb \xfc\n".encode("latin-1"))
+    with pytest.raises(ValueError, match=r"latin\.txt: line 2 is not UTF-8: convert it"):
+        arpa_of(run, replace(PLAIN, language_model_text="latin.txt"))
+
+
+@pytest.mark.parametrize("setting", ["arpa", "language_model_text"])
+def test_a_gzip_is_the_file_that_it_holds(run: Path, setting: str) -> None:
+    """A model or a text in gzip, whatever its name, gives the same model as without."""
+    text = "a b\nb\n"
+    data = kneser_ney_arpa([["a", "b"]], ["a", "b"], 2) if setting == "arpa" else text
+    (run / "corpus" / "plain").write_text(data)
+    (run / "corpus" / "packed").write_bytes(gzip.compress(data.encode()))
+    plain_arpa, packed_arpa = (
+        arpa_of(run, replace(PLAIN, **{setting: name})) for name in ("plain", "packed")
+    )
+    assert packed_arpa == plain_arpa
+
+
+def test_a_text_for_a_given_model_is_refused() -> None:
+    """A given model is estimated from no text, so a recipe names one of them."""
+    with pytest.raises(ValueError, match=r"arpa = 'a' and language_model_text = 't': need one"):
+        replace(PLAIN, arpa="a", language_model_text="t")

@@ -1,0 +1,187 @@
+"""A recognizer of a stream writes the words of the batch, and the archive keeps all it needs."""
+
+import zipfile
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from infra.settings import ConfigurationError
+from pipeline.audio.decode import decode_audio
+from pipeline.filterbank.log_mel import log_mel_energies
+from pipeline.runs.manifest import read_manifest, read_output
+from pipeline.runs.names import HELDOUT, STUDENT, features_step
+from pipeline.shards import read_features
+from tests.small_corpus import flac, tone
+from tests.training.export.heard_run import heard_recipe, write_heard_run
+from training.align.network_alignment import log_likelihoods
+from training.decode.decoder import DecoderConfig, StreamingSearch, decode
+from training.export.archive import ExportedModel, read_archive, write_archive
+from training.export.heldout_score import score_heldout, transcribe_heldout
+from training.export.onnx_graph import export_model
+from training.export.recognizer import EnergyStream, Recognizer, StreamingModel
+from training.models.store import load_model
+
+Run = tuple[object, str, str]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return write_heard_run(tmp_path_factory.mktemp("heard"))
+
+
+@pytest.fixture(scope="module")
+def exported(run: Run) -> ExportedModel:
+    return export_model(*run, heard_recipe(), STUDENT)
+
+
+@pytest.mark.parametrize("piece_s", [0.01, 0.3, 100.0])
+def test_heldout_words_are_those_of_evaluation(
+    run: Run, exported: ExportedModel, piece_s: float
+) -> None:
+    """Audio in pieces of 10 ms, 300 ms or whole gives the words of stored features by torch.
+
+    A speaker's later utterances need the causal mean of the earlier ones.
+    """
+    store, run_uri, corpus_uri = run
+    recipe = heard_recipe()
+    trained = load_model(store, run_uri, STUDENT, recipe.models.student)
+    expected = {}
+    for output in read_manifest(store, run_uri, features_step(HELDOUT)).outputs:
+        rows = read_features(read_output(store, run_uri, output))
+        scores = log_likelihoods(rows, trained, recipe.evaluation.acoustic_scale)
+        for row, scored in zip(rows, scores, strict=True):
+            words = decode(exported.graph, scored, exported.settings.decoder)
+            expected[row.utterance_id] = tuple(words)
+    heard = transcribe_heldout(store, run_uri, corpus_uri, recipe.features, exported, piece_s)
+    assert {each.utterance.utterance_id: each.words for each in heard} == expected
+    assert len(set(expected.values())) > 1
+
+
+def test_the_score_counts_every_heldout_word(run: Run, exported: ExportedModel) -> None:
+    """Six utterances are heard; their reference words are the transcripts'."""
+    found = score_heldout(*run, heard_recipe().features, exported, 0.3)
+    assert (found.num_utterances, found.num_refused) == (6, 0)
+    assert found.errors.reference_words == 3 + 2 + 2 + 2 + 2 + 3
+
+
+@settings(max_examples=25)
+@given(
+    sizes=st.lists(st.integers(1, 2_000), min_size=1, max_size=20),
+    engine=st.sampled_from(["fast", "kaldi"]),
+)
+def test_energies_of_a_stream_are_those_of_the_whole(sizes: list[int], engine: str) -> None:
+    """Pieces of any lengths, down to one sample, change no bit of either filter bank."""
+    samples = tone(1, 1.0).astype(np.float32)[: sum(sizes)]
+    stream = EnergyStream(engine)
+    edges = np.cumsum([0, *sizes])
+    parts = [stream.accept(samples[a:b]) for a, b in pairwise(edges)]
+    found = np.concatenate([*parts, stream.incomplete])
+    if len(samples) < 400:
+        assert len(found) == 0
+        return
+    np.testing.assert_array_equal(found, log_mel_energies(samples, engine))
+    assert len(stream.incomplete) < 3
+
+
+@settings(max_examples=30)
+@given(sizes=st.lists(st.integers(0, 9), min_size=1, max_size=12), seed=st.integers(0, 9))
+def test_a_search_in_pieces_is_the_search_of_the_whole(
+    exported: ExportedModel, sizes: list[int], seed: int
+) -> None:
+    """Pieces of 0 to 9 frames end with the best path that the whole has."""
+    generator = np.random.default_rng(seed)
+    shape = (sum(sizes), exported.graph.num_senones)
+    scores = generator.normal(0, 2, size=shape).astype(np.float32)
+    config = DecoderConfig(8.0, 200)
+    search = StreamingSearch(exported.graph, config)
+    edges = np.cumsum([0, *sizes])
+    for first, last in pairwise(edges):
+        search.advance(scores[first:last])
+        search.best(ends_sentence=False)
+    path = search.best(ends_sentence=True)
+    if not len(scores):
+        assert path is None
+        return
+    assert path is not None
+    assert list(path.words) == decode(exported.graph, scores, config)
+    assert len(path.senones) == len(scores)
+
+
+def test_a_pause_ends_an_utterance_and_the_stream_continues(exported: ExportedModel) -> None:
+    """A second of what the model hears as silence cuts the stream; times are the stream's."""
+    model = StreamingModel(exported.network)
+    samples = np.tile(tone(2, 3.0).astype(np.float32), 2)
+    silent = set(range(exported.graph.num_senones))
+    settings = type(exported.settings)(
+        **{
+            **{name: getattr(exported.settings, name) for name in exported.settings.__slots__},
+            "silence": tuple(sorted(silent)),
+        }
+    )
+    everything = ExportedModel(exported.network, exported.graph, settings)
+    recognizer = Recognizer(everything, model, pause_s=1.0)
+    found = [recognizer.accept(samples[first : first + 1_600]) for first in range(0, 96_000, 1_600)]
+    finals = [each for each in found if each.is_final]
+    assert len(finals) == 5
+    assert finals[0].start_s == 0
+    assert all(a.end_s == b.start_s for a, b in pairwise(finals))
+    assert recognizer.finish().end_s == pytest.approx(5.97)
+    never = Recognizer(exported, model)
+    assert not any(never.accept(samples[i : i + 1_600]).is_final for i in range(0, 96_000, 1_600))
+
+
+def test_equal_models_make_equal_archives_that_read_back(
+    exported: ExportedModel, tmp_path: Path
+) -> None:
+    """The bytes repeat; what is read back recognizes the same words."""
+    first, second = tmp_path / "a.zip", tmp_path / "b.zip"
+    assert write_archive(first, exported) == first.stat().st_size
+    write_archive(second, exported)
+    assert first.read_bytes() == second.read_bytes()
+    read = read_archive(first)
+    assert read.settings == exported.settings
+    assert read.graph.words == exported.graph.words
+    samples = decode_audio(flac(tone(3, 1.2)))
+    words = []
+    for model in (exported, read):
+        recognizer = Recognizer(model, StreamingModel(model.network))
+        recognizer.accept(samples)
+        words.append(recognizer.finish())
+    assert words[0] == words[1]
+    assert [each.name for each in tmp_path.iterdir() if each.name.startswith(".")] == []
+
+
+@pytest.mark.parametrize("damage", ["no zip", "cut", "flipped", "no settings", "other format"])
+def test_damaged_archives_are_refused(exported: ExportedModel, tmp_path: Path, damage: str) -> None:
+    """The message names the file and the remedy, whatever the damage."""
+    path = tmp_path / "model.zip"
+    write_archive(path, exported)
+    data = path.read_bytes()
+    if damage == "no zip":
+        path.write_bytes(b"PK no zip")
+    elif damage == "cut":
+        path.write_bytes(data[: len(data) // 2])
+    elif damage == "flipped":
+        middle = len(data) // 3
+        path.write_bytes(data[:middle] + bytes([data[middle] ^ 255]) + data[middle + 1 :])
+    else:
+        with zipfile.ZipFile(path) as archive:
+            parts = {name: archive.read(name) for name in archive.namelist()}
+        settings = parts.pop("model.json")
+        if damage == "other format":
+            parts["model.json"] = settings.replace(b'"format": 1', b'"format": 2')
+        with zipfile.ZipFile(path, "w") as archive:
+            for name, content in parts.items():
+                archive.writestr(name, content)
+    with pytest.raises(ConfigurationError, match=r"model\.zip: .*need an archive of megahour"):
+        read_archive(path)
+
+
+def test_a_missing_archive_is_named(tmp_path: Path) -> None:
+    """A path without a file is no traceback."""
+    with pytest.raises(ConfigurationError, match=r"none\.zip: cannot be read: No such file"):
+        read_archive(tmp_path / "none.zip")

@@ -1,0 +1,1 @@
+"""Align the labelled data: a monophone HMM, the tree of senones, then networks."""

@@ -1,0 +1,316 @@
+"""The labelled subset as training reads it: transcripts, lexicon, hard-target shards.
+
+`UnknownWords` counts the words that the lexicon lacks, and the utterances that have them.
+"""
+
+import unicodedata
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from jaxtyping import UInt16
+
+from infra.store.object_store import ObjectStore, join_uri, scan_checked
+from pipeline.records import Quarantined, Tally, source_id
+from pipeline.runs.commit import Commit, StepContext
+from pipeline.runs.ledger import LossBudgetExceededError, LossLimit
+from pipeline.runs.manifest import is_finished, read_manifest, read_output, sha256
+from pipeline.runs.names import (
+    ALIGNMENT_STEP,
+    BOOTSTRAP_STEP,
+    HELDOUT,
+    INGEST_STEP,
+    LEXICON_FILE,
+    PLACEMENTS_SETTING,
+    UNKNOWN_WORDS_SETTING,
+    task_name,
+)
+from pipeline.shards import (
+    Alignment,
+    FeatureRow,
+    PartitionRow,
+    read_features,
+    read_partition_transcripts,
+    write_partition,
+)
+from training.decode.lexicon import MAX_NAMED, Lexicon, decode_lexicon, parse_lexicon
+from training.decode.senones import SenoneTree, TranscribedUtterance, Unaligned
+from training.settings.decoding import UnknownWordsRule
+
+Senones = UInt16[np.ndarray, " _frames"]
+Alignments = Mapping[str, Senones | Unaligned]
+"""By utterance id the senone of every 10 ms frame, or why there is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class CorpusLexicon:
+    """CorpusLexicon holds lexicon.txt as it was read, so that a step uses what it digests.
+
+    The rule says how words of transcripts are aligned that it lacks.
+    """
+
+    data: bytes
+    unknown_words: UnknownWordsRule
+
+    @classmethod
+    def read(
+        cls, store: ObjectStore, corpus_uri: str, unknown_words: UnknownWordsRule
+    ) -> "CorpusLexicon":
+        """Read it for the first step that uses it."""
+        return cls(store.get(join_uri(corpus_uri, LEXICON_FILE)), unknown_words)
+
+    @property
+    def digests(self) -> dict[str, str]:
+        """Return its SHA-256 by its name, as an input of a step."""
+        return {LEXICON_FILE: sha256(self.data)}
+
+    def parse(self) -> Lexicon:
+        """Read the pronunciations."""
+        lexicon = parse_lexicon(decode_lexicon(self.data))
+        return lexicon.with_spoken_noise() if self.unknown_words == "spn" else lexicon
+
+
+def read_lexicon(
+    store: ObjectStore, run_uri: str, corpus_uri: str, reads: Sequence[str]
+) -> CorpusLexicon:
+    """Read the corpus's lexicon for a step that reads the manifests of the steps `reads`.
+
+    Unknown words are aligned as the bootstrap aligned them. ValueError if it or another of the
+    steps is unfinished, or was made with other pronunciations.
+    """
+    steps = dict.fromkeys((*reads, BOOTSTRAP_STEP))
+    manifests = {step: read_manifest(store, run_uri, step) for step in steps}
+    uri = join_uri(corpus_uri, LEXICON_FILE)
+    rule = manifests[BOOTSTRAP_STEP].config.get(UNKNOWN_WORDS_SETTING, "row")
+    lexicon = CorpusLexicon.read(store, corpus_uri, rule)
+    for manifest in manifests.values():
+        used = manifest.inputs.get(LEXICON_FILE)
+        if used not in (None, lexicon.digests[LEXICON_FILE]):
+            raise ValueError(
+                f"{uri} is not the lexicon that made {manifest.step} (SHA-256 {used[:12]}, now "
+                f"{lexicon.digests[LEXICON_FILE][:12]}): put it back, or use another --run"
+            )
+    return lexicon
+
+
+def read_shards(store: ObjectStore, run_uri: str, step: str) -> dict[str, list[FeatureRow]]:
+    """Read the feature rows of a small subset, shard by shard, in the order of the manifest."""
+    outputs = read_manifest(store, run_uri, step).outputs
+    return {
+        task_name(number): read_features(read_output(store, run_uri, output))
+        for number, output in enumerate(outputs)
+    }
+
+
+def transcribed(row: FeatureRow) -> TranscribedUtterance:
+    """Convert a feature row for alignment and decoding; a row without text has no words."""
+    words = tuple((row.text or "").split())
+    energies = row.features.astype(np.float32)
+    return TranscribedUtterance(row.utterance_id, row.speaker_id, words, energies)
+
+
+def unknown_words_of(row: FeatureRow, lexicon: Lexicon) -> Unaligned | None:
+    """Return why an utterance cannot be aligned by the lexicon; None if it has all words."""
+    unknown = lexicon.unaligned((row.text or "").split())
+    named = ", ".join(map(repr, unknown))
+    return Unaligned(f"not in {LEXICON_FILE}: {named}", "unknown_word") if unknown else None
+
+
+def commit_aligned(
+    context: StepContext,
+    name: str,
+    rows: Sequence[FeatureRow],
+    alignments: Alignments,
+    unselected: Tally,
+) -> Commit:
+    """Write a shard's rows with their senones as one training partition, and commit it.
+
+    An utterance without alignment becomes a ledger row, so that the tallies balance.
+    """
+    pairs = [(row, alignments[row.utterance_id]) for row in rows]
+    aligned = [aligned_row(row, found) for row, found in pairs if not isinstance(found, Unaligned)]
+    failed = [ledger_row(row, found) for row, found in pairs if isinstance(found, Unaligned)]
+    tally = Tally(len(aligned), sum(row.duration_ms for row in aligned))
+    outputs = (
+        (context.put_output(name, ".parquet", write_partition(aligned), tally),) if aligned else ()
+    )
+    record = Commit(
+        task=name,
+        fingerprint=context.fingerprint,
+        outputs=outputs,
+        ledger=context.put_ledger(name, failed),
+        tally_in=tally + Tally.of(failed) + unselected,
+        quarantined=Tally.of(failed),
+        unselected=unselected,
+        statistics={"senones": senone_histogram(aligned)},
+    )
+    return context.commit(record)
+
+
+def sum_counts(tree: SenoneTree, commits: Sequence[Commit]) -> dict[str, Any]:
+    """Add up the senones' frames over all shards, beside the tree that names the senones."""
+    counts = np.zeros(tree.num_senones, np.int64)
+    for senone, count in sum_histograms(commits)["senones"]:
+        counts[senone] = count
+    return {
+        "num_senones": tree.num_senones,
+        "senone_tree": tree.to_json(),
+        "senone_counts": counts.tolist(),
+    }
+
+
+def sum_histograms(commits: Sequence[Commit]) -> dict[str, Any]:
+    """Add up the senones' frames of tasks, or of tasks that were added up before."""
+    counts: Counter[int] = Counter()
+    for commit in commits:
+        for senone, count in commit.statistics["senones"]:
+            counts[senone] += count
+    return {"senones": [list(each) for each in sorted(counts.items())]}
+
+
+def aligned_row(row: FeatureRow, senones: Senones) -> PartitionRow:
+    """Join a feature row with its senones."""
+    return PartitionRow(
+        utterance_id=row.utterance_id,
+        speaker_id=row.speaker_id,
+        duration_ms=row.duration_ms,
+        text=row.text,
+        features=row.features,
+        targets=Alignment(senones),
+        offset=0,
+        placement=row.placement,
+    )
+
+
+def ledger_row(row: FeatureRow, found: Unaligned) -> Quarantined:
+    """Make the ledger row of an utterance that cannot be aligned with its transcript."""
+    return Quarantined(
+        row.utterance_id, row.audio_uri, found.reason, found.detail, 0, row.duration_ms
+    )
+
+
+def senone_histogram(rows: list[PartitionRow]) -> list[list[int]]:
+    """Count the 10 ms frames of each senone that occurs."""
+    present = [row.targets.senones for row in rows if isinstance(row.targets, Alignment)]
+    if not present:
+        return []
+    senones, counts = np.unique(np.concatenate(present), return_counts=True)
+    return [[int(senone), int(count)] for senone, count in zip(senones, counts, strict=True)]
+
+
+def labelled_transcripts(store: ObjectStore, run_uri: str) -> list[list[str]]:
+    """Read the words of the labelled utterances that were aligned, without features.
+
+    An utterance that ingest stored in several placements counts once: in five copies no n-gram
+    occurs once, smoothing leaves unseen ones too little, and a trigram's perplexity rose from 33
+    to 67.
+    """
+    placements = _simulated_placements(store, run_uri)
+    texts: dict[str, str] = {}
+    for output in read_manifest(store, run_uri, ALIGNMENT_STEP).outputs:
+        uri = output.uri(run_uri)
+        for utterance_id, text in scan_checked(store, uri, read_partition_transcripts):
+            texts.setdefault(source_id(utterance_id, placements), text)
+    return [text.split() for text in texts.values()]
+
+
+def transcript_reads(store: ObjectStore, run_uri: str) -> list[str]:
+    """Name the step besides alignment that decides the transcripts: ingest, if it simulated."""
+    return [INGEST_STEP] if _simulated_placements(store, run_uri) else []
+
+
+def _simulated_placements(store: ObjectStore, run_uri: str) -> tuple[str, ...]:
+    """Return the placements that ingest may have given to labelled utterances, if any."""
+    if not is_finished(store, run_uri, INGEST_STEP):
+        return ()
+    simulated = read_manifest(store, run_uri, INGEST_STEP).config.get(PLACEMENTS_SETTING)
+    return tuple(simulated["training"]["placements"]) if simulated else ()
+
+
+_APOSTROPHES = str.maketrans(dict.fromkeys("\u2019\u2018\u02bc\u0060\u00b4", "'"))
+
+
+@dataclass
+class UnknownWords:
+    """UnknownWords counts the utterances that have words without pronunciation, and all others."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    num_concerned: int = 0
+    num_utterances: int = 0
+    num_words: int = 0
+    num_unknown: int = 0
+
+    @classmethod
+    def of(cls, transcripts: Iterable[str], lexicon: Lexicon) -> "UnknownWords":
+        """Read the transcripts, whose words are separated by blanks."""
+        found, known = cls(), lexicon.pronunciations
+        for text in transcripts:
+            words = text.split()
+            unknown = [word for word in words if word not in known]
+            found.counts.update(set(unknown))
+            found.num_concerned += bool(unknown)
+            found.num_utterances += 1
+            found.num_words += len(words)
+            found.num_unknown += len(unknown)
+        return found
+
+    def note(self, lexicon: Lexicon, subset: str) -> str:
+        """Say what becomes of a subset's utterances with unknown words; empty without any."""
+        if not self.counts:
+            return ""
+        if subset == HELDOUT:
+            effect = "they count as errors"
+        elif lexicon.unknown:
+            effect = f"they are aligned as {lexicon.unknown[0][0]}"
+        else:
+            effect = "these utterances will not be aligned"
+        return f"{self._named(lexicon, subset)}; {effect}"
+
+    def check_loss(self, lexicon: Lexicon, subset: str, loss_budget: float) -> None:
+        """Raise LossBudgetExceededError if too many utterances would not be aligned.
+
+        A lexicon without any of the words is refused also where unknown words are aligned.
+        """
+        limit = LossLimit(loss_budget, self.num_utterances)
+        if 0 < self.num_unknown == self.num_words:
+            remedy = "give the lexicon of these transcripts"
+        elif lexicon.unknown or limit.allows(self.num_concerned):
+            return
+        else:
+            remedy = (
+                f"the loss budget is {loss_budget:.2%}: correct lexicon.txt or the transcripts, "
+                "set corpus.unknown_words = 'spn', or raise loss_budget"
+            )
+        raise LossBudgetExceededError(f"{self._named(lexicon, subset)}; {remedy}")
+
+    def _named(self, lexicon: Lexicon, subset: str) -> str:
+        """Name the most frequent words, ten at most, and how the lexicon may spell them."""
+        named = [word for word, _ in sorted(self.counts.items(), key=lambda each: (-each[1], each))]
+        similar = similar_words(named[:MAX_NAMED], lexicon)
+        shown = [
+            f"{word!r} (it has {similar[word]!r})" if word in similar else repr(word)
+            for word in named[:MAX_NAMED]
+        ]
+        more = ", ..." if len(named) > MAX_NAMED else ""
+        words = "1 word" if len(named) == 1 else f"{len(named)} words"
+        return (
+            f"lexicon.txt lacks {words}, in {self.num_concerned} of {self.num_utterances} {subset} "
+            f"utterances: {', '.join(shown)}{more}"
+        )
+
+
+def similar_words(words: Iterable[str], lexicon: Lexicon) -> dict[str, str]:
+    """Return the lexicon's word for each that differs in case, apostrophe or Unicode form alone."""
+    plain = {word: _plain(word) for word in words}
+    wanted = set(plain.values())
+    known = {found: word for word in lexicon.pronunciations if (found := _plain(word)) in wanted}
+    return {word: known[form] for word, form in plain.items() if form in known}
+
+
+def _plain(word: str) -> str:
+    if word.isascii():
+        return word.casefold().replace("`", "'")
+    unified = unicodedata.normalize("NFKC", word.translate(_APOSTROPHES)).casefold()
+    return "".join(each for each in unified if unicodedata.category(each) != "Cf")

@@ -1,0 +1,277 @@
+"""Align transcripts by a monophone hidden Markov model, trained from a flat start.
+
+Training is expectation maximization with Viterbi alignments, on all frames of a state at once. It
+uses no random numbers: the same utterances give the same alignments. States have mixtures of
+diagonal Gaussians over cepstra with deltas. The feature shards hold no audio; a cosine transform of
+their log-mel energies gives the cepstra.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from jaxtyping import Float, Float32, Float64, Int64
+from scipy.fft import dct
+
+from infra.log_lines import progress_bar
+from training.decode.decoder import align
+from training.decode.graph import DecodingGraph, monophone_graph
+from training.decode.lexicon import SILENCE, Lexicon
+from training.decode.senones import NO_WORDS, PhoneAlignment, TranscribedUtterance
+from training.settings.decoding import BootstrapConfig
+
+VARIANCE_FLOOR = 0.01  # of cepstra with variance 1
+SPLIT_DISTANCE = 0.2  # standard deviations, as HTK's
+MIN_FRAMES = 2.0  # a Gaussian with fewer keeps its mean and variance
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """Mixture holds one state's Gaussians."""
+
+    weights: Float64[np.ndarray, " gaussians"]
+    means: Float64[np.ndarray, "gaussians dimension"]
+    variances: Float64[np.ndarray, "gaussians dimension"]
+
+    @classmethod
+    def standard(cls, dimension: int) -> "Mixture":
+        """Return one Gaussian of mean 0 and variance 1."""
+        return cls(np.ones(1), np.zeros((1, dimension)), np.ones((1, dimension)))
+
+    def split(self, num_gaussians: int) -> "Mixture":
+        """Split the heaviest Gaussians, one after the other, until there are `num_gaussians`."""
+        mixture = self
+        while len(mixture.weights) < num_gaussians:
+            mixture = mixture._split_heaviest()
+        return mixture
+
+    def _split_heaviest(self) -> "Mixture":
+        heaviest = int(np.argmax(self.weights))
+        shift = SPLIT_DISTANCE * np.sqrt(self.variances[heaviest])
+        weights = np.append(self.weights, self.weights[heaviest] / 2)
+        weights[heaviest] /= 2
+        means = np.vstack([self.means, self.means[heaviest] + shift])
+        means[heaviest] -= shift
+        return Mixture(weights, means, np.vstack([self.variances, self.variances[heaviest]]))
+
+    def reestimate(self, frames: Float32[np.ndarray, "frames dimension"]) -> "Mixture":
+        """Take one step of expectation maximization; a Gaussian with too few frames is kept."""
+        # Expectation: the posterior of each Gaussian for each frame.
+        joint = _log_densities(frames, self)
+        joint -= joint.max(axis=0)
+        posteriors = np.exp(joint)
+        posteriors /= posteriors.sum(axis=0)
+        # Maximization: weighted counts, means and variances.
+        counts = posteriors.sum(axis=1, dtype=np.float64)
+        divisor = np.maximum(counts, 1e-9)[:, np.newaxis]
+        means = (posteriors @ frames) / divisor
+        variances = (posteriors @ frames**2) / divisor - means**2
+        usable = (counts >= MIN_FRAMES)[:, np.newaxis]
+        weights = np.maximum(counts, 1.0)
+        return Mixture(
+            weights / weights.sum(),
+            np.where(usable, means, self.means),
+            np.where(usable, np.maximum(variances, VARIANCE_FLOOR), self.variances),
+        )
+
+
+def _log_densities(
+    frames: Float32[np.ndarray, "frames dimension"], mixture: Mixture
+) -> Float32[np.ndarray, "gaussians frames"]:
+    """Return log(weight x density) of each Gaussian for each frame."""
+    precisions = 1 / mixture.variances
+    constants = np.log(mixture.weights) - 0.5 * (
+        np.log(2 * np.pi * mixture.variances) + mixture.means**2 * precisions
+    ).sum(axis=1)
+    linear = (mixture.means * precisions).astype(np.float32)
+    quadratic = (-0.5 * precisions).astype(np.float32)
+    scores: Float32[np.ndarray, "gaussians frames"] = linear @ frames.T + quadratic @ frames.T**2
+    scores += constants.astype(np.float32)[:, np.newaxis]
+    return scores
+
+
+def log_likelihoods(
+    frames: Float32[np.ndarray, "frames dimension"], mixtures: list[Mixture]
+) -> Float32[np.ndarray, "frames states"]:
+    """Return the log-likelihood of every frame in every state."""
+    joined = Mixture(
+        np.concatenate([mixture.weights for mixture in mixtures]),
+        np.concatenate([mixture.means for mixture in mixtures]),
+        np.concatenate([mixture.variances for mixture in mixtures]),
+    )
+    sizes = [len(mixture.weights) for mixture in mixtures]
+    first = np.cumsum([0, *sizes[:-1]])
+    joint = _log_densities(frames, joined)
+    # Gaussians are rows, so that the sums over a state's rows are contiguous.
+    largest = np.maximum.reduceat(joint, first, axis=0)
+    joint -= np.repeat(largest, sizes, axis=0)
+    np.exp(joint, out=joint)
+    totals = largest + np.log(np.add.reduceat(joint, first, axis=0))
+    return np.ascontiguousarray(totals.T)
+
+
+NUM_CEPSTRA = 13
+MIN_STANDARD_DEVIATION = 0.01
+
+
+def cepstra(energies: Float32[np.ndarray, "frames bins"]) -> Float32[np.ndarray, "frames 39"]:
+    """Compute the first 13 cepstral coefficients with first and second derivatives."""
+    # The cosine transform decorrelates neighbouring bins, as diagonal Gaussians assume.
+    static = dct(energies.astype(np.float64), axis=1, norm="ortho")[:, :NUM_CEPSTRA]
+    first = _derivative(static)
+    return np.concatenate([static, first, _derivative(first)], axis=1).astype(np.float32)
+
+
+def _derivative(
+    values: Float[np.ndarray, "frames coefficients"],
+) -> Float[np.ndarray, "frames coefficients"]:
+    # Linear regression over two frames on each side: sum_k k (c[t+k] - c[t-k]) / (2 sum_k k^2).
+    padded = np.pad(values, ((2, 2), (0, 0)), mode="edge")
+    near, far = padded[3:-1] - padded[1:-3], padded[4:] - padded[:-4]
+    derivative: Float[np.ndarray, "frames coefficients"] = (near + 2 * far) / 10
+    return derivative
+
+
+def speaker_cepstra(
+    utterances: Iterable[TranscribedUtterance],
+) -> dict[str, Float32[np.ndarray, "frames 39"]]:
+    """Return cepstra by utterance id, with each speaker's mean 0 and standard deviation 1."""
+    by_speaker: dict[str, list[TranscribedUtterance]] = {}
+    for utterance in utterances:
+        by_speaker.setdefault(utterance.speaker_id, []).append(utterance)
+    return {
+        utterance_id: normalized
+        for spoken in by_speaker.values()
+        for utterance_id, normalized in _normalized(spoken).items()
+    }
+
+
+def _normalized(
+    utterances: Sequence[TranscribedUtterance],
+) -> dict[str, Float32[np.ndarray, "frames 39"]]:
+    raw = {utterance.utterance_id: cepstra(utterance.features) for utterance in utterances}
+    # Energies still vary with the causal mean, so all of a speaker's utterances are pooled.
+    frames = np.concatenate(list(raw.values())).astype(np.float64)
+    mean = frames.mean(axis=0)
+    deviation = np.maximum(frames.std(axis=0), MIN_STANDARD_DEVIATION)
+    return {
+        utterance_id: ((values - mean) / deviation).astype(np.float32)
+        for utterance_id, values in raw.items()
+    }
+
+
+STATES_PER_PHONE = 3
+
+
+@dataclass(frozen=True)
+class Bootstrap:
+    """Bootstrap holds alignments by utterance id, and the reasons where there is none."""
+
+    alignments: dict[str, PhoneAlignment]
+    failures: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _Example:
+    frames: Float32[np.ndarray, "frames dimension"]
+    graph: DecodingGraph
+
+
+def bootstrap_alignment(
+    utterances: Sequence[TranscribedUtterance], lexicon: Lexicon, config: BootstrapConfig
+) -> Bootstrap:
+    """Align transcribed utterances phone by phone, given only their transcripts and the lexicon.
+
+    Raises ValueError for words that the lexicon lacks. Utterances without words, or with too few
+    frames, are returned as failures.
+    """
+    for utterance in utterances:
+        lexicon.require(lexicon.transcript(utterance.words))
+    paths, failures = _flat_start(utterances, lexicon)
+    cepstra = speaker_cepstra(utterances)
+    examples = {
+        utterance.utterance_id: _Example(
+            cepstra[utterance.utterance_id],
+            monophone_graph(lexicon, utterance.words, STATES_PER_PHONE),
+        )
+        for utterance in utterances
+        if utterance.utterance_id in paths
+    }
+    if examples:
+        paths = _train(examples, paths, len(lexicon.phones) * STATES_PER_PHONE, config)
+    return Bootstrap({name: _phone_alignment(path) for name, path in paths.items()}, failures)
+
+
+def _flat_start(
+    utterances: Iterable[TranscribedUtterance], lexicon: Lexicon
+) -> tuple[dict[str, Int64[np.ndarray, " frames"]], dict[str, str]]:
+    """Spread each utterance's states evenly over its frames, with silence at both edges."""
+    paths, failures = {}, {}
+    for utterance in utterances:
+        states = _first_states(utterance.words, lexicon)
+        num_frames = len(utterance.features)
+        if not utterance.words:
+            failures[utterance.utterance_id] = NO_WORDS
+        elif num_frames < len(states):
+            failures[utterance.utterance_id] = f"{num_frames} frames: need {len(states)}"
+        else:
+            # Flat start, Kaldi's align-equal: each state has an equal share of the frames.
+            evenly = np.arange(num_frames) * len(states) // num_frames
+            paths[utterance.utterance_id] = states[evenly]
+    return paths, failures
+
+
+def _first_states(words: Sequence[str], lexicon: Lexicon) -> Int64[np.ndarray, " states"]:
+    spelled = [lexicon.spoken(word)[0] for word in lexicon.transcript(words)]
+    spoken = [phone for pronunciation in spelled for phone in pronunciation]
+    phones = np.array([lexicon.phone_ids[phone] for phone in (SILENCE, *spoken, SILENCE)])
+    return (phones[:, np.newaxis] * STATES_PER_PHONE + np.arange(STATES_PER_PHONE)).ravel()
+
+
+def _train(
+    examples: Mapping[str, _Example],
+    paths: dict[str, Int64[np.ndarray, " frames"]],
+    num_states: int,
+    config: BootstrapConfig,
+) -> dict[str, Int64[np.ndarray, " frames"]]:
+    frames = np.concatenate([example.frames for example in examples.values()])
+    mixtures = [Mixture.standard(frames.shape[1])] * num_states
+    passes = range(config.num_iterations)
+    for iteration in progress_bar(passes, description="bootstrap alignment", unit="pass"):
+        # The Gaussians of a state may double every second iteration.
+        max_gaussians = min(config.max_gaussians, 1 << (iteration // 2))
+        states = np.concatenate([paths[name] for name in examples])
+        mixtures = _reestimated(mixtures, frames, states, max_gaussians, config)
+        # Viterbi: the new path assigns each frame to a state for the next iteration.
+        paths = {
+            name: align(example.graph, log_likelihoods(example.frames, mixtures))
+            for name, example in examples.items()
+        }
+    return paths
+
+
+def _reestimated(
+    mixtures: Sequence[Mixture],
+    frames: Float32[np.ndarray, "frames dimension"],
+    states: Int64[np.ndarray, " frames"],
+    max_gaussians: int,
+    config: BootstrapConfig,
+) -> list[Mixture]:
+    """Split Gaussians, and take two EM steps of each state's mixture on the state's frames."""
+    updated = []
+    for state, mixture in enumerate(mixtures):
+        own = frames[states == state]
+        # More Gaussians than the frames support would model single utterances.
+        affordable = len(own) // config.min_frames_per_gaussian
+        larger = mixture.split(min(max_gaussians, affordable))
+        updated.append(larger.reestimate(own).reestimate(own) if len(own) else mixture)
+    return updated
+
+
+def _phone_alignment(path: Int64[np.ndarray, " frames"]) -> PhoneAlignment:
+    """Return the phone segments of a path of states: one begins where a first state is entered."""
+    # Of two equal phones in a row, the second begins where state 0 follows state 2.
+    entered = np.diff(path, prepend=-1) != 0
+    starts = np.flatnonzero(entered & (path % STATES_PER_PHONE == 0))
+    phones = path[starts] // STATES_PER_PHONE
+    return PhoneAlignment(phones.astype(np.int32), starts.astype(np.int32), len(path))

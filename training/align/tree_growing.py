@@ -1,0 +1,268 @@
+"""Grow the phonetic decision tree: the split that gains most likelihood comes first.
+
+Likelihoods are those of diagonal Gaussians, from counts, sums and sums of squares of aligned
+cepstra.
+"""
+
+import heapq
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Literal
+
+import numpy as np
+from jaxtyping import Bool, Float, Float32, Float64, Int, Int32
+
+from training.decode.lexicon import SILENCE_ID
+from training.decode.senones import Node, PhoneAlignment, SenoneTree, Side, Split
+from training.settings.decoding import TreeConfig
+
+VARIANCE_FLOOR = 0.01  # of cepstra with variance 1
+
+
+@dataclass(frozen=True)
+class GaussianStatistics:
+    """GaussianStatistics holds the statistics of several sets of frames, one row for each set."""
+
+    counts: Float64[np.ndarray, " sets"]
+    sums: Float64[np.ndarray, "sets dimension"]
+    squares: Float64[np.ndarray, "sets dimension"]
+
+    def __len__(self) -> int:
+        return len(self.counts)
+
+    def select(
+        self, rows: Int[np.ndarray, " chosen"] | Bool[np.ndarray, " sets"]
+    ) -> "GaussianStatistics":
+        """Return the statistics of some of the sets."""
+        return GaussianStatistics(self.counts[rows], self.sums[rows], self.squares[rows])
+
+    def pool(self, weights: Float[np.ndarray, "pooled sets"]) -> "GaussianStatistics":
+        """Merge sets: row i of `weights` is 1 for the sets of merged set i, else 0."""
+        return GaussianStatistics(
+            weights @ self.counts, weights @ self.sums, weights @ self.squares
+        )
+
+    def log_likelihoods(self) -> Float64[np.ndarray, " sets"]:
+        """Return each set's log-likelihood under its own Gaussian, without terms in counts alone.
+
+        That is -n/2 sum_d (log var_d + 1) for n frames.
+        """
+        counts = np.maximum(self.counts, 1e-9)[:, np.newaxis]
+        variances = self.squares / counts - (self.sums / counts) ** 2
+        log_variances = np.log(np.maximum(variances, VARIANCE_FLOOR))
+        totals: Float64[np.ndarray, " sets"] = (log_variances + 1).sum(axis=1)
+        totals *= -0.5 * self.counts
+        return totals
+
+
+def triphone_statistics(
+    cepstra: Mapping[str, Float32[np.ndarray, "frames dimension"]],
+    alignments: Mapping[str, PhoneAlignment],
+) -> tuple[Int32[np.ndarray, "sets 3"], GaussianStatistics]:
+    """Collect the triphones that occur, sorted, and the statistics of their 10 ms frames."""
+    if not alignments:
+        raise ValueError("no alignments: need at least one utterance to grow a tree")
+    names = sorted(alignments)
+    segments = np.concatenate([alignments[name].triphones for name in names])
+    sums, squares = (
+        np.concatenate([_segment_sums(cepstra[name], alignments[name], power) for name in names])
+        for power in (1, 2)
+    )
+    durations = np.concatenate([alignments[name].durations for name in names]).astype(np.float64)
+    # Add up the segments of equal triphones.
+    triphones, rows = np.unique(segments, axis=0, return_inverse=True)
+    total = GaussianStatistics(
+        np.bincount(rows, durations),
+        _sum_rows(rows, sums, len(triphones)),
+        _sum_rows(rows, squares, len(triphones)),
+    )
+    return triphones, total
+
+
+def _segment_sums(
+    frames: Float32[np.ndarray, "frames dimension"], alignment: PhoneAlignment, power: int
+) -> Float64[np.ndarray, "segments dimension"]:
+    return np.add.reduceat(frames.astype(np.float64) ** power, alignment.starts, axis=0)
+
+
+def _sum_rows(
+    rows: Int[np.ndarray, " segments"],
+    values: Float64[np.ndarray, "segments dimension"],
+    num_sets: int,
+) -> Float64[np.ndarray, "sets dimension"]:
+    total = np.zeros((num_sets, values.shape[1]))
+    np.add.at(total, rows, values)
+    return total
+
+
+Bound = Literal["max_senones", "min_count", "contexts"]
+"""The end of the growth: enough senones, leaves too small to split, or leaves of one context."""
+
+
+@dataclass(frozen=True)
+class GrownTree:
+    """GrownTree is a tree, and which bound ended its growth."""
+
+    tree: SenoneTree
+    bound: Bound
+
+
+@dataclass(frozen=True)
+class _Question:
+    side: Side
+    phones: Bool[np.ndarray, " phones"]
+    gain: float
+
+
+@dataclass
+class _Leaf:
+    """_Leaf holds the triphones of a leaf and, once it is split, its question and branches."""
+
+    triphones: Int32[np.ndarray, "sets 3"]
+    statistics: GaussianStatistics
+    question: _Question | None = None
+    branches: list["_Leaf"] = field(default_factory=list)
+
+
+def grow_tree(
+    cepstra: Mapping[str, Float32[np.ndarray, "frames dimension"]],
+    alignments: Mapping[str, PhoneAlignment],
+    phones: tuple[str, ...],
+    config: TreeConfig,
+) -> GrownTree:
+    """Grow a tree over triphones from aligned cepstra, by utterance id.
+
+    Every phone has a root; silence and phones that never occur remain a single leaf. The tree has
+    `max_senones` unless every further split would leave a side below `min_count`.
+    """
+    if config.max_senones < len(phones):
+        raise ValueError(f"max_senones = {config.max_senones}: need {len(phones)}, one a phone")
+    triphones, statistics = triphone_statistics(cepstra, alignments)
+    # Questions come from the phones' own statistics, pooled over their contexts.
+    centres = np.arange(len(phones))[:, np.newaxis] == triphones[:, 1]
+    questions = phonetic_questions(statistics.pool(centres.astype(np.float64)))
+    # Silence is never split.
+    roots = [_Leaf(triphones[rows], statistics.select(rows)) for rows in centres]
+    spoken = roots[:SILENCE_ID] + roots[SILENCE_ID + 1 :]
+    bound = _grow(spoken, questions, config.max_senones - len(roots), config.min_count)
+    numbers = count()
+    return GrownTree(SenoneTree(phones, tuple(_to_node(root, numbers) for root in roots)), bound)
+
+
+def phonetic_questions(statistics: GaussianStatistics) -> Bool[np.ndarray, "questions phones"]:
+    """Find sets of phones that sound alike by bottom-up clustering, and ask for each of them.
+
+    `statistics` has one row for each phone. The questions are every single phone, and every cluster
+    that arises by merging the two closest clusters until two remain. The closest clusters lose the
+    least log-likelihood by their merger; phones without frames merge first, at no loss.
+    """
+    num_phones = len(statistics)
+    clusters = list(np.eye(num_phones, dtype=bool))
+    questions = list(clusters)
+    while len(clusters) > 2:
+        first, second = _closest_clusters(np.stack(clusters).astype(np.float64), statistics)
+        merged = clusters.pop(second) | clusters.pop(first)
+        clusters.append(merged)
+        questions.append(merged)
+    return np.stack(questions)
+
+
+def _closest_clusters(
+    clusters: Float64[np.ndarray, "clusters phones"], statistics: GaussianStatistics
+) -> tuple[int, int]:
+    apart = statistics.pool(clusters).log_likelihoods()
+    first, second = np.triu_indices(len(clusters), k=1)
+    together = statistics.pool(clusters[first] + clusters[second]).log_likelihoods()
+    best = int(np.argmin(apart[first] + apart[second] - together))
+    return int(first[best]), int(second[best])
+
+
+def _grow(
+    leaves: list[_Leaf],
+    questions: Bool[np.ndarray, "questions phones"],
+    num_splits: int,
+    min_count: int,
+) -> Bound:
+    serial = count()  # of equal gains, the older leaf is split first
+    candidates: list[tuple[float, int, _Leaf, _Question]] = []
+
+    def consider(leaf: _Leaf) -> None:
+        best = _best_question(leaf, questions, min_count)
+        if best is not None:
+            heapq.heappush(candidates, (-best.gain, next(serial), leaf, best))
+
+    for leaf in leaves:
+        consider(leaf)
+    # Greedy: always split the leaf whose best question gains most, wherever it is in the forest.
+    for _ in range(num_splits):
+        if not candidates:
+            return _unsplit_bound(leaves, questions)
+        _, _, leaf, question = heapq.heappop(candidates)
+        _split(leaf, question)
+        for branch in leaf.branches:
+            consider(branch)
+    return "max_senones"
+
+
+def _unsplit_bound(
+    leaves: Sequence[_Leaf], questions: Bool[np.ndarray, "questions phones"]
+) -> Bound:
+    """Say why no leaf can be split: smaller sides would do for some, or no question divides any."""
+    pending = list(leaves)
+    while pending:
+        leaf = pending.pop()
+        if leaf.branches:
+            pending += leaf.branches
+        elif _best_question(leaf, questions, min_count=1) is not None:
+            return "min_count"
+    return "contexts"
+
+
+def _split(leaf: _Leaf, question: _Question) -> None:
+    inside = question.phones[_neighbours(leaf.triphones, question.side)]
+    leaf.question = question
+    leaf.branches = [
+        _Leaf(leaf.triphones[rows], leaf.statistics.select(rows)) for rows in (inside, ~inside)
+    ]
+
+
+def _best_question(
+    leaf: _Leaf, questions: Bool[np.ndarray, "questions phones"], min_count: int
+) -> _Question | None:
+    best: _Question | None = None
+    sides: tuple[Side, Side] = ("left", "right")
+    for side in sides:
+        # Pooling by a 0-1 matrix scores all questions of a side in one product.
+        members = questions[:, _neighbours(leaf.triphones, side)].astype(np.float64)
+        gains = _gains(leaf.statistics, members, min_count)
+        winner = int(np.argmax(gains))
+        if gains[winner] > (best.gain if best else 0.0):
+            best = _Question(side, questions[winner], float(gains[winner]))
+    return best
+
+
+def _gains(
+    statistics: GaussianStatistics,
+    members: Float64[np.ndarray, "questions sets"],
+    min_count: int,
+) -> Float64[np.ndarray, " questions"]:
+    """Return each question's gain in log-likelihood; -inf where a side would be too small."""
+    inside, outside = statistics.pool(members), statistics.pool(1 - members)
+    whole = statistics.pool(np.ones((1, len(statistics)))).log_likelihoods()
+    # Young, Odell and Woodland's criterion: two Gaussians' log-likelihood less one's.
+    gains = inside.log_likelihoods() + outside.log_likelihoods() - whole
+    large_enough = np.minimum(inside.counts, outside.counts) >= min_count
+    return np.where(large_enough, gains, -np.inf)
+
+
+def _neighbours(triphones: Int32[np.ndarray, "sets 3"], side: Side) -> Int32[np.ndarray, " sets"]:
+    return triphones[:, 0 if side == "left" else 2]
+
+
+def _to_node(leaf: _Leaf, numbers: "count[int]") -> Node:
+    if leaf.question is None:
+        return next(numbers)
+    inside, outside = (_to_node(branch, numbers) for branch in leaf.branches)
+    phones = frozenset(np.flatnonzero(leaf.question.phones).tolist())
+    return Split(leaf.question.side, phones, inside, outside)

@@ -1,1 +1,0 @@
-"""Augmentation of training features, by utterance and sub-epoch: SpecAugment and speed."""

@@ -1,0 +1,370 @@
+"""Certify how uniform the order is in which a run's student reads (003 IV-A2).
+
+The certificate covers the first steps of the first unlabelled sub-epochs, of chunks and of whole
+utterances. It reads ids only: of each segment the file, the speaker, and the position before the
+shuffles. A step's minibatch is that of all ranks together, over which synchronous trainers sum
+gradients. A rank's minibatch drives its model between the exchanges of BMUF and HTM.
+"""
+
+import json
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
+from itertools import islice, zip_longest
+from typing import Annotated, Any
+
+import numpy as np
+from jaxtyping import Float64, Int64
+
+from infra.log_lines import progress_bar
+from infra.settings import Range, check_ranges
+from infra.store.object_store import ObjectStore, join_uri, scan_checked
+from pipeline.audit.provenance import STEPS, Provenance, read_provenance
+from pipeline.runs.commit import StepContext
+from pipeline.runs.ledger import SELECTED, read_lines
+from pipeline.runs.manifest import Output, read_manifest, read_output, sha256, store_again
+from pipeline.runs.names import CERTIFICATE_DOCUMENT, CERTIFICATE_STEP, PARTITIONS_STEP
+from pipeline.runs.step import StepContents, StepResult, StepSpec, run_step
+from pipeline.shards import read_partition_provenance
+from pipeline.shuffle_quality import (
+    LAGS,
+    Figure,
+    Samples,
+    certify,
+    expected_effective_number,
+    intra_group_correlation,
+)
+from training.data.row_order import RowOrder
+from training.data.sub_epochs import SubEpoch, check_offsets
+from training.fit.model_specs import Fit
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MinibatchRows:
+    """MinibatchRows locates one rank's minibatch: each segment's partition, row and first frame."""
+
+    rank: int
+    partitions: list[Output]
+    rows: Int64[np.ndarray, " segments"]
+    starts: Int64[np.ndarray, " segments"]
+
+
+def sub_epoch_steps(
+    order: RowOrder, sub_epoch: SubEpoch, index: int
+) -> Iterator[list[MinibatchRows]]:
+    """Yield the ranks' minibatches in each step of sub-epoch number `index`.
+
+    A rank that has no minibatch left is missing. Only the lengths of the taken steps are read.
+    """
+    ranks = (replace(order, rank=rank) for rank in range(order.world_size))
+    for step in zip_longest(*(rank_steps(rank, sub_epoch, index) for rank in ranks)):
+        yield [minibatch for minibatch in step if minibatch is not None]
+
+
+def rank_steps(order: RowOrder, sub_epoch: SubEpoch, index: int) -> Iterator[MinibatchRows]:
+    """Yield the minibatches of one rank in one sub-epoch, in the order of training."""
+    for buffer in order.shuffle_buffers(sub_epoch, index):
+        # A buffer numbers its utterances part by part; look up each one's partition and row.
+        owners = np.repeat(np.arange(len(buffer.parts)), [len(part.rows) for part in buffer.parts])
+        rows = np.concatenate([part.rows for part in buffer.parts])
+        for segments in buffer.batches():
+            yield MinibatchRows(
+                order.rank,
+                [buffer.parts[owner].output for owner in owners[segments.utterances]],
+                rows[segments.utterances],
+                segments.starts,
+            )
+
+
+LINE_BITS = 20
+"""Bits of a line's number; a selection file of 2^20 utterances would hold 58 days of speech."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RowProvenance:
+    """RowProvenance holds each row's selection file, speaker, source position and mean log Z."""
+
+    files: Int64[np.ndarray, " rows"]
+    speakers: Int64[np.ndarray, " rows"]
+    positions: Int64[np.ndarray, " rows"]
+    mean_log_z: Float64[np.ndarray, " rows"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SelectionIndex:
+    """SelectionIndex maps utterances to the lines of a selection file.
+
+    `same_speaker` is the probability that two moments of the file are of one speaker.
+    """
+
+    lines: dict[str, int]
+    same_speaker: float
+
+
+# A group of source shards is read for each of its partitions; 256 files are some 150 MB.
+@lru_cache(maxsize=256)
+def read_selection_file(store: ObjectStore, run_uri: str, output: Output) -> SelectionIndex:
+    """Index one selection file by utterance."""
+    lines: dict[str, int] = {}
+    seconds: Counter[str] = Counter()
+    for number, fields in enumerate(read_lines(read_output(store, run_uri, output), SELECTED)):
+        lines[fields["utterance_id"]] = number
+        seconds[fields["speaker_id"]] += fields["duration_s"]
+    total = sum(seconds.values())
+    # Two moments fall on one speaker with the sum of squared shares of the speech.
+    return SelectionIndex(lines, sum((each / total) ** 2 for each in seconds.values()))
+
+
+class ProvenanceReader:
+    """ProvenanceReader finds the provenance of rows; it reads each partition's columns once."""
+
+    def __init__(self, store: ObjectStore, run_uri: str, sources: Provenance) -> None:
+        self._store, self._run_uri, self._sources = store, run_uri, sources
+        self._ranks = sources.source_ranks()
+        self._speakers: dict[str, int] = {}
+        self._partitions: dict[str, RowProvenance] = {}
+        self._same_speaker: dict[int, float] = {}
+
+    def same_speaker(self) -> float:
+        """Return the probability that two moments of a file read so far are of one speaker."""
+        return float(np.mean(list(self._same_speaker.values())))
+
+    def read(self, partition: Output) -> RowProvenance:
+        """Return the provenance of a partition's rows, in stored order.
+
+        Raises ValueError for an utterance that is in none of the partition's source files.
+        """
+        if partition.key not in self._partitions:
+            self._partitions[partition.key] = self._read_columns(partition)
+        return self._partitions[partition.key]
+
+    def _read_columns(self, partition: Output) -> RowProvenance:
+        uri = partition.uri(self._run_uri)
+        utterances, speakers, mean_log_z = scan_checked(self._store, uri, read_partition_provenance)
+        found = self._find_sources(partition, set(utterances))
+        missing = set(utterances) - found.keys()
+        if missing:
+            num_files = len(self._sources.files_of(partition))
+            raise ValueError(
+                f"{partition.key}: {min(missing)} is in none of its {num_files} source files: "
+                "another version made the partitions; repartition into a fresh --run"
+            )
+        numbers = [self._speakers.setdefault(name, len(self._speakers)) for name in speakers]
+        files, positions = zip(*(found[name] for name in utterances), strict=True)
+        return RowProvenance(
+            np.array(files, np.int64),
+            np.array(numbers, np.int64),
+            np.array(positions, np.int64),
+            mean_log_z,
+        )
+
+    def _find_sources(self, partition: Output, wanted: set[str]) -> dict[str, tuple[int, int]]:
+        """Return the file's number and the source position of each of the wanted utterances."""
+        found = {}
+        for number in self._sources.files_of(partition):
+            index = read_selection_file(self._store, self._run_uri, self._sources.selection[number])
+            self._same_speaker[number] = index.same_speaker
+            for name in wanted & index.lines.keys():
+                # Files in source order, then lines within the file.
+                position = self._ranks[number] << LINE_BITS | index.lines[name]
+                found[name] = number, position
+        return found
+
+
+START_BITS = 20
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TrainingStep:
+    """TrainingStep holds the ranks' minibatches in step `number` of a sub-epoch."""
+
+    sub_epoch: int
+    number: int
+    minibatches: list[MinibatchRows]
+
+
+def read_steps(
+    order: RowOrder,
+    sub_epochs: Sequence[SubEpoch],
+    chosen: Sequence[int],
+    num_steps: int,
+    form: str,
+) -> Iterator[TrainingStep]:
+    """Yield the first `num_steps` steps of each of the chosen sub-epochs."""
+    total = len(chosen) * num_steps
+    with progress_bar(description=f"certify {form}", total=total, unit="step") as bar:
+        for index in chosen:
+            steps = sub_epoch_steps(order, sub_epochs[index], index)
+            for number, minibatches in enumerate(islice(steps, num_steps)):
+                yield TrainingStep(index, number, minibatches)
+                bar.update()
+
+
+def collect_samples(
+    steps: Sequence[TrainingStep], reader: ProvenanceReader, num_ranks: int, num_steps: int
+) -> tuple[Samples, Int64[np.ndarray, " samples"]]:
+    """Return the samples in order, in one batch a step, and their batches by rank and step."""
+    # Batches of different sub-epochs or ranks are further apart than the largest lag.
+    stride = num_steps + max(LAGS)
+    batches, rank_batches = [], []
+    minibatches = [minibatch for step in steps for minibatch in step.minibatches]
+    for step in steps:
+        for minibatch in step.minibatches:
+            size = len(minibatch.rows)
+            rank = step.sub_epoch * num_ranks + minibatch.rank
+            batches.append(np.full(size, step.sub_epoch * stride + step.number))
+            rank_batches.append(np.full(size, rank * stride + step.number))
+    sources = [_provenance_of(minibatch, reader) for minibatch in minibatches]
+    samples = Samples(
+        np.concatenate(batches),
+        np.concatenate([each.files for each in sources]),
+        np.concatenate([each.speakers for each in sources]),
+        np.concatenate(
+            [
+                # A chunk's first frame orders the segments of one utterance.
+                each.positions << START_BITS | minibatch.starts
+                for each, minibatch in zip(sources, minibatches, strict=True)
+            ]
+        ),
+        np.concatenate([each.mean_log_z for each in sources]),
+    )
+    return samples, np.concatenate(rank_batches)
+
+
+def _provenance_of(minibatch: MinibatchRows, reader: ProvenanceReader) -> RowProvenance:
+    """Return the provenance of each segment of a minibatch."""
+    partitions = [reader.read(partition) for partition in minibatch.partitions]
+    rows = list(zip(partitions, minibatch.rows.tolist(), strict=True))
+    return RowProvenance(
+        np.array([partition.files[row] for partition, row in rows]),
+        np.array([partition.speakers[row] for partition, row in rows]),
+        np.array([partition.positions[row] for partition, row in rows]),
+        np.array([partition.mean_log_z[row] for partition, row in rows]),
+    )
+
+
+ORDER_FIGURES = {"mean_displacement", "median_displacement"}
+FORMS = {"chunks": False, "whole_utterances": True}
+
+
+@dataclass(frozen=True, slots=True)
+class CertificateConfig:
+    """CertificateConfig selects the first steps of the first unlabelled sub-epochs of a form."""
+
+    num_ranks: Annotated[int, Range(1, 1_000_000)]
+    num_steps: Annotated[int, Range(2, 1_000_000)]
+    num_sub_epochs: Annotated[int, Range(1, 1_000_000)]
+
+    __post_init__ = check_ranges
+
+
+def certify_run(
+    fit: Fit, store: ObjectStore, run_uri: str, config: CertificateConfig
+) -> StepResult:
+    """Certify the order; return the manifest, and whether it was there before.
+
+    certificate/certificate.json repeats the manifest's statistics. Each call stores it after the
+    manifest is there, so that no other call's certificate replaces it.
+    """
+
+    def certify_partitions(_: StepContext) -> StepContents:
+        partitions = read_manifest(store, run_uri, PARTITIONS_STEP)
+        check_offsets(fit.sub_epochs, partitions)
+        order = RowOrder(
+            store=store,
+            run_uri=run_uri,
+            labelled=(),
+            unlabelled=tuple(partitions.outputs),
+            delay=fit.model.delay,
+            minibatch_frames=fit.loop.minibatch_frames,
+            seed=fit.seed,
+            rank=0,
+            world_size=config.num_ranks,
+            augmentation=fit.augmentation,
+        )
+        document = {**asdict(config), **certificate(order, fit.sub_epochs, config)}
+        data, tally = _to_bytes(document), partitions.tally_out
+        counts = (tally.utterances, tally.duration_ms)
+        output = Output(CERTIFICATE_DOCUMENT, len(data), sha256(data), *counts)
+        return StepContents.of_all(tally, (output,), document)
+
+    resolved = {**asdict(config), **fit.config}
+    spec = StepSpec(store, run_uri, CERTIFICATE_STEP, resolved, STEPS)
+    result = run_step(spec, certify_partitions)
+    store_again(store, certificate_uri(run_uri), _to_bytes(result.manifest.statistics))
+    return result
+
+
+def _to_bytes(document: Mapping[str, Any]) -> bytes:
+    return (json.dumps(document, indent=1, sort_keys=True) + "\n").encode()
+
+
+def certificate_uri(run_uri: str) -> str:
+    """Return the URI of a run's certificate."""
+    return join_uri(run_uri, CERTIFICATE_DOCUMENT)
+
+
+def certificate(
+    order: RowOrder, sub_epochs: Sequence[SubEpoch], config: CertificateConfig
+) -> dict[str, Any]:
+    """Compute the figures of both forms of sub-epoch; leave out a form of fewer than two steps."""
+    sources = read_provenance(order.store, order.run_uri)
+    reader = ProvenanceReader(order.store, order.run_uri, sources)
+    document: dict[str, Any] = {}
+    # The forms mix differently: whole utterances of equal length keep their stored order.
+    for form, whole in FORMS.items():
+        chosen = [
+            index
+            for index, sub_epoch in enumerate(sub_epochs)
+            if not sub_epoch.labelled and sub_epoch.whole_utterances == whole
+        ][: config.num_sub_epochs]
+        steps = list(read_steps(order, sub_epochs, chosen, config.num_steps, form))
+        if len(steps) > 1:
+            document[form] = {
+                "sub_epochs": chosen,
+                **form_figures(steps, reader, config, order.seed),
+            }
+    if not document:
+        raise ValueError("no sub-epoch has two steps: lower student.minibatch_frames, or --ranks")
+    # In a uniform order of the whole run, files occur in proportion to their hours.
+    uniform = 1 / expected_effective_number(np.array(sources.durations_ms()))
+    document["uniform_run"] = {
+        "effective_files": 1 / uniform,
+        "effective_speakers": 1 / (uniform * reader.same_speaker()),
+    }
+    return document
+
+
+def form_figures(
+    steps: Sequence[TrainingStep], reader: ProvenanceReader, config: CertificateConfig, seed: int
+) -> dict[str, Any]:
+    """Count the samples of one form; compute the figures of steps' and of ranks' minibatches."""
+    samples, rank_batches = collect_samples(steps, reader, config.num_ranks, config.num_steps)
+    by_step = certify(samples, seed)
+    by_rank = certify(samples.in_batches(rank_batches), seed)
+    # Displacements belong to the order itself, which ranks and steps share.
+    for name in ORDER_FIGURES:
+        del by_rank[name]
+    # Mean log Z replaces the gradient here: it costs one column instead of a training.
+    correlation = intra_group_correlation(samples.files, samples.values)
+    return {
+        "num_steps": len(steps),
+        "num_samples": len(samples.files),
+        "num_source_files": len(np.unique(samples.files)),
+        "num_speakers": len(np.unique(samples.speakers)),
+        "intra_file_correlation": finite_or_none(correlation),
+        "step": {name: figure_document(figure) for name, figure in by_step.items()},
+        "rank": {name: figure_document(figure) for name, figure in by_rank.items()},
+    }
+
+
+def figure_document(figure: Figure) -> dict[str, float | None]:
+    """Convert a figure to numbers that JSON can hold."""
+    return {name: finite_or_none(value) for name, value in asdict(figure).items()}
+
+
+def finite_or_none(value: float) -> float | None:
+    """Return a number that JSON can hold: None if it is not finite."""
+    return value if math.isfinite(value) else None

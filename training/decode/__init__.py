@@ -1,0 +1,1 @@
+"""Decode log-likelihoods to words: lexicon, language models, graphs, search."""

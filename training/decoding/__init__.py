@@ -1,1 +1,0 @@
-"""Align transcripts to senones, and decode log-likelihoods to words."""

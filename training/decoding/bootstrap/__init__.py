@@ -1,1 +1,0 @@
-"""Make the first alignment by a monophone HMM."""

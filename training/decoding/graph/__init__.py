@@ -1,1 +1,0 @@
-"""Build the decoding graph HCLG by OpenFst operations."""

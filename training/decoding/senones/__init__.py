@@ -1,1 +1,0 @@
-"""Tie single-state triphones to senones by a phonetic decision tree."""

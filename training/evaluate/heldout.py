@@ -1,0 +1,390 @@
+"""Decode the held-out subset with each model, and score it (paper 003 VII-B, VII-D, VIII-C).
+
+A task decodes a slice with one model: words, times, confidence, frames. Workers of a cluster import
+this module, so it imports nothing that only a driver has.
+"""
+
+import json
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float32
+
+from infra.settings import plain
+from infra.store.object_store import ObjectStore
+from pipeline.filterbank import FRAME_SHIFT_MS
+from pipeline.records import WITHOUT_PLACEMENT, Tally
+from pipeline.runs.commit import Commit, Repetition, StepContext, committed_tasks, once
+from pipeline.runs.manifest import Output, read_manifest, read_output, subsets_of_run
+from pipeline.runs.names import (
+    ALIGNMENT_STEP,
+    BASELINE,
+    DEV,
+    EVALUATION_ERRORS,
+    EVALUATION_SCORES,
+    EVALUATION_STEP,
+    HELDOUT,
+    SCRATCH_FOLDER,
+    TEACHER,
+    TUNING_STEP,
+    features_step,
+    model_step,
+)
+from pipeline.runs.step import (
+    StepContents,
+    StepResult,
+    StepSpec,
+    commit_each,
+    run_step,
+)
+from pipeline.shards import FeatureRow
+from pipeline.splicing import STACK, low_rate_alignment
+from training.align.labelled import read_lexicon
+from training.align.network_alignment import align_row, read_tree
+from training.decode.decoder import BestPath, DecoderConfig, best_path
+from training.decode.graph import DecodingGraph
+from training.decode.lexicon import Lexicon
+from training.decode.senones import SenoneTree, Unaligned
+from training.decode.word_times import word_spans
+from training.evaluate.decoded import (
+    DecodedUtterance,
+    DecodedWord,
+    file_order,
+    hypothesis_ctm,
+    hypothesis_trn,
+    read_decoded,
+    reference_stm,
+    reference_trn,
+    write_decoded,
+)
+from training.evaluate.language_model import LanguageModelFiles, store_arpas
+from training.evaluate.scores import ModelScores, model_scores, speaker_scores, word_error_scores
+from training.evaluate.slices import (
+    DecodingPlace,
+    ModelsToDecode,
+    Piece,
+    Slice,
+    count_unknown_words,
+    scored_pieces,
+    slices,
+)
+from training.evaluate.tuning import recipe_settings, tuned_settings
+from training.evaluate.word_errors import UtteranceErrors, write_errors
+from training.models.parameter_count import num_parameters
+from training.models.store import TrainedModel
+from training.settings.decoding import DecodingSettings, EvaluationConfig
+
+_LOW_RATE_MS = STACK * FRAME_SHIFT_MS
+
+
+@dataclass(frozen=True, slots=True)
+class AlignedBefore:
+    """AlignedBefore: the slice as the first model decoded it, with the labels of its alignment."""
+
+    decoded: Output
+
+
+@dataclass(frozen=True, slots=True)
+class AlignsAt:
+    """AlignsAt: this task's model aligns the transcripts, at the alignment's acoustic scale."""
+
+    acoustic_scale: float
+
+
+@dataclass(frozen=True, slots=True)
+class HypothesisTask:
+    """HypothesisTask is one slice to decode with one model, at its settings."""
+
+    name: str
+    place: DecodingPlace
+    rows: Slice
+    model: str
+    settings: DecodingSettings
+    labels: AlignedBefore | AlignsAt
+
+    @property
+    def context(self) -> StepContext:
+        """The step's context."""
+        return self.place.context
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Decoder:
+    """_Decoder holds model, lexicon, tree and graph of a task."""
+
+    task: HypothesisTask
+    model: TrainedModel
+    lexicon: Lexicon
+    tree: SenoneTree
+    graph: DecodingGraph
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Found:
+    """_Found is kept of a piece once its logits are released."""
+
+    first_frame: int
+    path: BestPath | None
+    words: tuple[DecodedWord, ...]
+    best_senones: np.ndarray
+    labels: tuple[int, ...]
+
+
+@once
+def decode_slice(task: HypothesisTask) -> Commit:
+    """Decode the utterances of a slice on a worker; its logits never leave the task."""
+    place = task.place
+    lexicon, tree = place.lexicon_and_tree()
+    (graph,) = place.graphs(lexicon, tree, [task.settings])
+    decoder = _Decoder(task, place.model(task.model), lexicon, tree, graph)
+    rows = place.rows(task.rows)
+    found: dict[int, list[_Found]] = defaultdict(list)
+    for piece in scored_pieces(rows, decoder.model):
+        found[piece.row].append(_decode(decoder, rows[piece.row], piece))
+    known = _labels_before(task)
+    utterances = [
+        _decoded(row, sorted(found[number], key=lambda each: each.first_frame), known)
+        for number, row in enumerate(rows)
+    ]
+    tally = Tally(len(rows), sum(row.duration_ms for row in rows))
+    output = task.context.put_output(task.name, ".jsonl", write_decoded(utterances), tally)
+    fingerprint = task.context.fingerprint
+    return task.context.commit(
+        Commit(task.name, fingerprint, (output,), None, tally_in=tally, quarantined=Tally())
+    )
+
+
+def _labels_before(task: HypothesisTask) -> Mapping[str, tuple[int, ...]]:
+    if isinstance(task.labels, AlignsAt):
+        return {}
+    store, run_uri = task.context.store, task.context.run_uri
+    before = read_decoded(read_output(store, run_uri, task.labels.decoded))
+    return {each.utterance_id: each.labels for each in before}
+
+
+def _decode(decoder: _Decoder, row: FeatureRow, piece: Piece) -> _Found:
+    """Search the best path of a piece, and align it where this task's model aligns."""
+    task, scores = decoder.task, piece.log_likelihoods
+    path = best_path(decoder.graph, task.settings.acoustic_scale * scores, task.place.decoder)
+    # Posteriors are the likelihoods times the priors; the best senone is theirs.
+    log_posteriors = scores + decoder.model.log_priors.numpy()
+    words = _timed_words(decoder, path, log_posteriors, piece.first_frame) if path else ()
+    is_whole = len(scores) == len(row.features) // STACK
+    labels: tuple[int, ...] = ()
+    if isinstance(task.labels, AlignsAt) and is_whole:
+        scaled = task.labels.acoustic_scale * scores
+        aligned = align_row(row, scaled, decoder.lexicon, decoder.tree)
+        # A transcript with a word that the lexicon lacks has errors to count, and no alignment.
+        if not isinstance(aligned, Unaligned):
+            labels = tuple(low_rate_alignment(aligned, 0).tolist())
+    return _Found(piece.first_frame, path, words, log_posteriors.argmax(axis=1), labels)
+
+
+def _timed_words(
+    decoder: _Decoder,
+    path: BestPath,
+    log_posteriors: Float32[np.ndarray, "frames senones"],
+    first_frame: int,
+) -> tuple[DecodedWord, ...]:
+    spans = word_spans(path.senones, path.words, decoder.lexicon, decoder.tree)
+    of_path = log_posteriors[np.arange(len(path.senones)), path.senones]
+    return tuple(
+        DecodedWord(
+            word,
+            _LOW_RATE_MS * (first_frame + span.start),
+            _LOW_RATE_MS * (span.end - span.start),
+            _confidence(of_path[span.start : span.end]),
+        )
+        for word, span in zip(path.words, spans, strict=True)
+    )
+
+
+def _confidence(log_posteriors: Float32[np.ndarray, " frames"]) -> float:
+    """Return the geometric mean of posteriors, from 0.0001, as of a word without frames."""
+    mean = np.exp(log_posteriors.mean(dtype=np.float64)) if len(log_posteriors) else 0.0
+    # Four digits, as the last bits differ between devices. sclite's normalized cross-entropy is
+    # infinite where a word is wrong at 1 or right at 0.
+    return round(float(np.clip(mean, 1e-4, 1 - 1e-4)), 4)
+
+
+def _decoded(
+    row: FeatureRow, pieces: Sequence[_Found], known: Mapping[str, tuple[int, ...]]
+) -> DecodedUtterance:
+    """Put the pieces of an utterance together, and hold its frames against the labels."""
+    own = pieces[0].labels if len(pieces) == 1 else ()
+    labels = np.array(known.get(row.utterance_id, own), np.int64)
+    best = np.concatenate([piece.best_senones for piece in pieces]) if len(labels) else labels
+    return DecodedUtterance(
+        utterance_id=row.utterance_id,
+        speaker_id=row.speaker_id,
+        placement=row.placement or WITHOUT_PLACEMENT,
+        duration_ms=row.duration_ms,
+        reference=tuple((row.text or "").split()),
+        words=tuple(word for piece in pieces for word in piece.words),
+        has_failed=any(piece.path is None for piece in pieces),
+        num_aligned=len(labels),
+        num_correct=int(np.count_nonzero(best == labels)),
+        labels=own,
+    )
+
+
+def evaluate(
+    store: ObjectStore,
+    run_uri: str,
+    corpus_uri: str,
+    config: EvaluationConfig,
+    models: ModelsToDecode,
+) -> StepResult:
+    """Decode the held-out subset with each model, a task for each slice of it and each model.
+
+    Hypotheses, references and errors by utterance are kept beside the scores. No utterance is
+    left out: a search that finds no path has deleted all words.
+    """
+    features = features_step(HELDOUT)
+    is_tuned = DEV in subsets_of_run(store, run_uri, features_step)
+    reads = [features, ALIGNMENT_STEP, *map(model_step, models.names)]
+    reads += [TUNING_STEP] if is_tuned else []
+    lexicon = read_lexicon(store, run_uri, corpus_uri, reads)
+    files = LanguageModelFiles.read(store, corpus_uri, config)
+    reads += files.reads(store, run_uri)
+
+    def score(context: StepContext) -> StepContents:
+        words = lexicon.parse()
+        unknown = count_unknown_words(store, run_uri, features, words.pronunciations.keys())
+        settings = dict.fromkeys(models.names, recipe_settings(config))
+        settings |= tuned_settings(store, run_uri) if is_tuned else {}
+        language_model = files.model(store, run_uri, words, config)
+        scratch = replace(context, step=f"{context.step}/{SCRATCH_FOLDER}")
+        orders = {each.ngram_order for each in settings.values()}
+        place = DecodingPlace(
+            scratch,
+            corpus_uri,
+            DecoderConfig(config.beam, config.max_active),
+            store_arpas(scratch, language_model, orders),
+            models.forms,
+            models.device,
+        )
+        decoded = decode_all(place, settings, models, config.acoustic_scale)
+        about: dict[str, Any] = {"decoding": plain(settings)} if is_tuned else {}
+        about["models"] = model_sizes(models, read_tree(store, run_uri).num_senones)
+        statistics: dict[str, Any] = {"language_model": dict(language_model.statistics)}
+        statistics["num_unknown_words"] = unknown
+        return contents(context, fold(context, decoded), about, statistics)
+
+    digests = {**lexicon.digests, **files.digests}
+    place = store, run_uri, EVALUATION_STEP, plain(config), reads, digests
+    # A word at the edge of the beam may be another one where logits have other last bits.
+    return run_step(StepSpec(*place, Repetition.OTHER_LAST_BITS), score)
+
+
+def decode_all(
+    place: DecodingPlace,
+    settings: Mapping[str, DecodingSettings],
+    models: ModelsToDecode,
+    alignment_scale: float,
+) -> dict[str, list[Commit]]:
+    """Decode every slice with every model; return each model's commits in the slices' order.
+
+    The teacher is first, as it aligns the transcripts, or else the baseline. Then one model follows
+    the other, so that a worker keeps one graph and one model at a time.
+    """
+    context = place.context
+    parts = slices(read_manifest(context.store, context.run_uri, features_step(HELDOUT)))
+
+    def task(model: str, part: Slice, labels: AlignedBefore | AlignsAt) -> HypothesisTask:
+        name = f"{model}-{part.name}"
+        return HypothesisTask(name, place, part, model, settings[model], labels)
+
+    def run(tasks: Sequence[HypothesisTask], description: str) -> list[Commit]:
+        by_name = {each.name: each for each in tasks}
+        return commit_each(committed, by_name, decode_slice, models.distribute, description)
+
+    committed = committed_tasks(context)
+    aligns = AlignsAt(alignment_scale)
+    first = TEACHER if TEACHER in models.names else BASELINE
+    aligned = run([task(first, each, aligns) for each in parts], f"decode with {first}")
+    labels = [AlignedBefore(commit.outputs[0]) for commit in aligned]
+    others = [name for name in models.names if name != first]
+    tasks = [task(name, *pair) for name in others for pair in zip(parts, labels, strict=True)]
+    commits = iter(run(tasks, f"decode with {', '.join(others)}"))
+    return {first: aligned, **{name: [next(commits) for _ in parts] for name in others}}
+
+
+def model_sizes(models: ModelsToDecode, num_senones: int) -> dict[str, dict[str, int]]:
+    """Return the number of weights of each model."""
+    return {
+        name: {"num_parameters": num_parameters(form, num_senones)}
+        for name, form in models.forms.items()
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Folded:
+    """Folded: all hypotheses, as files and as counts by utterance and by model."""
+
+    files: Mapping[str, Output]
+    utterances: Sequence[UtteranceErrors]
+    models: Mapping[str, ModelScores]
+
+
+def fold(context: StepContext, decoded: Mapping[str, Sequence[Commit]]) -> Folded:
+    """Store each model's hypotheses, and add up errors by utterance.
+
+    One model's hypotheses are in memory at a time, beside the errors by utterance of all.
+    """
+    files: dict[str, Output] = {}
+    models: dict[str, ModelScores] = {}
+    errors: dict[str, UtteranceErrors] = {}
+    for name, commits in decoded.items():
+        utterances = read_hypotheses(context, commits)
+        texts = {f"{name}.trn": hypothesis_trn, f"{name}.ctm": hypothesis_ctm}
+        if not models:
+            texts |= {"reference.trn": reference_trn, "reference.stm": reference_stm}
+        for file, write in texts.items():
+            stem, _, suffix = file.rpartition(".")
+            files[file] = context.put_output(stem, f".{suffix}", write(utterances), Tally())
+        models[name] = ModelScores.of(utterances)
+        for each in utterances:
+            before = errors.get(each.utterance_id)
+            own = {**(before.errors if before else {}), name: each.errors}
+            errors[each.utterance_id] = UtteranceErrors(
+                each.utterance_id, each.speaker_id, each.placement, each.duration_ms, own
+            )
+    return Folded(files, list(errors.values()), models)
+
+
+def read_hypotheses(context: StepContext, commits: Sequence[Commit]) -> list[DecodedUtterance]:
+    """Read what tasks decoded with one model, in the order of the scoring files."""
+    utterances = [
+        replace(each, labels=())  # which only tasks need, and which take most of the memory
+        for commit in commits
+        for each in read_decoded(read_output(context.store, context.run_uri, commit.outputs[0]))
+    ]
+    return sorted(utterances, key=file_order)
+
+
+def contents(
+    context: StepContext, folded: Folded, about: Mapping[str, Any], statistics: Mapping[str, Any]
+) -> StepContents:
+    """Store scores and errors by utterance; the manifest's tallies are those of the utterances."""
+    heldout = read_manifest(context.store, context.run_uri, features_step(HELDOUT)).tally_out
+    evaluated = Tally(len(folded.utterances), sum(each.duration_ms for each in folded.utterances))
+    assert evaluated == heldout, "every utterance is scored, once"
+    errors = write_errors(folded.utterances)
+    files = {
+        **folded.files,
+        "errors.jsonl": context.put_output(EVALUATION_ERRORS, ".jsonl", errors, heldout),
+    }
+    scores = {
+        **word_error_scores(folded.utterances),
+        **speaker_scores(folded.utterances),
+        **model_scores(folded.models),
+        **about,
+        "files": {name: output.key for name, output in files.items()},
+    }
+    data = json.dumps(scores, indent=1, sort_keys=True).encode()
+    output = context.put_output(EVALUATION_SCORES, ".json", data, Tally())
+    return StepContents.of_all(heldout, (output, *files.values()), statistics)

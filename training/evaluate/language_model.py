@@ -1,0 +1,213 @@
+"""The language model that a run decodes with: estimated from its transcripts, or the user's own."""
+
+import gzip
+import io
+import zlib
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from infra.store.object_store import ObjectStore
+from infra.store.uris import resolve_audio
+from pipeline.records import Tally
+from pipeline.runs.commit import StepContext
+from pipeline.runs.manifest import Output, sha256
+from pipeline.runs.names import LANGUAGE_MODEL_SETTINGS
+from training.align.labelled import labelled_transcripts, transcript_reads
+from training.decode.arpa import UNKNOWN, RestrictedArpa, restrict_arpa
+from training.decode.lexicon import Lexicon
+from training.decode.smoothing import kneser_ney_arpa, witten_bell_arpa
+from training.settings.decoding import EvaluationConfig
+
+MAX_BYTES = 64 * 2**20
+"""The largest ARPA or text that is read, some 2 million n-grams or 12 million words.
+
+A gzip has it for its contents.
+"""
+
+_GZIP = b"\x1f\x8b"
+_ESTIMATE = {"witten_bell": witten_bell_arpa, "kneser_ney": kneser_ney_arpa}
+
+
+@dataclass(frozen=True, slots=True)
+class LanguageModelFile:
+    """LanguageModelFile holds an ARPA or a text as it was read, so that a step uses its digest."""
+
+    uri: str
+    data: bytes
+
+    @classmethod
+    def read(cls, store: ObjectStore, corpus_uri: str, name: str) -> "LanguageModelFile":
+        """Read a file of the corpus by its name, or another by its URI; ValueError if too large."""
+        uri = resolve_audio(corpus_uri, name)
+        _require_size(uri, store.head(uri).num_bytes)
+        return cls(uri, store.get(uri))
+
+    @classmethod
+    def at(cls, path: Path) -> "LanguageModelFile":
+        """Read a file that ingest will copy into the corpus; OSError, ValueError if too large."""
+        _require_size(str(path), path.stat().st_size)
+        return cls(str(path), path.read_bytes())
+
+    def text(self) -> str:
+        """Decode the file, which may be a gzip; ValueError names the first line not in UTF-8."""
+        data = self._unpacked() if self.data.startswith(_GZIP) else self.data
+        try:
+            return data.decode()
+        except UnicodeDecodeError as error:
+            line = data.count(b"\n", 0, error.start) + 1
+            raise ValueError(f"{self.uri}: line {line} is not UTF-8: convert it") from error
+
+    def _unpacked(self) -> bytes:
+        """Unpack a gzip up to the bound; ValueError for a larger one, and for one that is damaged.
+
+        A megabyte of it may unpack to a thousand.
+        """
+        try:
+            with gzip.GzipFile(fileobj=io.BytesIO(self.data)) as file:
+                data = file.read(MAX_BYTES + 1)
+        except (EOFError, OSError, zlib.error) as error:
+            raise ValueError(f"{self.uri}: no whole gzip file: {error}; write it again") from error
+        if len(data) > MAX_BYTES:
+            remedy = "prune the model, or estimate one from a part of the text"
+            raise ValueError(f"{self.uri}: unpacks to more than {MAX_BYTES} bytes: {remedy}")
+        return data
+
+    def arpa(self, words: Collection[str]) -> RestrictedArpa:
+        """Read it as an ARPA over a lexicon's words; ValueError names its first malformed line."""
+        try:
+            return restrict_arpa(self.text(), words)
+        except ValueError as error:
+            raise ValueError(f"{self.uri}: {error}") from error
+
+    def sentences(self, words: Collection[str]) -> "TextSentences":
+        """Read it as text, a sentence a line; ValueError where it has none of a lexicon's words."""
+        lines = [line.split() for line in self.text().splitlines()]
+        found = TextSentences(_known(filter(None, lines), words))
+        if found.num_unknown == found.num_words:
+            need = "need the lexicon's spelling, capitals too"
+            raise ValueError(f"{self.uri}: a text without any word of lexicon.txt: {need}")
+        return found
+
+
+def _known(sentences: Iterable[Sequence[str]], words: Collection[str]) -> list[list[str]]:
+    """Put UNKNOWN for unknown words: it parts what is beside it, and is never predicted."""
+    return [[word if word in words else UNKNOWN for word in each] for each in sentences]
+
+
+def _require_size(uri: str, num_bytes: int) -> None:
+    if num_bytes > MAX_BYTES:
+        remedy = "prune the model, or estimate one from a part of the text"
+        raise ValueError(f"{uri}: {num_bytes} bytes: need at most {MAX_BYTES}: {remedy}")
+
+
+@dataclass(frozen=True, slots=True)
+class TextSentences:
+    """TextSentences holds the sentences of a text; UNKNOWN replaces words without lexicon."""
+
+    sentences: list[list[str]]
+
+    @property
+    def num_words(self) -> int:
+        """Count the words, known or not."""
+        return sum(map(len, self.sentences))
+
+    @property
+    def num_unknown(self) -> int:
+        """Count the words that the lexicon lacks."""
+        return sum(line.count(UNKNOWN) for line in self.sentences)
+
+
+@dataclass(frozen=True, slots=True)
+class EstimatedModel:
+    """EstimatedModel makes n-gram models of sentences; UNKNOWN replaces words without lexicon."""
+
+    sentences: Sequence[Sequence[str]]
+    lexicon: Lexicon
+    smoothing: str
+    statistics: Mapping[str, Any] = field(default_factory=dict)
+
+    def arpa(self, order: int) -> str:
+        """Return ARPA text of the model of this order."""
+        return _ESTIMATE[self.smoothing](self.sentences, self.lexicon.pronunciations, order)
+
+
+@dataclass(frozen=True, slots=True)
+class GivenModel:
+    """GivenModel is the user's own ARPA, over the words of the lexicon."""
+
+    restricted: RestrictedArpa
+
+    @property
+    def statistics(self) -> Mapping[str, Any]:
+        """Return what the lexicon took from the model."""
+        return {
+            "num_dropped_words": self.restricted.num_dropped_words,
+            "num_dropped_ngrams": self.restricted.num_dropped_ngrams,
+            "num_missing_words": self.restricted.num_missing_words,
+        }
+
+    def arpa(self, order: int) -> str:
+        """Return ARPA text; the order is the model's own."""
+        del order
+        return self.restricted.text
+
+
+@dataclass(frozen=True, slots=True)
+class LanguageModelFiles:
+    """LanguageModelFiles holds what an evaluation reads besides transcripts, by its setting."""
+
+    by_setting: Mapping[str, LanguageModelFile]
+
+    @classmethod
+    def read(
+        cls, store: ObjectStore, corpus_uri: str, config: EvaluationConfig
+    ) -> "LanguageModelFiles":
+        """Read the files that the recipe names; the store refuses others than it may read."""
+        named = {name: getattr(config, name) for name in LANGUAGE_MODEL_SETTINGS}
+        files = {name: uri for name, uri in named.items() if uri}
+        return cls(
+            {name: LanguageModelFile.read(store, corpus_uri, uri) for name, uri in files.items()}
+        )
+
+    @property
+    def digests(self) -> dict[str, str]:
+        """Return each file's SHA-256, as inputs of a step."""
+        return {name: sha256(file.data) for name, file in self.by_setting.items()}
+
+    def reads(self, store: ObjectStore, run_uri: str) -> list[str]:
+        """Name the steps that the model reads, besides alignment."""
+        return [] if "arpa" in self.by_setting else transcript_reads(store, run_uri)
+
+    def model(
+        self, store: ObjectStore, run_uri: str, lexicon: Lexicon, config: EvaluationConfig
+    ) -> EstimatedModel | GivenModel:
+        """Return the user's ARPA, or what estimates models of the labelled transcripts and text.
+
+        ValueError for a malformed ARPA, with its line.
+        """
+        words = lexicon.pronunciations.keys()
+        if (arpa := self.by_setting.get("arpa")) is not None:
+            return GivenModel(arpa.arpa(words))
+        sentences = _known(labelled_transcripts(store, run_uri), words)
+        statistics: dict[str, Any] = {}
+        if (text := self.by_setting.get("language_model_text")) is not None:
+            extra = text.sentences(words)
+            statistics = {
+                "num_text_sentences": len(extra.sentences),
+                "num_text_words": extra.num_words,
+                "num_unknown_words": extra.num_unknown,
+            }
+            sentences += extra.sentences
+        return EstimatedModel(sentences, lexicon, config.smoothing, statistics)
+
+
+def store_arpas(
+    context: StepContext, model: EstimatedModel | GivenModel, orders: Iterable[int]
+) -> dict[int, Output]:
+    """Store the model of each order for a step's tasks, which build graphs of it."""
+    return {
+        order: context.put_output(f"arpa-{order}", ".arpa", model.arpa(order).encode(), Tally())
+        for order in sorted(set(orders))
+    }

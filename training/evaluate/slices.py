@@ -1,0 +1,191 @@
+"""Slices of a subset: some minutes of speech, which a task decodes with one model.
+
+Workers of a cluster import this module, so it imports nothing that only a driver has.
+"""
+
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import pairwise
+
+import numpy as np
+import torch
+from jaxtyping import Float32
+
+from infra.store.object_store import ObjectStore, scan_checked
+from pipeline.runs.commit import StepContext
+from pipeline.runs.manifest import Manifest, Output, read_manifest, read_output
+from pipeline.runs.names import ALIGNMENT_STEP, task_name
+from pipeline.runs.step import Distribute
+from pipeline.shards import FeatureRow, read_feature_texts, read_features
+from pipeline.splicing import STACK, num_low_rate_frames
+from training.align.labelled import read_lexicon
+from training.align.network_alignment import batched_log_likelihoods, read_tree
+from training.decode.decoder import DecoderConfig
+from training.decode.graph import DecodingGraph, GrammarWeights, decoding_graph
+from training.decode.lexicon import Lexicon
+from training.decode.senones import SenoneTree
+from training.models.store import TrainedModel, load_model
+from training.settings.decoding import DecodingSettings
+from training.settings.models import ModelConfig
+
+SLICE_MS = 600_000
+"""The speech of a task, in milliseconds: about ten minutes, so that hours use many cores."""
+
+MAX_PIECE_FRAMES = 20_000
+"""The most low-rate frames that are scored and searched at once: ten minutes, 0.25 GB of logits.
+
+At 3,183 senones. A longer utterance is decoded in pieces, and its hypotheses are put together.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelsToDecode:
+    """ModelsToDecode: the forms of models by name, and where and how the tasks of each one run."""
+
+    forms: Mapping[str, ModelConfig]
+    distribute: Distribute
+    device: str = "cpu"
+
+    @property
+    def names(self) -> list[str]:
+        """Return the names of the models, in order."""
+        return list(self.forms)
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """Slice: rows `start` to `stop` of a feature shard; its number makes names of tasks."""
+
+    name: str
+    features: Output
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class DecodingPlace:
+    """DecodingPlace holds what all tasks of a decoding step share.
+
+    `arpas` are the stored language models by order; a given one is of each order. Models compute
+    on `device`, the search on the CPU.
+    """
+
+    context: StepContext
+    corpus_uri: str
+    decoder: DecoderConfig
+    arpas: Mapping[int, Output]
+    forms: Mapping[str, ModelConfig]
+    device: str
+
+    def lexicon_and_tree(self) -> tuple[Lexicon, SenoneTree]:
+        """Read what the graphs and the words' times need."""
+        store, run_uri = self.context.store, self.context.run_uri
+        lexicon = read_lexicon(store, run_uri, self.corpus_uri, [ALIGNMENT_STEP]).parse()
+        return lexicon, read_tree(store, run_uri)
+
+    def model(self, name: str) -> TrainedModel:
+        """Load a model of the run for this task, which has one core."""
+        torch.set_num_threads(1)
+        device = torch.device(self.device)
+        store, run_uri = self.context.store, self.context.run_uri
+        return load_model(store, run_uri, name, self.forms[name]).to(device)
+
+    def rows(self, some: Slice) -> list[FeatureRow]:
+        """Read the rows of a slice."""
+        data = read_output(self.context.store, self.context.run_uri, some.features)
+        return read_features(data, range(some.start, some.stop))
+
+    def graphs(
+        self, lexicon: Lexicon, tree: SenoneTree, settings: Sequence[DecodingSettings]
+    ) -> list[DecodingGraph]:
+        """Build the graph of each settings; those of this process's last call are kept."""
+        wanted = [
+            (
+                self.context.fingerprint,
+                self.arpas[each.ngram_order],
+                GrammarWeights(each.language_model_scale, each.insertion_penalty),
+            )
+            for each in settings
+        ]
+        kept = _kept_graphs()
+        for key in kept.keys() - set(wanted):
+            del kept[key]
+        for key in wanted:
+            if key not in kept:
+                _, arpa, weights = key
+                store, run_uri = self.context.store, self.context.run_uri
+                text = read_output(store, run_uri, arpa).decode()
+                kept[key] = decoding_graph(lexicon, tree, text, weights)
+        return [kept[key] for key in wanted]
+
+
+_GraphKey = tuple[str, Output, GrammarWeights]
+
+
+@cache
+def _kept_graphs() -> dict[_GraphKey, DecodingGraph]:
+    """Return the graphs that this process keeps, as its next task most often wants the same."""
+    return {}
+
+
+def slices(features: Manifest) -> list[Slice]:
+    """Cut each shard of a subset into slices of about SLICE_MS, of as many utterances each."""
+    found = []
+    for number, output in enumerate(features.outputs):
+        rows = output.utterances
+        parts = max(1, min(rows, round(output.duration_ms / SLICE_MS)))
+        bounds = [rows * part // parts for part in range(parts + 1)]
+        for part, (start, stop) in enumerate(pairwise(bounds)):
+            found.append(Slice(f"{task_name(number)}-{part:04d}", output, start, stop))
+    return found
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Piece:
+    """Piece: some of a row's low-rate frames, from `first_frame` on, and their log-likelihoods."""
+
+    row: int
+    first_frame: int
+    log_likelihoods: Float32[np.ndarray, "frames senones"]
+
+
+def scored_pieces(rows: Sequence[FeatureRow], model: TrainedModel) -> Iterator[Piece]:
+    """Score rows, each frame once, in pieces of at most MAX_PIECE_FRAMES; the shortest first.
+
+    The log-likelihoods are at scale 1.
+    """
+    step = STACK * MAX_PIECE_FRAMES
+    cuts = [
+        (number, start)
+        for number, row in enumerate(rows)
+        for start in range(0, STACK * num_low_rate_frames(len(row.features), 0), step)
+    ]
+    parts = [
+        replace(rows[number], features=rows[number].features[start : start + step])
+        for number, start in cuts
+    ]
+    for position, scores in batched_log_likelihoods(parts, model, 1.0):
+        number, start = cuts[position]
+        yield Piece(number, start // STACK, scores)
+
+
+def count_unknown_words(
+    store: ObjectStore, run_uri: str, features: str, known: Collection[str]
+) -> int:
+    """Count the words of a subset's transcripts that are not `known`; reads no features.
+
+    They are errors of every model. ValueError for a subset without utterances, or without words.
+    """
+    subset = features.rpartition("/")[2]
+    outputs = read_manifest(store, run_uri, features).outputs
+    if not outputs:
+        raise ValueError(f"the {subset} subset is empty: list speakers in {subset}.speakers")
+    counts = Counter[str]()
+    for output in outputs:
+        for text in scan_checked(store, output.uri(run_uri), read_feature_texts):
+            counts.update(text.split())
+    if not counts:
+        raise ValueError(f"the {subset} subset has no words: list others in {subset}.speakers")
+    return sum(count for word, count in counts.items() if word not in known)

@@ -1,0 +1,325 @@
+"""Choose each model's decoding settings by the word errors of the development speakers.
+
+Tasks score the speakers once with each model, and decode the scores at any settings. Workers of a
+cluster import this module, so it imports nothing that only a driver has.
+"""
+
+import json
+from collections import defaultdict
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, TypeVar
+
+import torch
+
+from infra.settings import plain
+from infra.store.object_store import ObjectStore
+from pipeline.records import Tally
+from pipeline.runs.commit import Commit, Repetition, StepContext, committed_tasks, once
+from pipeline.runs.manifest import Output, read_manifest, read_output
+from pipeline.runs.names import (
+    ALIGNMENT_STEP,
+    DEV,
+    SCRATCH_FOLDER,
+    TUNING_STEP,
+    features_step,
+    model_step,
+)
+from pipeline.runs.step import StepContents, StepResult, StepSpec, commit_each, run_step
+from pipeline.shards import FeatureRow
+from training.align.labelled import read_lexicon
+from training.decode.decoder import DecoderConfig, decode
+from training.evaluate.language_model import GivenModel, LanguageModelFiles, store_arpas
+from training.evaluate.slices import (
+    DecodingPlace,
+    ModelsToDecode,
+    Piece,
+    Slice,
+    count_unknown_words,
+    scored_pieces,
+    slices,
+)
+from training.evaluate.word_errors import WordErrors, word_errors
+from training.settings.decoding import DecodingSettings, EvaluationConfig, TuningConfig
+from training.tensor_encoding import decode_state, encode_state
+
+_MAX_STORED_SCORES = 2**26
+"""An object holds about so many scores, 0.25 GB: a task reads one after the other."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScoringTask:
+    """ScoringTask is one slice whose log-likelihoods a model computes, for all trials to read."""
+
+    name: str
+    place: DecodingPlace
+    rows: Slice
+    model: str
+
+    @property
+    def context(self) -> StepContext:
+        """The step's context."""
+        return self.place.context
+
+
+@dataclass(frozen=True, slots=True)
+class TrialTask:
+    """TrialTask is the stored scores of one slice, to decode at several settings."""
+
+    name: str
+    place: DecodingPlace
+    scores: tuple[Output, ...]
+    settings: tuple[DecodingSettings, ...]
+
+    @property
+    def context(self) -> StepContext:
+        """The step's context."""
+        return self.place.context
+
+
+@once
+def score_slice(task: ScoringTask) -> Commit:
+    """Store the log-likelihoods of a slice in float32, so that trials decode evaluation's bits."""
+    rows = task.place.rows(task.rows)
+    context = task.context
+    outputs = tuple(
+        context.put_output(task.name, ".npz", _encode(rows, batch), Tally())
+        for batch in _batches(scored_pieces(rows, task.place.model(task.model)))
+    )
+    return context.commit(
+        Commit(task.name, context.fingerprint, outputs, None, tally_in=Tally(), quarantined=Tally())
+    )
+
+
+@once
+def try_settings(task: TrialTask) -> Commit:
+    """Decode a slice's scores at each settings; the commit has the word errors of each."""
+    context = task.context
+    graphs = task.place.graphs(*task.place.lexicon_and_tree(), task.settings)
+    words: dict[int, dict[int, list[list[str]]]] = defaultdict(dict)
+    references: dict[int, list[str]] = {}
+    for output in task.scores:
+        for row, first, text, scores in decode_state(
+            read_output(context.store, context.run_uri, output)
+        ):
+            references[row] = text.split()
+            words[row][first] = [
+                decode(graph, each.acoustic_scale * scores.numpy(), task.place.decoder)
+                for each, graph in zip(task.settings, graphs, strict=True)
+            ]
+    errors = [
+        sum((_errors(references[row], words[row], number) for row in words), WordErrors())
+        for number in range(len(task.settings))
+    ]
+    statistics = {"errors": [asdict(each) for each in errors]}
+    record = (task.name, context.fingerprint, (), None)
+    return context.commit(
+        Commit(*record, tally_in=Tally(), quarantined=Tally(), statistics=statistics)
+    )
+
+
+def _errors(reference: list[str], pieces: dict[int, list[list[str]]], number: int) -> WordErrors:
+    found = [word for first in sorted(pieces) for word in pieces[first][number]]
+    return word_errors(reference, found)
+
+
+def _batches(pieces: Iterator[Piece]) -> Iterator[list[Piece]]:
+    batch: list[Piece] = []
+    for piece in pieces:
+        sizes = sum(each.log_likelihoods.size for each in (*batch, piece))
+        if batch and sizes > _MAX_STORED_SCORES:
+            yield batch
+            batch = []
+        batch.append(piece)
+    if batch:
+        yield batch
+
+
+def _encode(rows: list[FeatureRow], batch: list[Piece]) -> bytes:
+    return encode_state(
+        [
+            (p.row, p.first_frame, rows[p.row].text or "", torch.from_numpy(p.log_likelihoods))
+            for p in batch
+        ]
+    )
+
+
+T = TypeVar("T", ScoringTask, TrialTask)
+
+
+def tune(
+    store: ObjectStore,
+    run_uri: str,
+    corpus_uri: str,
+    config: EvaluationConfig,
+    tuning: TuningConfig,
+    models: ModelsToDecode,
+    step: str = TUNING_STEP,
+) -> StepResult:
+    """Decode the development speakers over the grid; write each model's choice and curve.
+
+    003 VII-D tunes on its test set; here no held-out speaker has a part in it. Tasks compute each
+    model's log-likelihoods once, and keep them in the step's scratch for all settings.
+    """
+    features = features_step(DEV)
+    reads = [features, ALIGNMENT_STEP, *map(model_step, models.names)]
+    lexicon = read_lexicon(store, run_uri, corpus_uri, reads)
+    files = LanguageModelFiles.read(store, corpus_uri, config)
+    reads += files.reads(store, run_uri)
+
+    def choose(context: StepContext) -> StepContents:
+        words = lexicon.parse()
+        count_unknown_words(store, run_uri, features, words.pronunciations.keys())
+        language_model = files.model(store, run_uri, words, config)
+        start, grid = recipe_settings(config), tuning.grid()
+        if isinstance(language_model, GivenModel):
+            del grid["ngram_order"]  # it has its own
+        scratch = replace(context, step=f"{context.step}/{SCRATCH_FOLDER}")
+        orders = {start.ngram_order, *map(int, grid.get("ngram_order", ()))}
+        arpas = store_arpas(scratch, language_model, orders)
+        decoder = DecoderConfig(config.beam, config.max_active)
+        trials = Trials(
+            DecodingPlace(scratch, corpus_uri, decoder, arpas, models.forms, models.device), models
+        )
+        found = search_all({name: search(start, grid) for name in models.names}, trials.count)
+        tally = read_manifest(store, run_uri, features).tally_out
+        curves = {name: [point.to_json() for point in each.curve] for name, each in found.items()}
+        data = json.dumps(curves, indent=1, sort_keys=True).encode()
+        output = context.put_output("curves", ".json", data, tally)
+        settings = {name: asdict(each.settings) for name, each in found.items()}
+        return StepContents.of_all(tally, (output,), {"settings": settings})
+
+    resolved = {"evaluation": plain(config), "tuning": plain(tuning)}
+    digests = {**lexicon.digests, **files.digests}
+    place = store, run_uri, step, resolved, reads, digests
+    return run_step(StepSpec(*place, Repetition.OTHER_LAST_BITS), choose)
+
+
+def recipe_settings(config: EvaluationConfig) -> DecodingSettings:
+    """Return the settings that a recipe states, from which tuning begins."""
+    return DecodingSettings(config.acoustic_scale, config.ngram_order)
+
+
+def tuned_settings(
+    store: ObjectStore, run_uri: str, step: str = TUNING_STEP
+) -> dict[str, DecodingSettings]:
+    """Return the settings that tuning chose for each model of the run."""
+    found = read_manifest(store, run_uri, step)
+    chosen = found.statistic("settings", dict[str, dict[str, Any]])
+    return {name: DecodingSettings.of(each) for name, each in chosen.items()}
+
+
+class Trials:
+    """Trials counts the development speakers' word errors at settings, for all models at once."""
+
+    def __init__(self, place: DecodingPlace, models: ModelsToDecode) -> None:
+        """Compute the log-likelihoods of each model, where an earlier call has not."""
+        self._place, self._distribute = place, models.distribute
+        context = place.context
+        self._committed = committed_tasks(context)
+        parts = slices(read_manifest(context.store, context.run_uri, features_step(DEV)))
+        tasks = [
+            ScoringTask(f"{name}-scores-{part.name}", place, part, name)
+            for name in models.names
+            for part in parts
+        ]
+        self._parts = parts
+        self._scores = self._run(tasks, score_slice, "score the development speakers")
+        self._num_stages = 0
+
+    def count(self, asked: Mapping[str, Sequence[DecodingSettings]]) -> dict[str, list[WordErrors]]:
+        """Return the word errors of each model at each of the settings that are asked of it."""
+        # After a kill the same search asks the same again, so a number names what was tried.
+        self._num_stages += 1
+        tasks = [
+            TrialTask(
+                f"{name}-trial-{self._num_stages}-{part.name}",
+                self._place,
+                self._scores[f"{name}-scores-{part.name}"].outputs,
+                tuple(settings),
+            )
+            for name, settings in asked.items()
+            for part in self._parts
+        ]
+        commits = self._run(tasks, try_settings, f"decode at stage {self._num_stages} of tuning")
+        found: dict[str, list[WordErrors]] = {}
+        for name, settings in asked.items():
+            found[name] = [WordErrors()] * len(settings)
+            for part in self._parts:
+                commit = commits[f"{name}-trial-{self._num_stages}-{part.name}"]
+                counted = [WordErrors(**each) for each in commit.statistics["errors"]]
+                found[name] = [a + b for a, b in zip(found[name], counted, strict=True)]
+        return found
+
+    def _run(
+        self, tasks: Sequence[T], function: Callable[[T], Commit], description: str
+    ) -> dict[str, Commit]:
+        by_name = {each.name: each for each in tasks}
+        arguments = self._committed, by_name, function, self._distribute, description
+        return {each.task: each for each in commit_each(*arguments)}
+
+
+@dataclass(frozen=True, slots=True)
+class CurvePoint:
+    """CurvePoint: settings that were tried, which of them was varied, and the word errors."""
+
+    varied: str
+    settings: DecodingSettings
+    errors: WordErrors
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain values."""
+        counts = {**asdict(self.errors), "wer": self.errors.word_error_rate}
+        return {"varied": self.varied, "settings": asdict(self.settings), "word_errors": counts}
+
+
+@dataclass(frozen=True, slots=True)
+class Tuned:
+    """Tuned holds the chosen settings, and all that were tried."""
+
+    settings: DecodingSettings
+    curve: Sequence[CurvePoint]
+
+
+Search = Generator[Sequence[DecodingSettings], Sequence[WordErrors], Tuned]
+"""A search yields settings to try, is sent their word errors, and returns what it has chosen."""
+
+
+def search(start: DecodingSettings, grid: Mapping[str, Sequence[int | float]]) -> Search:
+    """Choose one setting after the other: the value of the fewest word errors.
+
+    A value must gain an error to replace what `start` states or the grid lists before it. Decodes
+    once for the start and each other value: the grid's sum, where all its pairs were a product.
+    """
+    (errors,) = yield [start]
+    best = CurvePoint("start", start, errors)
+    curve = [best]
+    for setting, values in grid.items():
+        varied = dict.fromkeys(best.settings.with_value(setting, value) for value in values)
+        tried = [each for each in varied if each != best.settings]
+        if not tried:
+            continue
+        counted = yield tried
+        points = [CurvePoint(setting, *each) for each in zip(tried, counted, strict=True)]
+        curve += points
+        best = min([best, *points], key=lambda point: point.errors.errors)
+    return Tuned(best.settings, curve)
+
+
+def search_all(
+    searches: Mapping[str, Search],
+    count: Callable[[Mapping[str, Sequence[DecodingSettings]]], Mapping[str, Sequence[WordErrors]]],
+) -> dict[str, Tuned]:
+    """Run searches side by side: `count` gets what all of them ask, so that it counts together."""
+    found: dict[str, Tuned] = {}
+    asked = {name: next(each) for name, each in searches.items()}
+    while asked:
+        counted = count(asked)
+        still: dict[str, Sequence[DecodingSettings]] = {}
+        for name in asked:
+            try:
+                still[name] = searches[name].send(counted[name])
+            except StopIteration as end:
+                found[name] = end.value
+        asked = still
+    return {name: found[name] for name in searches}

@@ -1,0 +1,305 @@
+"""Export a run's LSTM as an ONNX graph from log-mel energies to logits, state as tensors.
+
+Causal mean, splicing, global mean and variance are inside, as the paper has them (003 II-B, IV-B2).
+The operators are ONNX's own, so any runtime can run the graph. The decoding graph and the settings
+are those that the run's evaluation decodes with.
+"""
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+from onnxruntime.quantization import quantize_dynamic
+from torch import Tensor
+
+from infra.store.object_store import ObjectStore
+from pipeline.filterbank import NUM_BINS
+from pipeline.normalization import MeanNormalization
+from pipeline.runs.manifest import subsets_of_run
+from pipeline.runs.names import ALIGNMENT_STEP, DEV, features_step, model_step
+from pipeline.splicing import NUM_INPUTS, STACK
+from training.align.labelled import read_lexicon
+from training.align.network_alignment import read_tree
+from training.decode.graph import DecodingGraph, GrammarWeights, decoding_graph
+from training.decode.lexicon import SILENCE_ID
+from training.evaluate.language_model import LanguageModelFiles
+from training.evaluate.tuning import recipe_settings, tuned_settings
+from training.export.archive import ExportedModel, ExportedSettings, ExportPrecision
+from training.export.recognizer import (
+    CELL,
+    COUNT,
+    ENERGIES,
+    HIDDEN,
+    LAST_ROW,
+    LOGITS,
+    NUM_REPEATS,
+    SUM,
+    next_name,
+)
+from training.models.lstm import LstmModel
+from training.models.store import load_model
+from training.settings.decoding import DecodingSettings
+from training.settings.models import LstmConfig, ModelConfig
+from training.settings.recipe import Recipe
+
+OPSET, IR_VERSION = 18, 9
+"""Of 2022 and 2023, so that older runtimes on devices read the graph too."""
+
+_FLOAT, _DOUBLE, _INT64 = TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.INT64
+
+
+def streaming_graph(model: LstmModel, mean: MeanNormalization = "causal") -> onnx.ModelProto:
+    """Write the graph of a model that runs forward in time.
+
+    Inputs are `energies` (streams, frames, 64), of which the frames are a multiple of 3, and the
+    state of `stream_state`. `num_repeats` times the last spliced row is heard again: the look-ahead
+    at the end of an utterance. Outputs are `logits` (streams, rows, senones) and the next state.
+    """
+    graph = _Graph()
+    features = _causal_features(graph) if mean == "causal" else _energies_as_stored(graph)
+    logits = _logits(graph, model, _normalized_rows(graph, model, features))
+    graph.add("Identity", [logits], LOGITS)
+    return graph.proto(model)
+
+
+def in_int8(network: onnx.ModelProto) -> bytes:
+    """Round weights to 8 bits, a scale a matrix; inputs are rounded as they come, a scale a call.
+
+    The operators are onnxruntime's, so no other runtime runs the graph.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "int8.onnx"
+        # The graph has no shapes to infer and nothing to fuse: it asks for that in a warning.
+        helper.set_model_props(network, {"onnx.quant.pre_process": "onnxruntime.quant"})
+        quantize_dynamic(network, path, op_types_to_quantize=["LSTM", "MatMul"])
+        return path.read_bytes()
+
+
+def require_exportable(form: ModelConfig) -> None:
+    """Raise ValueError, with a remedy, unless models of this form run forward in time as LSTMs."""
+    if form.bidirectional:
+        raise ValueError(
+            "it is bidirectional: its outputs need the whole utterance, so it cannot hear speech "
+            "as it arrives: export the student, which learned from it"
+        )
+    if not isinstance(form, LstmConfig):
+        raise ValueError(
+            f'models.student.name = "{form.name}": need an LSTM, whose state is two tensors a '
+            "layer: export other networks by torch.onnx, from your own code"
+        )
+
+
+class _Graph:
+    """_Graph collects nodes and constants; each node has one output unless named otherwise."""
+
+    def __init__(self) -> None:
+        self.nodes: list[onnx.NodeProto] = []
+        self.constants: list[TensorProto] = []
+
+    def add(self, kind: str, inputs: Sequence[str], output: str = "", **attributes: Any) -> str:  # noqa: ANN401 - of any node
+        """Add a node of one output; return the output's name."""
+        name = output or f"{kind.lower()}_{len(self.nodes)}"
+        self.nodes.append(helper.make_node(kind, inputs, [name], name=name, **attributes))
+        return name
+
+    def constant(self, value: Any, dtype: type[np.generic]) -> str:  # noqa: ANN401 - array or number
+        """Add a constant; return its name."""
+        name = f"constant_{len(self.constants)}"
+        self.constants.append(numpy_helper.from_array(np.asarray(value, dtype), name))
+        return name
+
+    def integers(self, *values: int) -> str:
+        """Add a vector of integers, such as axes."""
+        return self.constant(values, np.int64)
+
+    def slice(self, tensor: str, first: str, last: str, axis: int) -> str:
+        """Add a slice along an axis."""
+        return self.add("Slice", [tensor, first, last, self.integers(axis)])
+
+    def proto(self, model: LstmModel) -> onnx.ModelProto:
+        """Return the checked model."""
+        layers, units = model.lstm.num_layers, model.lstm.hidden_size
+        state: list[tuple[str, int, list[str | int | None]]] = [
+            (COUNT, _INT64, ["streams"]),
+            (SUM, _DOUBLE, ["streams", NUM_BINS]),
+            (LAST_ROW, _FLOAT, ["streams", NUM_INPUTS]),
+            (HIDDEN, _FLOAT, [layers, "streams", units]),
+            (CELL, _FLOAT, [layers, "streams", units]),
+        ]
+        make, streams = helper.make_tensor_value_info, "streams"
+        energies = make(ENERGIES, _FLOAT, [streams, "frames", NUM_BINS])
+        repeats = make(NUM_REPEATS, _INT64, [])
+        before = [make(name, kind, shape) for name, kind, shape in state]
+        after = [make(next_name(name), kind, shape) for name, kind, shape in state]
+        logits = make(LOGITS, _FLOAT, [streams, "rows", model.num_senones])
+        outputs = [logits, *after]
+        graph = helper.make_graph(
+            self.nodes, "megahour", [energies, repeats, *before], outputs, self.constants
+        )
+        opsets = [helper.make_opsetid("", OPSET)]
+        made = helper.make_model(graph, opset_imports=opsets, producer_name="megahour")
+        made.ir_version = IR_VERSION
+        onnx.checker.check_model(made)
+        return made
+
+
+def _causal_features(graph: _Graph) -> str:
+    """Subtract the causal mean, in the order of additions of `CausalMean`, to the bit."""
+    add, axis = graph.add, graph.constant(1, np.int64)
+    # The sum before is the first term: float64, as a float32 mean is off by 0.05 after 28 h.
+    wide = add("Cast", [ENERGIES], to=_DOUBLE)
+    terms = add("Concat", [add("Unsqueeze", [SUM, graph.integers(1)]), wide], axis=1)
+    sums = add("CumSum", [terms, axis])
+    end = graph.integers(np.iinfo(np.int64).max)
+    own = graph.slice(sums, graph.integers(1), end, 1)
+    last = graph.slice(sums, graph.integers(-1), end, 1)
+    add("Squeeze", [last, graph.integers(1)], next_name(SUM))
+    num_frames = add("Gather", [add("Shape", [ENERGIES]), axis])
+    one = graph.constant(1, np.int64)
+    numbers = add("Range", [one, add("Add", [num_frames, one]), one])
+    counts = add("Add", [add("Unsqueeze", [COUNT, graph.integers(1)]), numbers])
+    add("Add", [COUNT, num_frames], next_name(COUNT))
+    shares = add("Div", [graph.constant(1, np.float64), add("Cast", [counts], to=_DOUBLE)])
+    means = add("Mul", [own, add("Unsqueeze", [shares, graph.integers(2)])])
+    return _as_stored(graph, add("Cast", [add("Sub", [wide, means])], to=_FLOAT))
+
+
+def _energies_as_stored(graph: _Graph) -> str:
+    """Subtract nothing: the state has count and sum all the same, so that callers need no case."""
+    for name in (COUNT, SUM):
+        graph.add("Identity", [name], next_name(name))
+    return _as_stored(graph, ENERGIES)
+
+
+def _as_stored(graph: _Graph, features: str) -> str:
+    """Round to float16, as features are stored and as the model heard them in training."""
+    return graph.add("Cast", [graph.add("Cast", [features], to=TensorProto.FLOAT16)], to=_FLOAT)
+
+
+def _normalized_rows(graph: _Graph, model: LstmModel, features: str) -> str:
+    """Splice three frames a row, repeat the last row if asked to, apply mean and variance."""
+    add = graph.add
+    shape = add("Shape", [features])
+    num_streams = graph.slice(shape, graph.integers(0), graph.integers(1), 0)
+    num_frames = graph.slice(shape, graph.integers(1), graph.integers(2), 0)
+    num_rows = add("Div", [num_frames, graph.integers(STACK)])
+    width = graph.integers(NUM_INPUTS)
+    spliced = add("Concat", [num_streams, num_rows, width], axis=0)
+    rows = add("Reshape", [features, spliced], allowzero=1)
+    before = add("Unsqueeze", [LAST_ROW, graph.integers(1)])
+    known = add("Concat", [before, rows], axis=1)
+    end = graph.integers(np.iinfo(np.int64).max)
+    last = graph.slice(known, graph.integers(-1), end, 1)
+    add("Squeeze", [last, graph.integers(1)], next_name(LAST_ROW))
+    repeats = add("Unsqueeze", [NUM_REPEATS, graph.integers(0)])
+    repeated = add("Expand", [last, add("Concat", [num_streams, repeats, width], axis=0)])
+    heard = add("Concat", [rows, repeated], axis=1)
+    centred = add("Sub", [heard, graph.constant(_array(model.mean), np.float32)])
+    return add("Mul", [centred, graph.constant(_array(model.inverse_deviation), np.float32)])
+
+
+def _logits(graph: _Graph, model: LstmModel, rows: str) -> str:
+    """Add a node for each layer, with its own part of the state, and the output layer."""
+    num_layers = model.lstm.num_layers
+    split = [[f"{name}_{layer}" for layer in range(num_layers)] for name in (HIDDEN, CELL)]
+    for name, parts in zip((HIDDEN, CELL), split, strict=True):
+        node = helper.make_node("Split", [name], parts, axis=0, num_outputs=num_layers)
+        graph.nodes.append(node)
+    outputs = graph.add("Transpose", [rows], perm=[1, 0, 2])
+    for layer, (hidden, cell) in enumerate(zip(*split, strict=True)):
+        outputs = _layer(graph, model, layer, outputs, [hidden, cell])
+    for name in (HIDDEN, CELL):
+        parts = [next_name(f"{name}_{layer}") for layer in range(num_layers)]
+        graph.add("Concat", parts, next_name(name), axis=0)
+    weights = graph.constant(_array(model.output.weight).T, np.float32)
+    products = graph.add("MatMul", [outputs, weights])
+    biased = graph.add("Add", [products, graph.constant(_array(model.output.bias), np.float32)])
+    return graph.add("Transpose", [biased], perm=[1, 0, 2])
+
+
+def _layer(graph: _Graph, model: LstmModel, layer: int, inputs: str, state: list[str]) -> str:
+    names = [f"{kind}_{part}_l{layer}" for kind in ("weight", "bias") for part in ("ih", "hh")]
+    w, r, w_bias, r_bias = (_onnx_gates(_array(getattr(model.lstm, name))) for name in names)
+    weights = [graph.constant(each[np.newaxis], np.float32) for each in (w, r)]
+    bias = graph.constant(np.concatenate([w_bias, r_bias])[np.newaxis], np.float32)
+    sequence = f"outputs_{layer}"
+    after = [next_name(name) for name in state]
+    node = helper.make_node(
+        "LSTM",
+        [inputs, *weights, bias, "", *state],
+        [sequence, *after],
+        name=f"lstm_{layer}",
+        hidden_size=model.lstm.hidden_size,
+    )
+    graph.nodes.append(node)
+    return graph.add("Squeeze", [sequence, graph.integers(1)])
+
+
+def _onnx_gates(weights: np.ndarray) -> np.ndarray:
+    """Reorder torch's gates (input, forget, cell, output) as ONNX has them: i, o, f, c."""
+    i, f, c, o = np.split(weights, 4)
+    return np.concatenate([i, o, f, c])
+
+
+def _array(tensor: Tensor) -> np.ndarray:
+    return tensor.detach().cpu().numpy()
+
+
+def export_model(
+    store: ObjectStore,
+    run_uri: str,
+    corpus_uri: str,
+    recipe: Recipe,
+    name: str,
+    precision: ExportPrecision = "float32",
+) -> ExportedModel:
+    """Export model `name`, such as the student; ValueError for a form without explicit state.
+
+    Settings are those tuned on development speakers where there are some, else the recipe's.
+    """
+    form = recipe.models.of(name)
+    try:
+        require_exportable(form)
+    except ValueError as error:
+        raise ValueError(f"{name} cannot be exported: {error}") from error
+    trained = load_model(store, run_uri, name, form)
+    assert isinstance(trained.model, LstmModel)
+    network = streaming_graph(trained.model, recipe.features.mean)
+    settings = recipe_settings(recipe.evaluation)
+    if DEV in subsets_of_run(store, run_uri, features_step):
+        settings = tuned_settings(store, run_uri)[name]
+    tree = read_tree(store, run_uri)
+    exported = ExportedSettings(
+        format=1,
+        name=name,
+        precision=precision,
+        engine=recipe.features.engine,
+        delay=form.delay,
+        acoustic_scale=settings.acoustic_scale,
+        beam=recipe.evaluation.beam,
+        max_active=recipe.evaluation.max_active,
+        silence=tuple(sorted({int(each) for each in tree.table[:, SILENCE_ID].flat})),
+        log_priors=tuple(trained.log_priors.tolist()),
+    )
+    data = in_int8(network) if precision == "int8" else network.SerializeToString()
+    graph = _graph(store, run_uri, corpus_uri, recipe, name, settings)
+    return ExportedModel(data, graph, exported)
+
+
+def _graph(
+    store: ObjectStore,
+    run_uri: str,
+    corpus_uri: str,
+    recipe: Recipe,
+    name: str,
+    settings: DecodingSettings,
+) -> DecodingGraph:
+    lexicon = read_lexicon(store, run_uri, corpus_uri, [ALIGNMENT_STEP, model_step(name)]).parse()
+    files = LanguageModelFiles.read(store, corpus_uri, recipe.evaluation)
+    arpa = files.model(store, run_uri, lexicon, recipe.evaluation).arpa(settings.ngram_order)
+    weights = GrammarWeights(settings.language_model_scale, settings.insertion_penalty)
+    return decoding_graph(lexicon, read_tree(store, run_uri), arpa, weights)

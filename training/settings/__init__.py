@@ -1,0 +1,1 @@
+"""Settings of recipes: records with ranges, which import neither torch nor the decoder."""

@@ -1,0 +1,325 @@
+"""Settings of alignment, decoding and soft targets (paper 003 IV-B3, V-C, VII-C2, VII-C3).
+
+Development speakers choose some of the decoding's values: `TuningConfig` lists the candidates.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Annotated, Any, Literal, TypeAlias, get_type_hints
+
+from infra.settings import LATER, Items, Range, canonical_json, check_ranges, plain
+from pipeline.kbest import MAX_SENONES
+from pipeline.placement_versions import Versions
+from pipeline.runs.names import LANGUAGE_MODEL_SETTINGS, UNKNOWN_WORDS_SETTING
+from pipeline.runs.sealed_json import typed_record
+from pipeline.steps.targets import TargetsConfig
+from training.entry_point import EntryPoint, FactoryName, Settings, require_not_given
+from training.settings.values import MAX_ORDER, AcousticScale, Beam, NgramOrder, Uri
+
+UnknownWordsRule = Literal["row", "spn"]
+"""Whether an utterance with a word that the lexicon lacks is a ledger row, or the word is noise."""
+
+
+@dataclass(frozen=True)
+class BootstrapConfig:
+    """BootstrapConfig bounds the iterations, the Gaussians of a state, and the speech in memory.
+
+    Of more than `max_hours`, utterances are drawn evenly from all speakers.
+    """
+
+    num_iterations: Annotated[int, Range(1, 1000)] = 12
+    max_gaussians: Annotated[int, Range(1, 1024)] = 8
+    min_frames_per_gaussian: Annotated[int, Range(1, 1_000_000)] = 40
+    # 0.23 GB an hour: the default binds above 4.6 GB, where few earlier runs were.
+    max_hours: Annotated[float, Range(1e-3, 100_000, zero="all")] = field(
+        default=20.0, metadata=LATER
+    )
+
+    __post_init__ = check_ranges
+
+
+@dataclass(frozen=True)
+class TreeConfig:
+    """TreeConfig bounds the tree; `min_count` is the least number of 10 ms frames of a leaf."""
+
+    max_senones: Annotated[int, Range(1, MAX_SENONES)]
+    min_count: Annotated[int, Range(1, 1_000_000_000)] = 200
+
+    __post_init__ = check_ranges
+
+
+def bootstrap_settings(
+    bootstrap: BootstrapConfig, senones: TreeConfig, versions: Versions, rule: UnknownWordsRule
+) -> dict[str, Any]:
+    """Return what the bootstrap's manifest states; settings that came later, if they are set."""
+    settings = {"bootstrap": plain(bootstrap), "senones": plain(senones)}
+    settings |= {} if versions == "own" else {"versions": versions}
+    return settings | ({} if rule == "row" else {UNKNOWN_WORDS_SETTING: rule})
+
+
+LanguageModelScale = Annotated[float, Range(1e-6, 1000)]
+InsertionPenalty = Annotated[float, Range(0, 100)]
+
+MAX_VALUES = 100
+
+Smoothing = Literal["witten_bell", "kneser_ney"]
+
+
+@dataclass(frozen=True, slots=True)
+class DecodingSettings:
+    """DecodingSettings: how much scores weigh; the insertion penalty is a word's cost in nats.
+
+    Costs of states and silence have weight 1, so that the two scales are not each other's inverse.
+    """
+
+    acoustic_scale: float
+    ngram_order: int
+    language_model_scale: float = 1.0
+    insertion_penalty: float = 0.0
+
+    @classmethod
+    def of(cls, fields: Mapping[str, Any]) -> "DecodingSettings":
+        """Read settings that a manifest states; ValueError for fields that are no settings."""
+        # JSON has no difference between 1 and 1.0.
+        floats = {name for name, hint in get_type_hints(cls).items() if hint is float}
+        try:
+            found = {
+                name: float(value) if name in floats and type(value) is int else value
+                for name, value in fields.items()
+            }
+            return typed_record(cls, found)
+        except (TypeError, OverflowError) as error:
+            raise ValueError(f"settings of a search: {error}: run the step again") from error
+
+    def with_value(self, setting: str, value: int | float) -> "DecodingSettings":
+        """Return these settings with another value of one of them."""
+        changed: dict[str, Any] = {setting: value}
+        return replace(self, **changed)
+
+
+@dataclass(frozen=True, slots=True)
+class TuningConfig:
+    """TuningConfig: the values that tuning tries for each model, beside `[evaluation]`'s own.
+
+    A scale of the language model below 1 is for too many deletions, a penalty for insertions. One
+    setting after the other is chosen, in this order; with an empty list it stays as it is.
+    """
+
+    acoustic_scales: Annotated[tuple[AcousticScale, ...], Items(0, MAX_VALUES)] = (
+        0.1,
+        0.15,
+        0.2,
+        0.25,
+        0.3,
+        0.4,
+        0.5,
+    )
+    ngram_orders: Annotated[tuple[NgramOrder, ...], Items(0, MAX_ORDER)] = (2, 3, 4)
+    language_model_scales: Annotated[tuple[LanguageModelScale, ...], Items(0, MAX_VALUES)] = (
+        0.8,
+        1.25,
+    )
+    insertion_penalties: Annotated[tuple[InsertionPenalty, ...], Items(0, MAX_VALUES)] = (
+        0.5,
+        1.0,
+    )
+
+    __post_init__ = check_ranges
+
+    def grid(self) -> dict[str, Sequence[int | float]]:
+        """Return the values to try by setting, in the order of the choices."""
+        return {
+            "acoustic_scale": self.acoustic_scales,
+            "ngram_order": self.ngram_orders,
+            "language_model_scale": self.language_model_scales,
+            "insertion_penalty": self.insertion_penalties,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationConfig:
+    """EvaluationConfig: the decoding of the held-out subset (003 VII-D).
+
+    The n-gram model is of the labelled transcripts, and of `language_model_text` where that names
+    a file. `arpa` names a model to use in its place. Both are names in the corpus, or URIs.
+    """
+
+    ngram_order: NgramOrder
+    acoustic_scale: AcousticScale
+    beam: Beam
+    max_active: Annotated[int, Range(2, 1_000_000_000)]
+    smoothing: Smoothing = field(default="witten_bell", metadata=LATER)
+    language_model_text: Uri = field(default="", metadata=LATER)
+    arpa: Uri = field(default="", metadata=LATER)
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+        if self.arpa and self.language_model_text:
+            raise ValueError(
+                f"arpa = {self.arpa!r} and language_model_text = {self.language_model_text!r}: "
+                "need one of them: a given model is estimated from no text"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class LatticeConfig:
+    """LatticeConfig: a weak language model of the labelled transcripts, and the search's beams.
+
+    A strong one would leave few errors to learn from. Beams are in units of scaled
+    log-likelihood; `beam` is doubled, twice at most, for an utterance that it leaves without end.
+    """
+
+    ngram_order: NgramOrder = 2
+    beam: Beam = 13.0
+    lattice_beam: Beam = 6.0
+
+    __post_init__ = check_ranges
+
+
+@dataclass(frozen=True, slots=True)
+class WindowsConfig:
+    """WindowsConfig: longer utterances are labelled in windows of so many low-rate frames.
+
+    At a cut a window hears `overlap_frames` beyond the frames that it labels, on either side.
+    """
+
+    window_frames: Annotated[int, Range(3, 1_000_000)] = 4000
+    overlap_frames: Annotated[int, Range(0, 100_000)] = 200
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+        if self.window_frames <= 2 * self.overlap_frames:
+            raise ValueError(
+                f"overlap_frames = {self.overlap_frames}: need less than half of window_frames = "
+                f"{self.window_frames}"
+            )
+
+
+GIVEN_TO_TEACHERS = ("device", "num_senones")
+"""The arguments that every factory of a teacher is given."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedTeacherConfig:
+    """TrainedTeacherConfig: the run trains its teachers on the labelled data (003 VII-C4)."""
+
+    name: Literal["trained"] = field(default="trained", metadata=LATER)
+
+    @property
+    def members(self) -> "Sequence[MemberConfig]":
+        """Return none of the user's own."""
+        return ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberConfig:
+    """MemberConfig: `factory(device=, num_senones=, **settings)` makes one teacher of several."""
+
+    factory: FactoryName
+    settings: Settings = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+        require_not_given(self.settings, GIVEN_TO_TEACHERS)
+
+    def __hash__(self) -> int:
+        return hash(canonical_json(self))
+
+    @property
+    def entry_point(self) -> EntryPoint:
+        """Return the factory as it is imported."""
+        return EntryPoint(self.factory, self.settings, GIVEN_TO_TEACHERS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnTeacherConfig:
+    """OwnTeacherConfig: `factory(device=, num_senones=, **settings)` makes the teacher.
+
+    With an `ensemble` of others, the mean of all their posteriors labels.
+    """
+
+    name: Literal["own"] = field(default="own", metadata=LATER)
+    factory: FactoryName
+    settings: Settings = field(default_factory=dict)
+    ensemble: Annotated[tuple[MemberConfig, ...], Items(0, 19)] = ()
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+        require_not_given(self.settings, GIVEN_TO_TEACHERS)
+
+    def __hash__(self) -> int:
+        return hash(canonical_json(self))
+
+    @property
+    def members(self) -> Sequence[MemberConfig]:
+        """Return all teachers, in order."""
+        return (MemberConfig(factory=self.factory, settings=self.settings), *self.ensemble)
+
+
+LabellingTeacher: TypeAlias = TrainedTeacherConfig | OwnTeacherConfig
+"""Whose posteriors label in the first round: a table with a factory names the user's own."""
+
+
+@dataclass(frozen=True, slots=True)
+class LatticeTargetsConfig:
+    """LatticeTargetsConfig: the teacher's search with the language model of `[evaluation]`.
+
+    `weight` is the share of the lattices' state posteriors in the targets, beside the teacher's
+    own. Beams are in units of scaled log-likelihood; `beam` is doubled, twice at most, for an
+    utterance that it leaves without end.
+    """
+
+    weight: Annotated[float, Range(0, 1)] = 0.5
+    acoustic_scale: Annotated[float, Range(1e-6, 1000, zero="tuned, or the evaluation's")] = 0.0
+    ngram_order: Annotated[int, Range(1, MAX_ORDER, zero="tuned, or the evaluation's")] = 0
+    beam: Beam = 13.0
+    lattice_beam: Beam = 8.0
+
+    __post_init__ = check_ranges
+
+    @property
+    def are_tuned(self) -> bool:
+        """Return whether the recipe leaves settings to the development speakers, if there are."""
+        return not (self.acoustic_scale and self.ngram_order)
+
+
+@dataclass(frozen=True, slots=True)
+class LabellingConfig(TargetsConfig):
+    """LabellingConfig: targets of the teacher's logits alone, or of its lattices too.
+
+    In each of the `rounds` after the first, a model of the teacher's form, trained on the targets
+    of the round before as the student is, labels again. The first round's `teacher` is the run's
+    own, or functions of the user's.
+    """
+
+    source: Literal["logits", "lattice"] = field(default="logits", metadata=LATER)
+    lattices: LatticeTargetsConfig = field(default=LatticeTargetsConfig(), metadata=LATER)
+    rounds: Annotated[int, Range(1, 5)] = field(default=1, metadata=LATER)
+    windows: WindowsConfig = field(default=WindowsConfig(), metadata=LATER)
+    teacher: LabellingTeacher = field(default=TrainedTeacherConfig(), metadata=LATER)
+
+
+def lattice_settings(config: LatticeConfig, acoustic_scale: float) -> dict[str, Any]:
+    """Return all that decides the lattices, besides the inputs."""
+    return {**asdict(config), "acoustic_scale": acoustic_scale}
+
+
+def kbest_costs_settings(config: TargetsConfig, teacher: LabellingTeacher) -> dict[str, Any]:
+    """Return all that decides the sample, and what is measured beside the common k."""
+    own = {"teacher": plain(teacher)} if teacher.members else {}
+    return {"k": config.k, "seed": config.seed, "versions": config.versions, **own}
+
+
+def target_graph_settings(
+    evaluation: EvaluationConfig, lattices: LatticeTargetsConfig
+) -> dict[str, Any]:
+    """Return all that decides the graph and its scales, besides the inputs."""
+    of_model = ("acoustic_scale", "ngram_order", "smoothing", *LANGUAGE_MODEL_SETTINGS)
+    resolved = plain(evaluation)
+    return {
+        "evaluation": {name: resolved[name] for name in of_model if name in resolved},
+        "lattices": {
+            "acoustic_scale": lattices.acoustic_scale,
+            "ngram_order": lattices.ngram_order,
+        },
+    }

@@ -1,0 +1,151 @@
+"""Settings of the architectures that a recipe can name, and of a user's own factory."""
+
+import json
+from dataclasses import dataclass, field
+from typing import Annotated, ClassVar, Literal, TypeAlias
+
+from infra.settings import LATER, Range, canonical_json, check_ranges, read_record
+from training.entry_point import FactoryName, Settings, require_not_given
+
+
+@dataclass(frozen=True, slots=True)
+class LstmConfig:
+    """LstmConfig: the paper has 5 layers of 768 units, for its teacher the same both ways."""
+
+    num_layers: Annotated[int, Range(1, 100)]
+    num_units: Annotated[int, Range(1, 16_384)]
+    bidirectional: bool
+    # 000 3.2 found three low-rate frames to give the best WERR.
+    look_ahead: Annotated[int, Range(0, 1000)]
+    dropout: Annotated[float, Range(0, 1, below=True)]
+    name: Literal["lstm"] = field(default="lstm", metadata=LATER)
+
+    whole_utterances: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+        if self.bidirectional and self.look_ahead:
+            raise ValueError(
+                f"look_ahead = {self.look_ahead}: need 0 for a bidirectional model, which sees "
+                "all frames"
+            )
+
+    @property
+    def delay(self) -> int:
+        """Return by how many frames outputs are late: it sees the look-ahead by waiting for it."""
+        return self.look_ahead
+
+    @property
+    def ignores_lengths(self) -> bool:
+        """Return whether padding cannot reach a frame: only backwards in time it could."""
+        return not self.bidirectional
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConformerConfig:
+    """ConformerConfig: by default the size of an LSTM of 2 layers of 256 units, 1.0 M parameters.
+
+    Frames see to the end of their chunk: `chunk_frames` - 1 ahead at most, half of it on average.
+    By default `left_frames` and the chunk fit into the 32 frames of the chunks of training.
+    """
+
+    name: Literal["conformer"] = "conformer"
+    num_layers: Annotated[int, Range(1, 100)] = 4
+    num_units: Annotated[int, Range(1, 16_384)] = 128
+    num_heads: Annotated[int, Range(1, 1024)] = 4
+    feed_forward_factor: Annotated[int, Range(1, 64)] = 2
+    kernel_frames: Annotated[int, Range(1, 1000)] = 15
+    chunk_frames: Annotated[int, Range(1, 1001)] = 4
+    left_frames: Annotated[int, Range(0, 10_000)] = 24
+    dropout: Annotated[float, Range(0, 1, below=True)] = 0.1
+
+    bidirectional: ClassVar[bool] = False
+    delay: ClassVar[int] = 0
+    whole_utterances: ClassVar[bool] = False
+    ignores_lengths: ClassVar[bool] = False
+    """A chunk's last frames could see padding, so attention masks it."""
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+        if self.num_units % self.num_heads:
+            raise ValueError(
+                f"num_units = {self.num_units}: need a multiple of num_heads = {self.num_heads}"
+            )
+
+    @property
+    def look_ahead(self) -> int:
+        """Return how far a chunk's first frame sees ahead."""
+        return self.chunk_frames - 1
+
+
+GIVEN_TO_MODELS = ("num_inputs", "num_senones")
+"""The arguments that every factory is given."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FactoryConfig:
+    """FactoryConfig: `factory(num_inputs=, num_senones=, **settings)` makes a torch module.
+
+    `module(frames, lengths)` maps normalized frames (batch, frames, 192), and lengths on the host,
+    to logits (batch, frames, senones). Logits t speak of frame t - `delay`, and depend on no frame
+    more than `look_ahead` after that one; if `bidirectional`, they may depend on every frame. With
+    `whole_utterances` it is not trained on chunks.
+    """
+
+    name: Literal["factory"] = "factory"
+    factory: FactoryName
+    look_ahead: Annotated[int, Range(0, 1000)]
+    delay: Annotated[int, Range(0, 1000)] = 0
+    bidirectional: bool = False
+    whole_utterances: bool = False
+    settings: Settings = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+        if self.bidirectional and self.look_ahead:
+            raise ValueError(
+                f"look_ahead = {self.look_ahead}: need 0 for a bidirectional model, which sees "
+                "all frames"
+            )
+        if self.delay > self.look_ahead:
+            raise ValueError(
+                f"delay = {self.delay}: need at most look_ahead = {self.look_ahead}: a model that "
+                "waits longer sees more"
+            )
+        require_not_given(self.settings, GIVEN_TO_MODELS)
+
+    def __hash__(self) -> int:
+        return hash(canonical_json(self))
+
+    @property
+    def ignores_lengths(self) -> bool:
+        """Return False: nothing is known of the module."""
+        return False
+
+
+ModelConfig: TypeAlias = LstmConfig | ConformerConfig | FactoryConfig
+"""The settings of each architecture; a recipe's `name` chooses, and without one it is an LSTM."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Form:
+    form: ModelConfig
+
+
+def read_form(text: str) -> ModelConfig:
+    """Read a model's settings that another process wrote as JSON; ConfigurationError if none."""
+    return read_record(_Form, {"form": json.loads(text)}, "model").form
+
+
+def check_divisible(model: ModelConfig, num_parts: int) -> None:
+    """Raise ValueError where a model's units cannot be divided among so many ranks."""
+    if not isinstance(model, LstmConfig) or model.bidirectional:
+        raise ValueError(
+            f"student: model_parallel_ranks = {num_parts}: need a unidirectional LSTM in "
+            "models.student, or 1"
+        )
+    if model.num_units < num_parts:
+        raise ValueError(
+            f"student: model_parallel_ranks = {num_parts}: need at most {model.num_units}, "
+            "models.student.num_units"
+        )

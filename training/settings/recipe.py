@@ -1,0 +1,318 @@
+"""The recipe: every step's settings in one frozen, typed record, read from TOML."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.resources.abc import Traversable
+from types import MappingProxyType
+from typing import Annotated
+
+from infra.settings import (
+    LATER,
+    ConfigurationError,
+    Items,
+    Range,
+    Seed,
+    Text,
+    apply_overrides,
+    check_ranges,
+    read_record,
+    read_toml,
+)
+from pipeline.placement_versions import Versions
+from pipeline.runs.names import STUDENT, TEACHER, section_of
+from pipeline.steps.features import ExtractionConfig
+from pipeline.steps.repartition import RepartitionConfig
+from pipeline.steps.selection.select import SelectionConfig
+from training.settings.decoding import (
+    BootstrapConfig,
+    EvaluationConfig,
+    LabellingConfig,
+    TreeConfig,
+    TuningConfig,
+    UnknownWordsRule,
+)
+from training.settings.model_training import (
+    AugmentationConfig,
+    MinibatchSelectionConfig,
+    SequenceTrainingConfig,
+    SupervisedConfig,
+    TeacherConfig,
+)
+from training.settings.models import ModelConfig, check_divisible
+from training.settings.trainers import (
+    AdamConfig,
+    OptimizerConfig,
+    TrainerConfig,
+    check_decay,
+    check_model_parallel,
+    check_optimizer,
+    data_parallel_ranks,
+    put_trainer,
+)
+from training.settings.values import (
+    Count,
+    GradientNorm,
+    LearningRate,
+    MinibatchFrames,
+    Precision,
+    SoftTargetsForm,
+    Uri,
+    WarmStart,
+    WarmUpSteps,
+)
+
+MAX_SUB_EPOCHS = 100_000
+"""The most sub-epochs of the student, of all passes; the paper's has 18."""
+
+
+@dataclass(frozen=True, slots=True)
+class CorpusConfig:
+    """CorpusConfig: the corpus's folder (empty: <run>/corpus) and the prefixes of its audio.
+
+    An utterance to align with a word that the lexicon lacks is a ledger row, or the word is SPN.
+    """
+
+    uri: Uri = ""
+    audio_prefixes: Annotated[tuple[Annotated[str, Text(1, 4096)], ...], Items(0, 1000)] = ()
+    unknown_words: UnknownWordsRule = field(default="row", metadata=LATER)
+
+    __post_init__ = check_ranges
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointConfig:
+    """Save every `steps` (0: never) and at each sub-epoch's end; keep the last `num_kept`."""
+
+    steps: Annotated[int, Range(1, 1_000_000_000, zero="never")] = 1000
+    num_kept: Annotated[int, Range(1, 1000)] = 2
+
+    __post_init__ = check_ranges
+
+    def is_due(self, num_steps: int) -> bool:
+        """Return whether to save after so many steps, within a sub-epoch."""
+        return self.steps > 0 and num_steps % self.steps == 0
+
+
+@dataclass(frozen=True, slots=True)
+class StudentConfig:
+    """StudentConfig: scheduled learning on k-best targets and labelled data (003 V-D).
+
+    `warm_start` names an earlier model of the run, whose weights training begins with (000 3.2).
+    The model computes in `precision`; its weights are float32. `soft_targets` sum to one over the
+    k best, or with one class of all other senones. With `model_parallel_ranks` so many ranks divide
+    the units of an LSTM, and the trainer joins the ranks that hold the same ones (004 4 c).
+    """
+
+    num_sub_epochs: Count
+    num_passes: Count
+    num_whole_utterance_sub_epochs: Annotated[int, Range(0, MAX_SUB_EPOCHS)]
+    labelled_rate_factor: Annotated[float, Range(1e-6, 1000)]
+    num_labelled_shares: Count
+    initial_learning_rate: LearningRate
+    final_learning_rate: LearningRate
+    minibatch_frames: MinibatchFrames
+    max_gradient_norm: GradientNorm
+    seed: Seed
+    trainer: TrainerConfig
+    optimizer: OptimizerConfig = field(default=AdamConfig(), metadata=LATER)
+    warm_up_steps: WarmUpSteps = field(default=0, metadata=LATER)
+    warm_start: WarmStart = field(default="none", metadata=LATER)
+    augmentation: AugmentationConfig = field(default=AugmentationConfig(), metadata=LATER)
+    precision: Precision = field(default="float32", metadata=LATER)
+    soft_targets: SoftTargetsForm = field(default="renormalized", metadata=LATER)
+    minibatch_selection: MinibatchSelectionConfig = field(
+        default=MinibatchSelectionConfig(), metadata=LATER
+    )
+    model_parallel_ranks: Annotated[int, Range(1, 64)] = field(default=1, metadata=LATER)
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+        check_optimizer(self.trainer, self.optimizer)
+        check_model_parallel(self.model_parallel_ranks, self.trainer, self.precision)
+        num_sub_epochs = self.num_sub_epochs * self.num_passes
+        if num_sub_epochs > MAX_SUB_EPOCHS:
+            raise ValueError(
+                f"num_sub_epochs x num_passes = {num_sub_epochs}: need at most {MAX_SUB_EPOCHS}"
+            )
+        if self.num_whole_utterance_sub_epochs > num_sub_epochs:
+            raise ValueError(
+                f"num_whole_utterance_sub_epochs = {self.num_whole_utterance_sub_epochs}: need "
+                f"0..{num_sub_epochs}, the sub-epochs in all"
+            )
+        check_decay(self.initial_learning_rate, self.final_learning_rate, num_sub_epochs)
+
+    @property
+    def chunks(self) -> str:
+        """Name the setting that makes chunks, and the value without them; empty without them."""
+        whole, total = self.num_whole_utterance_sub_epochs, self.num_sub_epochs * self.num_passes
+        return f"num_whole_utterance_sub_epochs = {whole}: need {total}" if whole < total else ""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelsConfig:
+    """ModelsConfig: the deployed model (baseline, aligner and student alike) and the teacher."""
+
+    student: ModelConfig
+    teacher: ModelConfig
+
+    def of(self, name: str) -> ModelConfig:
+        """Return the form of the model `name`; an ensemble's teachers have one form."""
+        return self.teacher if section_of(name) == TEACHER else self.student
+
+
+@dataclass(frozen=True, slots=True)
+class AlignmentConfig:
+    """AlignmentConfig: how often a network is trained on the alignments and realigns (VII-C2).
+
+    Of an utterance that ingest simulated in several placements, each version is aligned by itself,
+    or all have the alignment of the clearest.
+    """
+
+    rounds: Annotated[int, Range(1, 20)] = 1
+    versions: Versions = field(default="own", metadata=LATER)
+
+    __post_init__ = check_ranges
+
+
+EARLIER_MODELS: Mapping[str, Sequence[WarmStart]] = {
+    "aligner": ("none",),
+    "baseline": ("none", "aligner"),
+    "teacher": ("none",),
+    "student": ("none", "aligner", "baseline"),
+}
+"""Models that each model may begin from; the teacher alone is bidirectional."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """Recipe holds all that decides a run; `loss_budget` is the share of utterances it may lose."""
+
+    name: Annotated[str, Text(1, 200)]
+    cluster: Annotated[str, Text(0, 4096)]
+    loss_budget: Annotated[float, Range(0, 1, below=True)]
+    selection: SelectionConfig
+    features: ExtractionConfig
+    bootstrap: BootstrapConfig
+    senones: TreeConfig
+    models: ModelsConfig
+    aligner: SupervisedConfig
+    baseline: SupervisedConfig
+    teacher: TeacherConfig
+    targets: LabellingConfig
+    partitions: RepartitionConfig
+    student: StudentConfig
+    evaluation: EvaluationConfig
+    corpus: CorpusConfig = CorpusConfig()
+    checkpoints: CheckpointConfig = CheckpointConfig()
+    alignment: AlignmentConfig = field(default=AlignmentConfig(), metadata=LATER)
+    sequence_training: SequenceTrainingConfig = field(
+        default=SequenceTrainingConfig(), metadata=LATER
+    )
+    tuning: TuningConfig = field(default=TuningConfig(), metadata=LATER)
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+        if self.targets.k > self.senones.max_senones:
+            raise ValueError(
+                f"targets: k = {self.targets.k}: need at most senones.max_senones = "
+                f"{self.senones.max_senones}"
+            )
+        if self.student.soft_targets == "ghost" and self.targets.tail_samples:
+            raise ValueError(
+                f"student: soft_targets = 'ghost' with targets.tail_samples = "
+                f"{self.targets.tail_samples}: need 0: either stands for the senones not kept"
+            )
+        for section, earlier in EARLIER_MODELS.items():
+            config = getattr(self, section)
+            name = config.warm_start
+            if name not in earlier:
+                raise ValueError(
+                    f"{section}: warm_start = {name!r}: need one of {', '.join(earlier)}: a model "
+                    "of the same form that is trained before it"
+                )
+            if section == STUDENT and config.model_parallel_ranks > 1:
+                check_divisible(self.models.student, config.model_parallel_ranks)
+            if self.models.of(section).whole_utterances and (said := config.chunks):
+                raise ValueError(f"{section}: {said}: its model declares whole_utterances = true")
+        own = "as targets.teacher names your own"
+        if not self.num_teachers and (number := self.teacher.ensemble) > 1:
+            remedy = "name the others in targets.teacher.ensemble"
+            raise ValueError(f"teacher: ensemble = {number}: need 1, {own}: {remedy}")
+        if self.targets.rounds > 1:
+            self._check_later_rounds()
+        elif not self.num_teachers and self.sequence_training.teacher:
+            raise ValueError(f"sequence_training: teacher = True: need false, {own}, not trained")
+
+    def _check_later_rounds(self) -> None:
+        learns = f"with targets.rounds = {self.targets.rounds} a teacher learns as the student does"
+        if self.models.teacher.whole_utterances and (said := self.student.chunks):
+            raise ValueError(f"student: {said}: {learns}, with whole_utterances = true")
+        try:
+            check_optimizer(self.teacher.trainer, self.student.optimizer)
+        except ValueError as error:
+            raise ValueError(f"student: {learns}, but by the teacher's trainer: {error}") from error
+
+    @property
+    def num_teachers(self) -> int:
+        """Return how many teachers are trained: none where the user's own label."""
+        return 0 if self.targets.teacher.members else self.teacher.ensemble
+
+    @property
+    def num_siblings(self) -> int:
+        """Return how many teachers label in each later round: one after the user's own."""
+        return max(1, self.num_teachers)
+
+    @property
+    def num_labelling(self) -> int:
+        """Return how many teachers label in the first round."""
+        return len(self.targets.teacher.members) or self.teacher.ensemble
+
+
+def check_ranks(recipe: Recipe, section: str, num_ranks: int) -> None:
+    """Raise ConfigurationError if so many ranks of one host cannot train a section's model."""
+    config = getattr(recipe, section)
+    try:
+        num_copies = data_parallel_ranks(num_ranks, getattr(config, "model_parallel_ranks", 1))
+    except ValueError as error:
+        raise ConfigurationError(f"{section}: {error}") from error
+    try:
+        config.trainer.check_ranks(num_copies, num_copies)
+    except ValueError as error:
+        raise ConfigurationError(f"{section}: trainer: {error}") from error
+
+
+def check_phones(recipe: Recipe, num_phones: int) -> None:
+    """Raise ConfigurationError if a tree of senones cannot have a root for each phone."""
+    if recipe.senones.max_senones < num_phones:
+        raise ConfigurationError(
+            f"senones: max_senones = {recipe.senones.max_senones}: need at least {num_phones}, "
+            "one for each phone of the lexicon and silence"
+        )
+
+
+def check_senones(recipe: Recipe, num_senones: int) -> None:
+    """Raise ConfigurationError if a frame has fewer logits than the targets are to keep."""
+    if recipe.targets.k > num_senones:
+        raise ConfigurationError(
+            f"targets: k = {recipe.targets.k}: need at most {num_senones}, the senones that the "
+            "labelled data gave: lower it, or senones.min_count"
+        )
+
+
+def read_recipe(
+    path: str | Traversable,
+    overrides: Sequence[str] = (),
+    trainers: Mapping[str, str] = MappingProxyType({}),
+) -> Recipe:
+    """Read a recipe with dotted overrides; ConfigurationError names what is wrong in it.
+
+    `trainers` names another trainer by section, such as {"student": "gtc"}: it keeps those of the
+    section's settings that it has too.
+    """
+    table = apply_overrides(read_toml(path), overrides)
+    for section, name in trainers.items():
+        settings = table.get(section)
+        # What is no table is refused below, with the key's name.
+        if isinstance(settings, dict) and isinstance(settings.get("trainer", {}), dict):
+            put_trainer(settings, name)
+    return read_record(Recipe, table, str(path))

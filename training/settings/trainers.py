@@ -1,0 +1,573 @@
+"""Settings of optimizers and trainers, and of the codes that blocks are sent in.
+
+Papers: 003 VI (GTC, BMUF, HTM), 000 2 (BMUF), 004 (1-bit SGD), 001 (decentralized trainers).
+"""
+
+import inspect
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from enum import StrEnum
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias, get_args
+
+from infra.settings import LATER, TAG, Range, check_ranges
+from training.settings.values import Precision
+
+Decay = Annotated[float, Range(0, 1, below=True)]
+
+
+Epsilon = Annotated[float, Range(1e-30, 1)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SgdConfig:
+    """SGD with momentum, as in both papers (000 3.2, 003 VI-B), which name no momentum.
+
+    Gradients are sums over frames, so a rate of 1e-4 at 2,048 frames is 0.2 for their mean.
+    """
+
+    name: Literal["sgd"] = "sgd"
+    momentum: Decay = 0.9
+
+    num_state_vectors: ClassVar[int] = 1
+    """Vectors of the model's size in the optimizer's state, at most."""
+
+    __post_init__ = check_ranges
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdamConfig:
+    """Adam, whose step does not depend on the gradients' scale."""
+
+    name: Literal["adam"] = "adam"
+    beta1: Decay = 0.9
+    beta2: Decay = 0.999
+    epsilon: Epsilon = 1e-8
+
+    num_state_vectors: ClassVar[int] = 2
+    """Both moments."""
+
+    __post_init__ = check_ranges
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdamwConfig:
+    """AdamW: Adam, and weights that shrink by the learning rate times `weight_decay` each step."""
+
+    name: Literal["adamw"] = "adamw"
+    beta1: Decay = 0.9
+    beta2: Decay = 0.999
+    epsilon: Epsilon = 1e-8
+    weight_decay: Annotated[float, Range(0, 1)] = 0.01
+
+    num_state_vectors: ClassVar[int] = 2
+    """Both moments."""
+
+    __post_init__ = check_ranges
+
+
+OptimizerConfig: TypeAlias = SgdConfig | AdamConfig | AdamwConfig
+
+
+def check_decay(initial: float, final: float, num_epochs: int) -> None:
+    """Raise ValueError for rates that rise or are not positive, and for no epoch."""
+    if not 0 < final <= initial:
+        raise ValueError(f"learning rates {initial} -> {final}: need 0 < final <= initial")
+    if num_epochs < 1:
+        raise ValueError(f"num_epochs = {num_epochs}: need at least 1")
+
+
+def check_newbob_rates(initial: float, minimum: float) -> None:
+    """Raise ValueError unless the initial rate is above a positive minimum."""
+    if not 0 < minimum < initial:
+        raise ValueError(f"learning rates {initial} -> {minimum}: need 0 < minimum < initial")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exact:
+    """Exact: float32, as both papers send models."""
+
+    name: Literal["exact"] = "exact"
+
+    has_residual: ClassVar[bool] = False
+    """Whether what is not sent now is kept for later."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bfloat16:
+    """Bfloat16: half the bytes; the rounding, 1/512 of an element, is lost."""
+
+    name: Literal["bfloat16"] = "bfloat16"
+
+    has_residual: ClassVar[bool] = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Threshold:
+    """Threshold: GTC's code of a block's change, whose density follows the data (003 VI-A).
+
+    Elements whose residual has reached `change_threshold` send that much, and keep the rest.
+    """
+
+    name: Literal["threshold"] = "threshold"
+    change_threshold: Annotated[float, Range(1e-12, 1e9)] = 0.01
+
+    has_residual: ClassVar[bool] = True
+
+    __post_init__ = check_ranges
+
+
+Density = Annotated[float, Range(1e-5, 1)]
+
+
+Bits = Annotated[int, Range(2, 8)]
+
+
+ErrorDecay = Annotated[float, Range(0, 1)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopK:
+    """TopK: a chunk's largest elements, with error feedback (SparseLoCo, arXiv 2508.15706).
+
+    The residual becomes error_decay residual + change, less what is sent of it.
+    """
+
+    name: Literal["top_k"] = "top_k"
+    density: Density = 0.03
+    bits: Bits = 2
+    error_decay: ErrorDecay = 0.95
+
+    has_residual: ClassVar[bool] = True
+    """Whether what is not sent now is kept for later."""
+
+    __post_init__ = check_ranges
+
+    @property
+    def num_cells(self) -> int:
+        """Return the number of cells of magnitudes."""
+        return 1 << self.bits - 1
+
+    def num_kept(self, num_elements: int) -> int:
+        """Return the number of elements that a chunk of so many sends, at least 1."""
+        return math.ceil(self.density * num_elements)
+
+
+BlockCode: TypeAlias = Exact | Bfloat16 | TopK | Threshold
+
+EXACT = Exact()
+
+
+GradientThreshold = Annotated[float, Range(1e-12, 1e9, zero="unquantized gradients")]
+
+
+Form = Literal["nesterov", "as_printed"]
+
+
+OptimizerState = Literal["keep", "average", "reset"]
+"""Treatments of the optimizer's moments at a block's end."""
+
+
+def block_momentum_for(
+    num_models: int, block_learning_rate: float, momentum_constant: float
+) -> float:
+    """Compute eta from zeta / (N (1 - eta)) = C (000 eq. 5); N is the number of averaged models."""
+    if not (momentum_constant > 0 and momentum_constant * num_models >= block_learning_rate):
+        raise ValueError(
+            f"momentum_constant = {momentum_constant}: need at least block_learning_rate / N = "
+            f"{block_learning_rate} / {num_models}, or the block momentum is negative"
+        )
+    return 1 - block_learning_rate / (num_models * momentum_constant)
+
+
+def num_groups(num_ranks: int, group_size: int, setting: str = "group_size") -> int:
+    """Count the groups of so many ranks; ValueError if one would have fewer than the others."""
+    if not (group_size >= 1 and num_ranks % group_size == 0):
+        raise ValueError(
+            f"{setting} = {group_size}: need a divisor of {num_ranks}, the number of ranks"
+        )
+    return num_ranks // group_size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockConfig:
+    """BlockConfig: zeta, and C of eq. (5); the defaults are those of paper 000 3.2.
+
+    A `block_momentum` takes the place of eq. (5) and its C; 0 is model averaging.
+    """
+
+    block_size: Annotated[int, Range(1, 1_000_000)] = 50
+    block_learning_rate: Annotated[float, Range(1e-6, 1000)] = 1.0
+    momentum_constant: Annotated[float, Range(1e-6, 1000)] = 1.0
+    block_momentum: Annotated[float, Range(0, 1, below=True)] | None = field(
+        default=None, metadata=LATER
+    )
+    form: Form = field(default="nesterov", metadata=LATER)
+    optimizer_state: OptimizerState = field(default="keep", metadata=LATER)
+    block_exchange: BlockCode = field(default=EXACT, metadata=LATER)
+
+    __post_init__ = check_ranges
+
+    @property
+    def num_block_vectors(self) -> int:
+        """Count both models of a block, the filtered update, and a code's residual."""
+        return 3 + self.block_exchange.has_residual
+
+    def block_settings(self) -> dict[str, Any]:
+        """Return these fields, which BMUF and HTM take by their names."""
+        return {each.name: getattr(self, each.name) for each in fields(BlockConfig)}
+
+    def check_models(self, num_models: int) -> None:
+        """Raise ValueError if eq. (5) gives so many models a block momentum below 0."""
+        if self.block_momentum is None:
+            block_momentum_for(num_models, self.block_learning_rate, self.momentum_constant)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BmufConfig(BlockConfig):
+    """BMUF: the models of all ranks are averaged after every block of steps, and filtered."""
+
+    name: Literal["bmuf"] = "bmuf"
+    ranks_per_leader: Annotated[int, Range(1, 1_000_000, zero="a host's ranks")] = field(
+        default=1, metadata=LATER
+    )
+
+    @property
+    def num_state_vectors(self) -> int:
+        """Count the vectors of the model's size in the trainer's state."""
+        return self.num_block_vectors
+
+    def check_ranks(self, num_ranks: int, ranks_per_host: int) -> None:
+        """Raise ValueError if so many ranks have no leaders, or a block momentum below 0."""
+        num_groups(num_ranks, self.ranks_per_leader or ranks_per_host, "ranks_per_leader")
+        self.check_models(num_ranks)
+
+    def arguments(self) -> dict[str, Any]:
+        """Return what the trainer takes beside model, optimizer and group."""
+        return {**self.block_settings(), "ranks_per_leader": self.ranks_per_leader or None}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HtmConfig(BlockConfig):
+    """HTM: GTC within groups of ranks, BMUF across the groups; `group_size` 0: a host's ranks.
+
+    The default threshold is for gradients summed over minibatches of 2048 frames (000 3.2).
+    """
+
+    name: Literal["htm"] = "htm"
+    # Groups of 8 ranks and tau = 2 are the paper's; GTC alone has tau = 8.
+    gradient_threshold: GradientThreshold = 2.0
+    group_size: Annotated[int, Range(1, 1_000_000, zero="a host's ranks")] = 0
+
+    @property
+    def num_state_vectors(self) -> int:
+        """Count BMUF's vectors of the model's size, and GTC's residual."""
+        return self.num_block_vectors + 1
+
+    def check_ranks(self, num_ranks: int, ranks_per_host: int) -> None:
+        """Raise ValueError if so many ranks make no equal groups, or a block momentum below 0."""
+        self.check_models(num_groups(num_ranks, self.group_size or ranks_per_host))
+
+    def arguments(self) -> dict[str, Any]:
+        """Return what the trainer takes beside model, optimizer and group."""
+        own = {"group_size": self.group_size or None, "gradient_threshold": self.gradient_threshold}
+        return {**self.block_settings(), **own}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SparseLocoConfig:
+    """SparseLoCo: after a block of steps, ranks average the largest parts of their changes."""
+
+    name: Literal["sparse_loco"] = "sparse_loco"
+    block_size: Annotated[int, Range(1, 1_000_000)] = 50
+    density: Density = 0.03
+    bits: Bits = 2
+    error_decay: ErrorDecay = 0.95
+    outer_learning_rate: Annotated[float, Range(1e-6, 1000)] = 1.0
+    ranks_per_leader: Annotated[int, Range(1, 1_000_000, zero="a host's ranks")] = 1
+
+    num_state_vectors: ClassVar[int] = 4
+    """BMUF's three, and the residual."""
+
+    __post_init__ = check_ranges
+
+    def check_ranks(self, num_ranks: int, ranks_per_host: int) -> None:
+        """Raise ValueError if so many ranks have no leaders."""
+        num_groups(num_ranks, self.ranks_per_leader or ranks_per_host, "ranks_per_leader")
+
+    def arguments(self) -> dict[str, Any]:
+        """Return what the trainer takes beside model, optimizer and group."""
+        return {
+            "block_size": self.block_size,
+            "density": self.density,
+            "bits": self.bits,
+            "error_decay": self.error_decay,
+            "outer_learning_rate": self.outer_learning_rate,
+            "ranks_per_leader": self.ranks_per_leader or None,
+        }
+
+
+MixingSeed: TypeAlias = Annotated[int, Range(0, 2**63 - 1)]
+"""A recipe's seed of what all ranks draw alike: permutations, partners."""
+
+
+@dataclass(frozen=True, slots=True)
+class SynchronousConfig:
+    """Synchronous SGD: every step applies the sum of all ranks' gradients."""
+
+    name: Literal["synchronous"] = "synchronous"
+
+    num_state_vectors: ClassVar[int] = 0
+    """Vectors of the model's size in the trainer's state."""
+
+    def check_ranks(self, num_ranks: int, ranks_per_host: int) -> None:
+        """Accept any number of ranks."""
+
+    def arguments(self) -> dict[str, Any]:
+        """Return what the trainer takes beside model, optimizer and group: nothing."""
+        return {}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GtcConfig:
+    """GTC: each rank sends +-gradient_threshold, for gradients summed over a minibatch.
+
+    The default is that of both papers, for minibatches of 2048 frames (003 VI-C, 000 3.2).
+    """
+
+    name: Literal["gtc"] = "gtc"
+    gradient_threshold: GradientThreshold = 8.0
+
+    num_state_vectors: ClassVar[int] = 1
+    """The residual."""
+
+    __post_init__ = check_ranges
+
+    def check_ranks(self, num_ranks: int, ranks_per_host: int) -> None:
+        """Accept any number of ranks."""
+
+    def arguments(self) -> dict[str, Any]:
+        """Return what the trainer takes beside model, optimizer and group."""
+        return {"gradient_threshold": self.gradient_threshold}
+
+
+class AdaGradPlace(StrEnum):
+    """AdaGradPlace is a row of Table 3, or no AdaGrad, as in Table 2.
+
+    `AGGREGATE`, the paper's choice, normalizes the sum of the quantized gradients before momentum,
+    `SMOOTHED` the sum after it: both act on a rank's stripe. `PARTIAL` normalizes each rank's own
+    gradients before they are quantized. `RAW` does so on a single rank, which quantizes nothing.
+    """
+
+    AGGREGATE = "aggregate"
+    SMOOTHED = "smoothed"
+    PARTIAL = "partial"
+    RAW = "raw"
+    NOWHERE = "nowhere"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdaGrad:
+    """AdaGrad divides gradients by their standard deviation about 0 (004 4).
+
+    With `decay` 1 it is that "over time": sqrt(t) times Duchi's AdaGrad, whose 1 / sqrt(t) is left
+    to the learning rate's schedule. With a smaller decay it is that of "recent samples".
+    """
+
+    place: AdaGradPlace = AdaGradPlace.AGGREGATE
+    decay: Annotated[float, Range(1e-3, 1)] = 1.0
+    epsilon: Annotated[float, Range(1e-30, 1)] = 1e-10
+
+    __post_init__ = check_ranges
+
+
+ON_AGGREGATE = AdaGrad()
+"""The paper's choice (004 5.3)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OneBitConfig:
+    """1-bit SGD: each rank sends one bit an element; its optimizer is SGD without momentum.
+
+    `momentum` and `adagrad` are the trainer's. With `double_buffering` a minibatch is half of one.
+    """
+
+    name: Literal["one_bit"] = "one_bit"
+    momentum: Annotated[float, Range(0, 1, below=True)] = 0.9
+    adagrad: AdaGrad = ON_AGGREGATE
+    num_unquantized_steps: Annotated[int, Range(0, 1_000_000_000)] = 0
+    double_buffering: bool = False
+
+    num_state_vectors: ClassVar[int] = 5
+    """On one rank: both residuals, momentum, squares and an update that waits."""
+
+    __post_init__ = check_ranges
+
+    def check_ranks(self, num_ranks: int, ranks_per_host: int) -> None:
+        """Raise ValueError for AdaGrad of the raw gradient on several ranks."""
+        del ranks_per_host
+        if self.adagrad.place is AdaGradPlace.RAW and num_ranks > 1:
+            raise ValueError(
+                f"adagrad.place = 'raw' on {num_ranks} ranks: need 1 rank, or 'partial' or "
+                "'aggregate'"
+            )
+
+    def arguments(self) -> dict[str, Any]:
+        """Return what the trainer takes beside model, optimizer and group."""
+        return {each.name: getattr(self, each.name) for each in fields(self) if each.name != TAG}
+
+
+@dataclass(frozen=True, slots=True)
+class DPsgdConfig:
+    """D-PSGD: each rank averages its model with its two neighbours' on a ring in every step."""
+
+    name: Literal["d_psgd"] = "d_psgd"
+
+    num_state_vectors: ClassVar[int] = 3
+    """The message, and both neighbours' models."""
+
+    def check_ranks(self, num_ranks: int, ranks_per_host: int) -> None:
+        """Accept any number of ranks."""
+
+    def arguments(self) -> dict[str, Any]:
+        """Return what the trainer takes beside model, optimizer and group: nothing."""
+        return {}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RandPsgdConfig:
+    """RAND-PSGD: D-PSGD on a ring whose order is drawn in every step, from `mixing_seed`."""
+
+    name: Literal["rand_psgd"] = "rand_psgd"
+    mixing_seed: MixingSeed = 0
+
+    num_state_vectors: ClassVar[int] = 3
+    """What is sent, and both neighbours' models."""
+
+    __post_init__ = check_ranges
+
+    def check_ranks(self, num_ranks: int, ranks_per_host: int) -> None:
+        """Accept any number of ranks."""
+
+    def arguments(self) -> dict[str, Any]:
+        """Return what the trainer takes beside model, optimizer and group."""
+        return {"seed": self.mixing_seed}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdPsgdConfig:
+    """AD-PSGD: pairs of ranks average their models whenever they can, and no rank waits."""
+
+    name: Literal["ad_psgd"] = "ad_psgd"
+    mixing_seed: MixingSeed = 0
+    max_staleness: Annotated[int, Range(1, 1_000_000)] = 16
+
+    num_state_vectors: ClassVar[int] = 6
+    """The model, its own steps, the weights that were read, and the messages of an exchange."""
+
+    __post_init__ = check_ranges
+
+    def check_ranks(self, num_ranks: int, ranks_per_host: int) -> None:
+        """Accept any number of ranks."""
+
+    def arguments(self) -> dict[str, Any]:
+        """Return what the trainer takes beside model, optimizer and group."""
+        return {"seed": self.mixing_seed, "max_staleness": self.max_staleness}
+
+
+@dataclass(frozen=True, slots=True)
+class D1dPsgdConfig:
+    """D1D-PSGD: an all-reduce of the models runs while gradients of the last mean are computed."""
+
+    name: Literal["d1d_psgd"] = "d1d_psgd"
+
+    num_state_vectors: ClassVar[int] = 3
+    """The rank's own model, its sum, and the mean before."""
+
+    def check_ranks(self, num_ranks: int, ranks_per_host: int) -> None:
+        """Accept any number of ranks."""
+
+    def arguments(self) -> dict[str, Any]:
+        """Return what the trainer takes beside model, optimizer and group: nothing."""
+        return {}
+
+
+TrainerConfig: TypeAlias = (
+    SynchronousConfig
+    | GtcConfig
+    | BmufConfig
+    | HtmConfig
+    | OneBitConfig
+    | SparseLocoConfig
+    | DPsgdConfig
+    | AdPsgdConfig
+    | RandPsgdConfig
+    | D1dPsgdConfig
+)
+
+
+TRAINERS: Mapping[str, type[TrainerConfig]] = {
+    config().name: config for config in get_args(TrainerConfig)
+}
+"""The configuration of each trainer, by the name that recipes give it."""
+
+
+def check_optimizer(trainer: TrainerConfig, optimizer: OptimizerConfig) -> None:
+    """Raise ValueError where a recipe gives a trainer an optimizer that it cannot work with."""
+    if isinstance(trainer, OneBitConfig) and optimizer != SgdConfig(momentum=0.0):
+        raise ValueError(
+            f"optimizer = {optimizer}: the trainer one_bit has momentum and AdaGrad itself: need "
+            'optimizer = { name = "sgd", momentum = 0 }, and trainer.momentum for the momentum'
+        )
+
+
+TRAINERS_OF_GROUPS = ("htm",)
+"""Trainers that divide the ranks of a world, which those of one part are not."""
+
+
+def check_model_parallel(num_parts: int, trainer: TrainerConfig, precision: Precision) -> None:
+    """Raise ValueError where a divided model cannot be trained so."""
+    if num_parts == 1:
+        return
+    said = f"model_parallel_ranks = {num_parts}"
+    if precision != "float32":
+        raise ValueError(f"{said}: precision = {precision!r}: need 'float32'")
+    if trainer.name in TRAINERS_OF_GROUPS or getattr(trainer, "ranks_per_leader", 1) != 1:
+        raise ValueError(
+            f"{said}: trainer {trainer.name!r} divides ranks into groups itself: need one without "
+            "groups and with ranks_per_leader = 1, such as 'one_bit'"
+        )
+
+
+def data_parallel_ranks(num_ranks: int, num_parts: int) -> int:
+    """Return how many ranks hold the same units; ValueError where a rank would be left over."""
+    if num_ranks % num_parts:
+        raise ValueError(
+            f"model_parallel_ranks = {num_parts}: need a divisor of {num_ranks}, the ranks"
+        )
+    return num_ranks // num_parts
+
+
+def describe_trainers() -> str:
+    """Say in a sentence each what the trainers do, for a job's help."""
+    summaries = ((inspect.getdoc(config) or "").splitlines()[0] for config in TRAINERS.values())
+    return " ".join(summaries)
+
+
+def with_trainer(table: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Name another trainer in a recipe's table, without the settings that only others have.
+
+    A key that no trainer has stays, to be refused with the recipe.
+    """
+    settings = {
+        trainer: {field.name for field in fields(TRAINERS[trainer])} for trainer in TRAINERS
+    }
+    surplus = set().union(*settings.values()) - settings[name]
+    return {key: value for key, value in table.items() if key not in surplus} | {TAG: name}
+
+
+def put_trainer(section: dict[str, Any], name: str) -> None:
+    """Name another trainer in a recipe's section; 1-bit SGD brings the optimizer that it needs."""
+    section["trainer"] = with_trainer(section.get("trainer", {}), name)
+    if TRAINERS[name] is OneBitConfig:
+        section["optimizer"] = {TAG: SgdConfig().name, "momentum": 0.0}
