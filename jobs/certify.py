@@ -10,7 +10,7 @@ from infra.settings import ConfigurationError
 from jobs.cli.catalogue import CERTIFY
 from jobs.cli.command_line import Step, StepResults, main
 from jobs.cli.job import Job
-from jobs.report_page.shuffled import FORMS, NAMES
+from jobs.report_page.targets_and_shuffle import FORMS, NAMES
 from pipeline.runs.manifest import manifest_uri, read_manifest
 from pipeline.runs.names import STUDENT, model_step
 from training.certificate import CertificateConfig, certify_run

@@ -15,7 +15,14 @@ from infra.settings import AUTO, ConfigurationError, Range, mebibytes, printable
 from infra.spark.host_environment import find_java_home, require_environment
 from infra.store.object_store import AccessDenied, StoreError, join_uri
 from infra.store.uris import require_within, resolve_prefix
-from jobs.cli.begun import require_base
+from jobs.cli.arguments import (
+    add_device_argument,
+    add_extends_argument,
+    add_ranks_arguments,
+    add_source_arguments,
+    require_used_options,
+    subset_and_uri,
+)
 from jobs.cli.catalogue import (
     CHECK,
     EVALUATE,
@@ -26,18 +33,15 @@ from jobs.cli.catalogue import (
     STEPS,
 )
 from jobs.cli.command_line import fail
-from jobs.cli.device_choice import choose_device, gpus_for
-from jobs.cli.job import Job, job_parser, open_job, written_steps
-from jobs.cli.parser import (
-    add_device_argument,
-    add_extends_argument,
-    add_ranks_arguments,
-    add_source_arguments,
+from jobs.cli.host import choose_device, gpus_for
+from jobs.cli.job import Job, job_parser, open_job, require_base, written_steps
+from jobs.ingestion.sources import (
+    LanguageData,
+    phone_notes,
+    require_replaceable,
+    require_usable_manifests,
+    vocabulary_notes,
 )
-from jobs.ingestion.corpus_lexicon import phone_notes, require_replaceable, vocabulary_notes
-from jobs.ingestion.language_data import LanguageData
-from jobs.ingestion.manifest_choice import require_usable_manifests
-from jobs.ingestion.run_arguments import require_used_options, subset_and_uri
 from pipeline.runs.ledger import LossBudgetExceededError
 from pipeline.runs.manifest import manifest_uri
 from pipeline.runs.names import (

@@ -9,8 +9,7 @@ from pathlib import Path
 
 from infra.log_lines import begin_log
 from infra.store.uris import is_s3
-from jobs.cli.parser import ON_CPU, Parser
-from jobs.ingestion.run_arguments import add_run_arguments, dev_share_arguments
+from jobs.cli.arguments import ON_CPU, Parser, add_run_arguments, dev_share_arguments
 from jobs.run import (
     EXIT_CODES,
     Launch,
@@ -22,7 +21,7 @@ from jobs.run import (
     run_chosen,
     run_steps,
 )
-from jobs.synthesis.plan import SynthesisConfig
+from jobs.synthesis.speakers import SynthesisConfig
 from pipeline.runs.names import REPORT_STEP
 
 

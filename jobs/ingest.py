@@ -18,28 +18,28 @@ from typing import Any
 import numpy as np
 
 from infra.settings import ConfigurationError
-from jobs.cli.catalogue import INGEST
-from jobs.cli.command_line import Step, StepResults, main
-from jobs.cli.job import Job
-from jobs.cli.parser import (
+from jobs.cli.arguments import (
     HELDOUT_PLACEMENTS,
     PLACEMENT_SEED,
     TRAINING_PLACEMENTS,
     add_dev_share_argument,
     add_placement_arguments,
     add_source_arguments,
+    require_source_options,
 )
+from jobs.cli.catalogue import INGEST
+from jobs.cli.command_line import Step, StepResults, main
+from jobs.cli.job import Job
 from jobs.cli.spark_steps import distribute_on_spark
-from jobs.ingestion.corpus import ingest
-from jobs.ingestion.corpus_lexicon import announce_lexicon, put_lexicon
+from jobs.ingestion.corpus import Placing, Simulate, ingest
 from jobs.ingestion.kaldi_directory import UNDETERMINED_LOCALE, KaldiUtterance
-from jobs.ingestion.manifest_choice import (
+from jobs.ingestion.sources import (
+    announce_lexicon,
     ingestion_of,
+    put_lexicon,
     require_same_speakers,
     require_usable_manifests,
 )
-from jobs.ingestion.placing import Placing, Simulate
-from jobs.ingestion.run_arguments import require_source_options
 from jobs.synthesis.corpus import draw_acoustics, draw_development_acoustics
 from pipeline.audio.conversion import NO_CONVERSION, AudioConversion
 from pipeline.audio.placements import (

@@ -18,9 +18,9 @@ from infra.store.object_store import (
     scan_checked,
 )
 from infra.store.uris import is_s3
+from jobs.cli.arguments import Parser
 from jobs.cli.command_line import Answer, execute, fail
-from jobs.cli.parser import Parser
-from jobs.cli.summary import tallies
+from jobs.cli.record import tallies
 from jobs.inspect_utterance import QUERY
 from pipeline.runs.manifest import Manifest, manifest_uri
 from pipeline.runs.names import MANIFEST_FILE

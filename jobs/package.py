@@ -19,8 +19,8 @@ from infra.log_lines import begin_log, log, progress_bar, report_error
 from infra.settings import ConfigurationError
 from infra.spark.packaging import write_code, write_dependencies
 from infra.spark.settings import launch_options
+from jobs.cli.arguments import add_log_argument
 from jobs.cli.catalogue import INGEST, SPARK_STEPS
-from jobs.cli.parser import add_log_argument
 
 PACKAGE = "package"
 

@@ -13,15 +13,15 @@ from pathlib import Path
 from infra.cluster import Cluster, load_cluster
 from infra.settings import ConfigurationError, printable
 from infra.store.object_store import ObjectStore, StoreError, normalize_uri
+from jobs.cli.arguments import Parser, recipe_path
 from jobs.cli.catalogue import STEPS
 from jobs.cli.command_line import fail
 from jobs.cli.job import add_recipe_arguments
-from jobs.cli.parser import Parser, recipe_path
-from jobs.planning.calibration.throughputs import Calibration, read_calibration
+from jobs.planning.calibration import Calibration, read_calibration
 from jobs.planning.plan_table import format_plan
 from jobs.planning.run_plan import plan_run
 from jobs.planning.stored_plan import store_plan, to_json
-from jobs.planning.volumes.workload import (
+from jobs.planning.workload import (
     LABELLED_SHARE,
     UTTERANCE_SECONDS,
     Workload,
@@ -146,7 +146,7 @@ def choose_calibration(arguments: argparse.Namespace, recipe: Recipe) -> Calibra
     if arguments.calibration:
         return read_calibration(arguments.calibration)
     # Here, as a plan from a file measures nothing and needs no torch.
-    from jobs.planning.calibration.machine import calibrate  # noqa: PLC0415
+    from jobs.planning.measurement import calibrate  # noqa: PLC0415
 
     print("plan: calibrating on this machine", file=sys.stderr)
     calibration = calibrate(recipe, arguments.utterance_seconds)

@@ -17,18 +17,24 @@ from infra.store.object_store import ObjectStore, join_uri, read_checked
 from jobs.cli.catalogue import EVALUATE, READS, REPORT
 from jobs.cli.command_line import Step, StepResults, main
 from jobs.cli.job import Job
-from jobs.planning.comparison import compare_plan
-from jobs.report_contents.hours import ingests_of, waterfall_of
-from jobs.report_contents.inputs import record_uris, report_spec, run_report
-from jobs.report_contents.oracle import recovered
-from jobs.report_contents.origin import origin_of
-from jobs.report_contents.other_report import OtherReport, comparison, other_uris, output_of
-from jobs.report_contents.quarantine import (
-    other_ledger_steps,
-    quarantine_reasons,
-    retry_commands,
-)
+from jobs.planning.stored_plan import compare_plan
 from jobs.report_page import format_table, hours_point, render_report
+from jobs.report_page.collect import (
+    OtherReport,
+    comparison,
+    ingests_of,
+    origin_of,
+    other_ledger_steps,
+    other_uris,
+    output_of,
+    quarantine_reasons,
+    record_uris,
+    recovered,
+    report_spec,
+    retry_commands,
+    run_report,
+    waterfall_of,
+)
 from pipeline.audit.job_records import parse_job_record
 from pipeline.runs.manifest import (
     Manifest,

@@ -31,26 +31,24 @@ from infra.spark.settings import kubernetes_options
 from infra.store.object_store import ObjectStore, StoreError
 from infra.store.objects import PrefixError
 from infra.store.uris import is_s3, normalize_uri
-from jobs.cli.catalogue import INGEST, SPARK_STEPS, STEPS
-from jobs.cli.command_line import fail
-from jobs.cli.job import add_recipe_arguments, written_manifests
-from jobs.cli.parser import (
+from jobs.cli.arguments import (
     MANIFEST,
     Parser,
     add_dev_share_argument,
     add_extends_argument,
     add_manifest_arguments,
     add_placement_arguments,
+    dev_share_arguments,
     extends_options,
     manifest_options,
-    recipe_path,
-)
-from jobs.ingestion.run_arguments import (
-    dev_share_arguments,
     placement_arguments,
+    recipe_path,
     require_manifest_options,
     subset_and_uri,
 )
+from jobs.cli.catalogue import INGEST, SPARK_STEPS, STEPS
+from jobs.cli.command_line import fail
+from jobs.cli.job import add_recipe_arguments, written_manifests
 from training.settings.recipe import read_recipe
 
 NAME = "request_cluster"

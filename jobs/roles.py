@@ -12,9 +12,9 @@ from infra.cluster import Cluster, load_cluster
 from infra.settings import ConfigurationError, printable
 from infra.store.object_store import PrefixError, normalize_uri
 from infra.store.uris import is_s3
+from jobs.cli.arguments import Parser
 from jobs.cli.catalogue import EXTRACT_FEATURES, GENERATE_TARGETS, INGEST, SPARK_STEPS, STEPS
 from jobs.cli.command_line import fail
-from jobs.cli.parser import Parser
 from jobs.plan import step_clusters
 
 QUERIES = ("export", "inspect_utterance", "retry", "status", "verify")

@@ -17,6 +17,21 @@ from infra.log_lines import begin_log, elapsed_text, log, report_error, report_i
 from infra.settings import ConfigurationError, apply_overrides, holds_password, printable, read_toml
 from infra.spark.session import spark_environment
 from infra.supervisor import command_of, describe_end, shell_code
+from jobs.cli.arguments import (
+    AUTO,
+    KALDI_DIR,
+    Parser,
+    add_placement_arguments,
+    add_run_arguments,
+    add_source_arguments,
+    dev_share_arguments,
+    extends_options,
+    locale_arguments,
+    manifest_options,
+    placement_arguments,
+    recipe_path,
+    require_used_options,
+)
 from jobs.cli.catalogue import (
     CHECK,
     GENERATE_TARGETS,
@@ -26,23 +41,6 @@ from jobs.cli.catalogue import (
     STEPS_WITH_DEVICE,
     TRAIN_STUDENT,
     TRAIN_TEACHER,
-)
-from jobs.cli.parser import (
-    AUTO,
-    KALDI_DIR,
-    Parser,
-    add_placement_arguments,
-    add_source_arguments,
-    extends_options,
-    manifest_options,
-    recipe_path,
-)
-from jobs.ingestion.run_arguments import (
-    add_run_arguments,
-    dev_share_arguments,
-    locale_arguments,
-    placement_arguments,
-    require_used_options,
 )
 
 JOBS = Path(__file__).parent

@@ -9,10 +9,9 @@ import sys
 from dataclasses import asdict
 
 from infra.settings import ConfigurationError
+from jobs.cli.arguments import Parser
 from jobs.cli.command_line import fail
-from jobs.cli.parser import Parser
-from jobs.planning.scaling_options import choose_calibration, parse_ranks
-from jobs.planning.scaling_table import format_scaling, scale
+from jobs.planning.scaling import choose_calibration, format_scaling, parse_ranks, scale
 from training.cost_model.step_time import CostModel, Workload
 
 EPILOG = """\

@@ -9,10 +9,17 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 
 from infra.store.object_store import ObjectNotFound, join_uri
-from jobs.cli.begun import begun, fit_of, hours_read, reading_commits, training_hours
 from jobs.cli.catalogue import STEPS
 from jobs.cli.command_line import Answer, Query, main
-from jobs.cli.job import Job, written_steps
+from jobs.cli.job import (
+    Job,
+    begun,
+    fit_of,
+    hours_read,
+    reading_commits,
+    training_hours,
+    written_steps,
+)
 from pipeline.audit.job_records import parse_job_record
 from pipeline.records import Tally
 from pipeline.runs.commit import each_commit

@@ -10,7 +10,7 @@ from dataclasses import asdict, fields
 from pathlib import Path
 
 from jobs.synthesis.corpus import synthesize
-from jobs.synthesis.plan import SynthesisConfig
+from jobs.synthesis.speakers import SynthesisConfig
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -21,7 +21,7 @@ import numpy as np
 from jaxtyping import Float32
 
 from infra.settings import ConfigurationError, Range, printable
-from jobs.cli.parser import Parser
+from jobs.cli.arguments import Parser
 from pipeline.audio.conversion import RATES_HZ, AudioConversion
 from pipeline.audio.decode import decode_audio
 from pipeline.audio.errors import AudioError

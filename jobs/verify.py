@@ -8,10 +8,10 @@ from dataclasses import asdict
 
 from infra.log_lines import progress_bar
 from infra.store.object_store import ObjectNotFound, join_uri
+from jobs.cli.arguments import recipe_path
 from jobs.cli.catalogue import TRAIN_BASELINE, TRAIN_STUDENT, TRAIN_TEACHER, WRITES
 from jobs.cli.command_line import Answer, Query, main
 from jobs.cli.job import Job, written_steps
-from jobs.cli.parser import recipe_path
 from jobs.cli.spark_steps import distribute_on_spark
 from pipeline.audit.job_records import parse_job_record
 from pipeline.audit.step_records import Finding

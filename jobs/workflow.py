@@ -16,10 +16,7 @@ from infra.settings import ConfigurationError, printable
 from infra.store.object_store import StoreError
 from infra.store.uris import normalize_uri
 from infra.supervisor import CALLER, command_of
-from jobs.cli.catalogue import INGEST, STEPS
-from jobs.cli.command_line import fail
-from jobs.cli.job import add_recipe_arguments, require_extendable, written_manifests
-from jobs.cli.parser import (
+from jobs.cli.arguments import (
     Parser,
     add_dev_share_argument,
     add_device_argument,
@@ -27,15 +24,16 @@ from jobs.cli.parser import (
     add_placement_arguments,
     add_ranks_arguments,
     add_source_arguments,
-    manifest_options,
-    recipe_path,
-)
-from jobs.ingestion.run_arguments import (
     dev_share_arguments,
     locale_arguments,
+    manifest_options,
     placement_arguments,
+    recipe_path,
     require_source_options,
 )
+from jobs.cli.catalogue import INGEST, STEPS
+from jobs.cli.command_line import fail
+from jobs.cli.job import add_recipe_arguments, require_extendable, written_manifests
 from jobs.run import (
     JOBS,
     Launch,

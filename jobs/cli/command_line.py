@@ -17,19 +17,30 @@ from infra.log_lines import begin_log, elapsed_text, log, report_error, separate
 from infra.settings import ConfigurationError, printable
 from infra.store.object_store import PrefixError, StoreError, join_uri
 from infra.task_metrics import REQUESTS
-from jobs.cli.begun import begin, begun_changes, end, withdraw
+from jobs.cli.arguments import add_extends_argument
 from jobs.cli.catalogue import READS, WRITES
-from jobs.cli.job import Job, job_parser, open_job, read_steps, written_steps
+from jobs.cli.job import (
+    Job,
+    begin,
+    begun_changes,
+    end,
+    job_parser,
+    open_job,
+    read_steps,
+    withdraw,
+    written_steps,
+)
 from jobs.cli.megahour import ended_by_closed_pipe
-from jobs.cli.metrics import metrics_path, metrics_text, write_metrics
-from jobs.cli.parser import add_extends_argument
-from jobs.cli.summary import (
+from jobs.cli.record import (
     describe,
     describe_dry_run,
     dry_run_summary,
+    metrics_path,
+    metrics_text,
     store_record,
     tallies,
     there_or_needed,
+    write_metrics,
 )
 from pipeline.runs.commit import RecipeConflictError
 from pipeline.runs.increment import begin_increment, inherit, is_inherited

@@ -1,4 +1,7 @@
-"""Run a training step on the ranks that torchrun started, or alone."""
+"""Run a step that trains or scores, on the ranks that torchrun started, or alone.
+
+Each rank has a GPU of its own where its host has one, else the CPU.
+"""
 
 import argparse
 import os
@@ -10,20 +13,46 @@ from functools import partial
 
 import torch
 
+from infra.log_lines import log
 from infra.settings import ConfigurationError, Range
-from infra.torchrun import is_launched
+from infra.torchrun import is_launched, launched_local_rank, launched_ranks_per_host
+from jobs.cli.arguments import add_device_argument
 from jobs.cli.command_line import Step, fail
+from jobs.cli.host import Gpus, choose_device
 from jobs.cli.job import Job
-from jobs.cli.parser import add_device_argument
-from jobs.cli.rank_device import own_device, report_device
 from pipeline.runs.names import section_of
 from pipeline.runs.step import StepResult
 from training.distributed import process_group
-from training.distributed.process_group import ProcessGroup
+from training.distributed.process_group import CPU, ProcessGroup
 from training.fit.model_specs import Fit, sequence_fit
 from training.fit.train_model import check_trainer, fit_model
 from training.sequence_training.lattices import generate_lattices
 from training.settings.trainers import TRAINERS, describe_trainers
+
+
+def arguments_with_device(step: Step) -> argparse.Namespace:
+    """Parse the command line of a step that has no other argument of its own."""
+    parser = step.parser()
+    add_device_argument(parser)
+    return parser.parse_args()
+
+
+def own_device(choice: str) -> torch.device:
+    """Return the device of this process, as `choose_device` does."""
+    ranks = launched_local_rank(), launched_ranks_per_host()
+    return torch.device(choose_device(choice, *ranks, Gpus.of_host()))
+
+
+def report_device(name: str, device: torch.device, num_ranks: int = 1) -> None:
+    """Print where this process, the first of so many ranks, has its model, on a host with GPUs."""
+    if device == CPU and Gpus.of_host().count == 0:
+        return
+    where = str(device)
+    if device.type == "cuda":
+        where = f"{where} ({torch.cuda.get_device_name(device)})"
+    ranks = "" if num_ranks == 1 else f", rank 0 of {num_ranks}"
+    log(f"on {where}{ranks}", name)
+
 
 TIME_LIMIT_S = 300.0
 """Longer than the store retries one object (180 s and an attempt, infra.store.retry)."""

@@ -1,1 +1,1 @@
-"""Plan a run: the output, the time and the cost of each step. Only calibration measures."""
+"""Plan a run: the output, the time and the cost of each step. Only `measurement` measures."""

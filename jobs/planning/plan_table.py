@@ -4,11 +4,17 @@ import textwrap
 from collections.abc import Sequence
 from math import ceil
 
-from jobs.planning.calibration.throughputs import Calibration
-from jobs.planning.prices import S3_STANDARD
-from jobs.planning.run_plan import PAPER_DAYS, PAPER_HOURS, RunPlan
-from jobs.planning.step_plan import S3_READS_PER_PREFIX_S, SPARK_START_S, StepPlan
-from jobs.planning.volumes.workload import Workload
+from jobs.planning.calibration import Calibration
+from jobs.planning.run_plan import (
+    PAPER_DAYS,
+    PAPER_HOURS,
+    S3_READS_PER_PREFIX_S,
+    S3_STANDARD,
+    SPARK_START_S,
+    RunPlan,
+    StepPlan,
+)
+from jobs.planning.workload import Workload
 from pipeline.runs.names import UNLABELLED
 
 LINE_WIDTH = 100

@@ -15,8 +15,8 @@ from jobs.report_page.blocks import (
     number,
     table,
 )
-from jobs.report_page.figures.bars import speaker_points
-from jobs.report_page.scores import Report, in_order
+from jobs.report_page.figures import speaker_points
+from jobs.report_page.tables import Report, in_order
 from pipeline.runs.names import BASELINE, STUDENT
 
 MAX_SPEAKERS = 100

@@ -1,6 +1,10 @@
-"""Render the page: word error rates first, then curves, data, targets, shuffle and steps."""
+"""Render the report: as a page of HTML, and its first tables as text for the terminal.
+
+Word error rates come first, then curves, data, targets, shuffle and steps.
+"""
 
 import json
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import resources
 from typing import Any
@@ -28,45 +32,70 @@ from jobs.report_page.certainty import (
     speaker_table,
     worst_utterances,
 )
-from jobs.report_page.figures.bars import step_bars, word_error_bars
-from jobs.report_page.figures.learning_curves import (
+from jobs.report_page.figures import (
     block_ends,
     hours_of,
     learning_curve,
     pace_curve,
+    step_bars,
     trainer_curve,
+    word_error_bars,
 )
-from jobs.report_page.kbest_costs import costs_drawing, costs_note, costs_table, costs_warning
-from jobs.report_page.origin import key_figures, origin_facts, step_table
-from jobs.report_page.other_runs.comparison import (
+from jobs.report_page.hours_and_costs import (
+    key_figures,
+    origin_facts,
+    plan_columns,
+    plan_note,
+    plan_table,
+    step_table,
+    waterfall_figure,
+    waterfall_table,
+)
+from jobs.report_page.other_runs import (
     amounts_table,
     comparison_note,
+    curve_drawing,
+    curve_table,
+    development_columns,
     development_table,
+    oracle_rates,
     pairs_table,
     rates_table,
-    settings_table,
-)
-from jobs.report_page.other_runs.hours_curve import curve_drawing, curve_table
-from jobs.report_page.other_runs.recovery import (
+    recovery_columns,
     recovery_note,
     recovery_statement,
     recovery_table,
+    settings_table,
 )
-from jobs.report_page.planned import plan_note, plan_table
-from jobs.report_page.scores import Report, at_paper_placements, headline, in_order
-from jobs.report_page.shuffled import shuffle_note, shuffle_table, shuffle_verdict
 from jobs.report_page.tables import (
+    Report,
+    Scores,
+    at_paper_placements,
     decoding_note,
     decoding_table,
+    development_rates,
     device_fault_table,
     error_table,
     frame_accuracy_table,
     funnel_table,
+    headline,
     hours_table,
+    in_order,
+    mean,
+    placements,
     quarantine_table,
+    reductions,
     word_error_table,
 )
-from jobs.report_page.waterfall import waterfall_figure, waterfall_table
+from jobs.report_page.targets_and_shuffle import (
+    costs_drawing,
+    costs_note,
+    costs_table,
+    costs_warning,
+    shuffle_note,
+    shuffle_table,
+    shuffle_verdict,
+)
 from pipeline.runs.names import INGEST_STEP, section_of
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"
@@ -278,3 +307,63 @@ def _step_figure(report: Report) -> Figure | None:
     seconds = {name: step["seconds"] for name, step in steps.items()}
     total = sum(seconds.values())
     return _figure(step_bars(seconds), f"Wall-clock time, {total:,.1f} s together")
+
+
+LINE_WIDTH = 70
+
+
+def format_table(report: Report) -> str:
+    """Format headline, word error rates, WERR, recovery and plan in lines of some 70 columns."""
+    wer: Scores = report.get("wer") or {}
+    models, names = in_order(wer), placements(wer)
+    stated = (headline(report), certainty(report), recovery_statement(report))
+    blocks = [textwrap.fill(printable(text), LINE_WIDTH) for text in stated if text]
+    rows = [(model, wer[model]) for model in models]
+    rows += [*oracle_rates(report).items(), *reductions(report).items()]
+    labels = [printable(label) for label in ("WER, %", *(label for label, _ in rows))]
+    columns = [_column(printable(name), [values.get(name) for _, values in rows]) for name in names]
+    if len(names) > 1:
+        columns.append(_column("mean", [mean(values) for _, values in rows]))
+    if development := development_rates(report):
+        columns.append(_column("dev", [development.get(label) for label, _ in rows]))
+    stub = _left(labels)
+    blocks += _folded(stub, columns)
+    for names, texts in (
+        recovery_columns(report),
+        development_columns(report),
+        plan_columns(report),
+    ):
+        blocks += _folded(_left(names), [_right(cells) for cells in texts])
+    return "\n\n".join(blocks)
+
+
+def _folded(stub: Sequence[str], columns: Sequence[list[str]]) -> Iterator[str]:
+    for some in _fitting(columns, stub):
+        yield "\n".join("".join(line) for line in zip(stub, *some, strict=True))
+
+
+def _left(labels: Sequence[str]) -> list[str]:
+    width = max(map(len, labels), default=0)
+    return [label.ljust(width) for label in labels]
+
+
+def _right(cells: Sequence[str]) -> list[str]:
+    width = max(map(len, cells)) + 2
+    return [cell.rjust(width) for cell in cells]
+
+
+def _column(name: str, values: Sequence[float | None]) -> list[str]:
+    cells = [name, *("-" if value is None else f"{value:.1f}" for value in values)]
+    width = max(map(len, cells)) + 2
+    return [cell.rjust(max(width, 7)) for cell in cells]
+
+
+def _fitting(columns: Sequence[list[str]], stub: Sequence[str]) -> Iterator[list[list[str]]]:
+    some: list[list[str]] = []
+    for column in columns:
+        if some and sum(len(each[0]) for each in (stub, *some, column)) > LINE_WIDTH:
+            yield some
+            some = []
+        some.append(column)
+    if some:
+        yield some

@@ -1,17 +1,109 @@
-"""Synthesize speech with espeak-ng, by ctypes: 16 kHz samples with the times of their phones."""
+"""Synthesize speech with espeak-ng, by ctypes: 16 kHz samples with the times of their phones.
+
+espeak-ng's English mnemonics are mapped to 45 phones with ASCII names. The packages of the `demo`
+extra are imported here, only to synthesize speech or simulate placements.
+"""
 
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 from jaxtyping import Float32
 from scipy.signal import firwin, resample_poly
 
-from jobs.synthesis.demo_extra import import_espeakng_loader
-from jobs.synthesis.phones import SILENCE, phone_name
 from pipeline.filterbank import SAMPLE_RATE_HZ
+
+
+def import_espeakng_loader() -> ModuleType:
+    """Import the loader of espeak-ng's library, or raise ImportError with a remedy."""
+    return _import("espeakng_loader")
+
+
+def import_pyroomacoustics() -> ModuleType:
+    """Import the room simulator and hold it to one thread, or raise ImportError with a remedy."""
+    simulator = _import("pyroomacoustics")
+    # Its threads' partial sums would make the last bits depend on the number of cores.
+    simulator.constants.set("num_threads", 1)
+    return simulator
+
+
+def _import(name: str) -> ModuleType:
+    try:
+        return import_module(name)
+    except ImportError as error:
+        needed = "the synthetic corpus and simulated placements need it"
+        raise ImportError(f"{name}: {needed}: pip install megahour[demo]") from error
+
+
+SILENCE = "SIL"
+
+# Rhotic and centring vowels (AR OR EHR IHR) stay single phones, as espeak-ng sounds them as one.
+_MNEMONICS = {
+    SILENCE: "_ _: _! _|",
+    "AA": "A: 0 O2 A~",
+    "AE": "a aa",
+    "AH": "V",
+    "AO": "O: O",
+    "AR": "A@",
+    "AW": "aU",
+    "AX": "@ @- @2 @5 a#",
+    "AY": "aI aI2 aI@ aI3",
+    "B": "b",
+    "CH": "tS",
+    "D": "d d#",
+    "DH": "D",
+    "EH": "E E2 e",
+    "EHR": "e@",
+    "ER": "3: 3 VR IR",
+    "EY": "eI",
+    "F": "f",
+    "G": "g",
+    "HH": "h",
+    "IH": "I I2 I#",
+    "IHR": "i@ i@3",
+    "IY": "i: i i2",
+    "JH": "dZ",
+    "K": "k x",
+    "L": "l l# @L",
+    "M": "m m-",
+    "N": "n n-",
+    "NG": "N",
+    "OR": "O@ o@ U@",
+    "OW": "oU",
+    "OY": "OI",
+    "P": "p",
+    "R": "r r-",
+    "S": "s",
+    "SH": "S",
+    "T": "t t2 t# t[ ?",
+    "TH": "T",
+    "UH": "U",
+    "UW": "u: u",
+    "V": "v",
+    "W": "w w#",
+    "Y": "j",
+    "Z": "z z#",
+    "ZH": "Z",
+}
+PHONES = tuple(_MNEMONICS)
+_NAMES = {mnemonic: name for name, some in _MNEMONICS.items() for mnemonic in some.split()}
+_STRESS_MARKS = str.maketrans("", "", "',%=;")
+
+
+def phone_name(mnemonic: str) -> str | None:
+    """Name the phone of an espeak-ng mnemonic; None if it is only a stress or palatal mark.
+
+    Raises ValueError for a mnemonic that the inventory lacks.
+    """
+    bare = mnemonic.translate(_STRESS_MARKS)
+    if bare and bare not in _NAMES:
+        raise ValueError(f"espeak-ng phoneme {mnemonic!r}: not in jobs/synthesis/speech.py, add it")
+    return _NAMES.get(bare)
+
 
 _ESPEAK_RATE_HZ = 22_050
 _UP, _DOWN = 320, 441

@@ -24,7 +24,7 @@ import soundfile
 from infra.cluster import load_cluster
 from infra.spark.session import run_tasks, spark_session
 from infra.store.object_store import ObjectStore, join_uri
-from jobs.planning.calibration.miniature_run import flac, speech_like
+from jobs.planning.measurement import flac, speech_like
 from pipeline.records import Utterance
 from pipeline.runs.commit import Commit
 from pipeline.steps.features import ExtractionConfig, extract_features

@@ -13,10 +13,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from jobs.cli.arguments import recipe_path
 from jobs.cli.catalogue import INGEST, REPORT
-from jobs.cli.parser import recipe_path
 from jobs.run import Launch, launches, run_steps
-from jobs.synthesis.plan import SynthesisConfig
+from jobs.synthesis.speakers import SynthesisConfig
 from tests.benchmarks.kept_errors import ResultKey, keep_errors
 from training.settings.recipe import read_recipe
 

@@ -7,7 +7,7 @@ from itertools import groupby
 from pathlib import Path
 
 from infra.store.object_store import ObjectStore
-from jobs.report_contents.other_report import output_of
+from jobs.report_page.collect import output_of
 from pipeline.runs.manifest import read_manifest, read_output
 from pipeline.runs.names import EVALUATION_SCORES, EVALUATION_STEP
 from training.evaluate.word_errors import UtteranceErrors, read_errors

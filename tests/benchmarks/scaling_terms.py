@@ -15,7 +15,7 @@ import numpy as np
 from scipy.optimize import least_squares
 from scipy.stats import norm
 
-from jobs.planning.scaling_options import read_scaling
+from jobs.planning.scaling import read_scaling
 from tests.benchmarks.measure import Figure, show
 from training.cost_model.speed_up_fit import K80, V100, WORKLOAD, SpeedUp, fitted_rows
 from training.cost_model.step_time import Calibration, CostModel, Fitted, Pattern, place_ranks

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from infra.store.object_store import ObjectStore
-from jobs.planning.calibration.miniature_run import free_teacher
+from jobs.planning.measurement import free_teacher
 from pipeline.kbest import select_kbest
 from pipeline.records import Tally
 from pipeline.runs.commit import step_context

@@ -2,7 +2,7 @@
 
 import pytest
 
-from jobs.cli.parser import recipe_path
+from jobs.cli.arguments import recipe_path
 from tests.benchmarks.hours_curve import NUM_SUB_EPOCHS, overrides
 from training.settings.recipe import read_recipe
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from infra.store.object_store import ObjectStore
-from jobs.cli.parser import recipe_path
+from jobs.cli.arguments import recipe_path
 from pipeline.runs.commit import step_context
 from pipeline.runs.manifest import Manifest
 from pipeline.runs.step import write_manifest

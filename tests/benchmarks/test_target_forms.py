@@ -2,7 +2,7 @@
 
 import pytest
 
-from jobs.cli.parser import recipe_path
+from jobs.cli.arguments import recipe_path
 from tests.benchmarks.target_forms import REFERENCE, forms
 from training.settings.recipe import read_recipe
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from infra.cluster import load_cluster
 from infra.settings import read_record
 from infra.store.object_store import ObjectStore
-from jobs.planning.calibration.throughputs import Calibration, json_object
+from jobs.planning.calibration import Calibration, json_object
 from pipeline.filters import SelectionFilters
 from pipeline.metadata import read_ids, read_records
 from pipeline.records import MetadataError, Utterance, parse_line

@@ -10,7 +10,7 @@ import torch
 
 from infra.store import retry
 from infra.store.object_store import ObjectStore
-from jobs.cli import device_choice
+from jobs.cli import host
 from pipeline.audit.step_records import list_run
 from pipeline.runs.increment import begin_increment
 from pipeline.runs.names import LANGUAGE_MODEL_FILES
@@ -365,7 +365,7 @@ def test_a_gpu_that_is_absent_is_refused_before_a_run(run_job: RunJob) -> None:
 
 def test_ranks_are_checked_against_gpus(run_job: RunJob, monkeypatch: pytest.MonkeyPatch) -> None:
     """A host of three GPUs trains the student on two ranks, not on four."""
-    monkeypatch.setattr(device_choice, "_GPU_FILES", ("null",))
+    monkeypatch.setattr(host, "_GPU_FILES", ("null",))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
     said = check(run_job, "--student-ranks", "4")
     require_refusal(said, "--device auto: 4 ranks on this host: need at most 3, one for each GPU")

@@ -15,7 +15,7 @@ from jobs.cli.catalogue import EVALUATE
 from jobs.cli.job import open_job, written_steps
 from jobs.generate_targets import STEP, tune_search
 from jobs.planning.run_plan import plan_run
-from jobs.planning.volumes.workload import planned_workload
+from jobs.planning.workload import planned_workload
 from jobs.retry import later_steps
 from jobs.verify import step_configs
 from pipeline.records import Tally

@@ -11,9 +11,13 @@ from infra.cluster import load_cluster
 from infra.store.object_store import ObjectStore, StoreError, join_uri
 from jobs import report
 from jobs.cli.job import Job
-from jobs.report_contents.compared_run import compared
-from jobs.report_contents.origin import dollars_of, origin_of
-from jobs.report_contents.quarantine import quarantine_reasons, retry_commands
+from jobs.report_page.collect import (
+    compared,
+    dollars_of,
+    origin_of,
+    quarantine_reasons,
+    retry_commands,
+)
 from pipeline.records import Quarantined
 from pipeline.runs.commit import step_context
 from pipeline.runs.manifest import Manifest, manifest_uri, sha256

@@ -28,9 +28,9 @@ from infra.settings import (
     read_record,
 )
 from infra.store.s3 import MAX_CONNECTIONS
-from jobs.planning.calibration.throughputs import read_published
-from jobs.planning.scaling_options import read_scaling
-from jobs.synthesis.plan import SynthesisConfig
+from jobs.planning.calibration import read_published
+from jobs.planning.scaling import read_scaling
+from jobs.synthesis.speakers import SynthesisConfig
 from pipeline.steps.features import ExtractionConfig
 from training.certificate import CertificateConfig
 from training.settings.decoding import MemberConfig, OwnTeacherConfig

@@ -16,7 +16,7 @@ from infra.store.object_store import ObjectStore, join_uri
 from jobs.cli.catalogue import WRITES, writes_of
 from jobs.planning.run_plan import plan_run
 from jobs.planning.stored_plan import store_plan
-from jobs.planning.volumes.workload import planned_workload
+from jobs.planning.workload import planned_workload
 from jobs.run import JOBS
 from jobs.verify import step_configs
 from pipeline.audit.verify import Expectation, Verification, verify_run

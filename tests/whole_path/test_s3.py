@@ -15,7 +15,7 @@ from infra.store.object_store import ObjectStore, join_uri
 from jobs.ingestion.corpus import ingest
 from jobs.run import launches
 from jobs.synthesis.corpus import synthesize
-from jobs.synthesis.plan import SynthesisConfig
+from jobs.synthesis.speakers import SynthesisConfig
 from pipeline.runs.names import (
     LANGUAGE_MODEL_FILES,
     LEXICON_FILE,

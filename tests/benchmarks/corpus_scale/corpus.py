@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from jobs.planning.calibration.miniature_run import speech_like
+from jobs.planning.measurement import speech_like
 from tests.small_corpus import SAMPLE_RATE, flac, wav
 from tests.training.decode.toy_language import LEXICON_TXT
 from tests.whole_path.test_own_teacher_run import SENTENCES, spoken

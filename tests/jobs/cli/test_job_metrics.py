@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from jobs.cli.metrics import metrics_path, metrics_text, write_metrics
+from jobs.cli.record import metrics_path, metrics_text, write_metrics
 
 HELP = re.compile(r"# HELP (megahour_[a-z_]+) [^\n]+")
 TYPE = re.compile(r"# TYPE (megahour_[a-z_]+) gauge")

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from infra.settings import ConfigurationError
+from jobs.cli.arguments import add_device_argument
 from jobs.cli.catalogue import STEPS_WITH_DEVICE
-from jobs.cli.device_choice import Gpus, choose_device, gpus_for
-from jobs.cli.parser import add_device_argument
+from jobs.cli.host import Gpus, choose_device, gpus_for
 from jobs.run import launches
 from tests.job_programs import RunJob
 from tests.whole_path.processes import TINY

@@ -13,8 +13,7 @@ import pytest
 
 from infra.settings import plain
 from infra.store.object_store import ObjectStore, join_uri
-from jobs.cli.begun import hours_read
-from jobs.cli.job import job_parser, open_job
+from jobs.cli.job import hours_read, job_parser, open_job
 from jobs.status import time_left
 from pipeline.records import Tally
 from pipeline.runs.commit import Commit, each_commit, step_context
@@ -223,7 +222,7 @@ def test_a_start_samples_the_commits_before_it(
         read.extend(uris)
         return each_commit(store, uris)
 
-    monkeypatch.setattr("jobs.cli.begun.each_commit", counted)
+    monkeypatch.setattr("jobs.cli.job.each_commit", counted)
     arguments = job_parser("status", "", "").parse_args(["--recipe", str(TINY), "--run", run_uri])
     assert hours_read(open_job("status", arguments), "features/labelled") == pytest.approx(250.0)
     assert len(read) == 84

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from infra.store.object_store import ObjectStore
-from jobs.cli.parser import Parser, add_dev_share_argument
+from jobs.cli.arguments import Parser, add_dev_share_argument
 from jobs.ingestion.corpus import ingest
 from jobs.ingestion.kaldi_directory import read_kaldi_directory
 from pipeline.steps.selection.buckets import subsets_of

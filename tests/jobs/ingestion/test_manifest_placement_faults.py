@@ -7,7 +7,7 @@ import pytest
 
 from infra.store.object_store import join_uri
 from jobs.ingest import in_placements, simulator
-from jobs.ingestion.placing import Placing
+from jobs.ingestion.corpus import Placing
 from pipeline.audio.conversion import NO_CONVERSION
 from pipeline.audio.decode import decode_audio
 from pipeline.records import Tally

@@ -14,11 +14,10 @@ import soundfile
 
 from infra.store.object_store import ObjectStore, join_uri
 from jobs.ingest import SIMULATORS, simulator
-from jobs.ingestion.corpus import IngestedCorpus, ingest
+from jobs.ingestion.corpus import IngestedCorpus, Placing, ingest
 from jobs.ingestion.kaldi_directory import read_kaldi_directory
-from jobs.ingestion.placing import Placing
-from jobs.synthesis.noise import NUM_TALKERS, draw_talkers
-from jobs.synthesis.plan import acoustics_tasks, development_acoustics_task
+from jobs.synthesis.acoustics import NUM_TALKERS, draw_talkers
+from jobs.synthesis.speakers import acoustics_tasks, development_acoustics_task
 from pipeline.audio.decode import decode_audio, decode_utterance
 from pipeline.audio.placements import PLACEMENTS, noise_for
 from pipeline.records import Tally, Utterance, stream_order

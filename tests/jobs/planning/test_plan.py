@@ -12,8 +12,8 @@ from infra.settings import ConfigurationError
 from infra.store.object_store import ObjectStore
 from jobs import plan as job
 from jobs.cli.catalogue import EVALUATE
-from jobs.planning.calibration import miniature_run
-from jobs.planning.calibration.throughputs import HERE, read_calibration
+from jobs.planning import measurement
+from jobs.planning.calibration import HERE, read_calibration
 from jobs.planning.plan_table import LINE_WIDTH, aligned, count, dollars, duration, size
 from jobs.planning.stored_plan import stored_calibration
 from tests.job_programs import RunJob
@@ -93,7 +93,7 @@ def test_calibrate_to_writes_a_file_that_calibration_reads(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Measured on the real steps and models, for the recipe; the same plan comes from the file."""
-    monkeypatch.setattr(miniature_run, "AUDIO_SECONDS", 160)  # of 900, which only steady the rates
+    monkeypatch.setattr(measurement, "AUDIO_SECONDS", 160)  # of 900, which only steady the rates
     file, tiny = str(tmp_path / "kept.json"), str(REPOSITORY / "tests/whole_path/tiny.toml")
     arguments = ("--hours", "10", "--recipe", tiny, "--utterance-seconds", "10")
     # On a thread's own stack: deep in pytest's, CPython 3.11 maps and unmaps memory at each call

@@ -9,8 +9,7 @@ import pytest
 from infra.settings import ConfigurationError
 from jobs import scaling as job
 from jobs.planning.plan_table import LINE_WIDTH
-from jobs.planning.scaling_options import parse_ranks, read_scaling
-from jobs.planning.scaling_table import ACCURACY, HOLD_OUT
+from jobs.planning.scaling import ACCURACY, HOLD_OUT, parse_ranks, read_scaling
 from tests.job_programs import RunJob
 from training.cost_model.speed_up_fit import V100, WORKLOAD, held_out_rows
 from training.cost_model.step_time import CostModel

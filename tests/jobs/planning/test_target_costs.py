@@ -6,10 +6,9 @@ from pathlib import Path
 import pytest
 
 from infra.cluster import Cluster, load_cluster
-from jobs.planning.run_plan import RunPlan, plan_run
-from jobs.planning.step_plan import StepPlan
-from jobs.planning.volumes.shard_sizes import partition_bytes, target_bytes
-from jobs.planning.volumes.workload import planned_workload
+from jobs.planning.run_plan import RunPlan, StepPlan, plan_run
+from jobs.planning.volumes import partition_bytes, target_bytes
+from jobs.planning.workload import planned_workload
 from pipeline.shards import (
     KBestAtAllOffsets,
     PartitionRow,

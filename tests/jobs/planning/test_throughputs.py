@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from infra.cluster import Cluster, load_cluster
 from infra.settings import ConfigurationError
 from jobs.cli.catalogue import CERTIFY, EVALUATE, INGEST, REPORT, STEPS
-from jobs.planning.calibration import device_throughput
-from jobs.planning.calibration.device_throughput import measure_device
-from jobs.planning.calibration.throughputs import (
+from jobs.planning import measurement
+from jobs.planning.calibration import (
     HERE,
     Calibration,
     CoreRates,
@@ -24,18 +23,19 @@ from jobs.planning.calibration.throughputs import (
     read_calibration,
     read_published,
 )
-from jobs.planning.run_plan import STUDENT_PIPELINE, RunPlan, plan_run
-from jobs.planning.step_plan import (
+from jobs.planning.measurement import measure_device
+from jobs.planning.run_plan import (
+    STUDENT_PIPELINE,
+    RunPlan,
     StepPlan,
     core_seconds,
     num_devices,
+    plan_run,
     plan_spark_step,
     plan_training_step,
 )
-from jobs.planning.volumes.search_volumes import num_tuned_settings
-from jobs.planning.volumes.step_volume import Requests, Volume, Work
-from jobs.planning.volumes.training_volumes import num_training_frames
-from jobs.planning.volumes.workload import Workload, planned_workload
+from jobs.planning.volumes import num_training_frames, num_tuned_settings
+from jobs.planning.workload import Requests, Volume, Work, Workload, planned_workload
 from training.evaluate.tuning import recipe_settings, search, search_all
 from training.evaluate.word_errors import WordErrors
 from training.fit.model_specs import sequence_fit, student_fit, teacher_fit
@@ -125,7 +125,7 @@ def test_the_recipes_optimizer_is_timed(monkeypatch: pytest.MonkeyPatch, model: 
         made.append(config.name)
         return make_optimizer(config, parameters)
 
-    monkeypatch.setattr(device_throughput, "make_optimizer", noting)
+    monkeypatch.setattr(measurement, "make_optimizer", noting)
     changed = replace(getattr(TINY, model), optimizer=SgdConfig())
     measure_device(replace(TINY, **{model: changed}), 1.0)
     assert made == (["sgd", "adam"] if model == "student" else ["adam", "sgd"])

@@ -13,11 +13,9 @@ from hypothesis import strategies as st
 from infra.cluster import load_cluster
 from infra.store.object_store import ObjectStore, join_uri
 from infra.task_metrics import REQUESTS
-from jobs.planning.comparison import FOLDERS, compare_plan
-from jobs.planning.stored_plan import calibration_uri
-from jobs.planning.volumes.pipeline_volumes import spark_volumes
-from jobs.planning.volumes.shard_sizes import num_frames, num_low_rate_frames, target_bytes
-from jobs.planning.volumes.workload import planned_workload, run_workload
+from jobs.planning.stored_plan import FOLDERS, calibration_uri, compare_plan
+from jobs.planning.volumes import num_frames, num_low_rate_frames, spark_volumes, target_bytes
+from jobs.planning.workload import planned_workload, run_workload
 from pipeline.filterbank.log_mel import num_frames as frames_of
 from pipeline.kbest import KBest, select_kbest
 from pipeline.records import Tally, Utterance

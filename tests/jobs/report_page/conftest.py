@@ -3,10 +3,8 @@
 import pytest
 from markupsafe import Markup
 
-from jobs.report_page import kbest_costs
+from jobs.report_page import figures, other_runs, targets_and_shuffle
 from jobs.report_page.blocks import Drawing, printable
-from jobs.report_page.figures import bars, learning_curves
-from jobs.report_page.other_runs import hours_curve
 
 
 @pytest.fixture
@@ -18,5 +16,5 @@ def plain_drawings(monkeypatch: pytest.MonkeyPatch) -> None:
         forms = (f"{name}-wide", f"{name}-narrow")
         return Drawing(*(picture.format(each, printable(label)) for each in forms))
 
-    for module in (bars, learning_curves, kbest_costs, hours_curve):
+    for module in (figures, targets_and_shuffle, other_runs):
         monkeypatch.setattr(module, "drawn", drawn)

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from jobs.report_page.kbest_costs import costs_warning
 from jobs.report_page.page import render_report
+from jobs.report_page.targets_and_shuffle import costs_warning
 
 pytestmark = pytest.mark.usefixtures("plain_drawings")
 

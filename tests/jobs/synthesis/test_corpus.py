@@ -9,12 +9,11 @@ import numpy as np
 import pytest
 import soundfile
 
+from jobs.synthesis.acoustics import draw_impulse_response, draw_rooms
 from jobs.synthesis.corpus import SynthesisSummary, synthesize
-from jobs.synthesis.phones import PHONES, phone_name
-from jobs.synthesis.plan import SynthesisConfig
-from jobs.synthesis.rooms import draw_impulse_response, draw_rooms
 from jobs.synthesis.sentences import draw_sentence, vocabulary
-from jobs.synthesis.speakers import draw_speakers
+from jobs.synthesis.speakers import SynthesisConfig, draw_speakers
+from jobs.synthesis.speech import PHONES, phone_name
 from jobs.synthesize import main
 from pipeline.audio.placements import (
     PLACEMENTS,

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from jobs.planning.scaling_options import read_scaling
+from jobs.planning.scaling import read_scaling
 from training.cost_model.speed_up_fit import (
     K80,
     V100,

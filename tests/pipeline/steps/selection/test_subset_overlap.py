@@ -12,8 +12,8 @@ import pytest
 
 from infra.store.object_store import ObjectStore, join_uri
 from infra.task_metrics import REQUESTS
-from jobs.planning.volumes.pipeline_volumes import spark_volumes
-from jobs.planning.volumes.workload import Workload, ingested
+from jobs.planning.volumes import spark_volumes
+from jobs.planning.workload import Workload, ingested
 from pipeline.filters import SelectionFilters
 from pipeline.records import Tally
 from pipeline.runs.manifest import Output, manifest_uri

@@ -1,13 +1,26 @@
-"""Tabulate speed-up against ranks, with a recommendation, as text and as JSON."""
+"""Tabulate the speed-up of a trainer against ranks, with a recommendation.
 
+The options of ranks, links and calibration become the records of training.cost_model, which
+computes the times; the table is text, or JSON.
+"""
+
+import argparse
+import json
+import sys
 import textwrap
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from importlib.resources import files
+from importlib.resources.abc import Traversable
 from math import isfinite
+from pathlib import Path
 from typing import Any
 
+from infra.settings import read_file, read_record, read_toml
+from jobs.cli.arguments import recipe_path
+from jobs.planning.calibration import json_object
 from jobs.planning.plan_table import LINE_WIDTH, aligned, count, size
-from training.cost_model.step_time import CostModel, one_bit_costs
+from training.cost_model.step_time import Calibration, CostModel, Workload, one_bit_costs
 from training.cost_model.trainer_choice import (
     ANY_RANKS,
     HTM_GROUP_SIZE,
@@ -19,6 +32,77 @@ from training.cost_model.trainer_choice import (
     choose_trainer,
     recommend,
 )
+from training.settings.recipe import read_recipe
+
+CALIBRATIONS = files("jobs") / "calibrations"
+MAX_RANKS = 1 << 16
+NETWORK_OPTIONS = (
+    "ranks_per_host",
+    "within_gbps",
+    "between_gbps",
+    "connection_gbps",
+    "all_gather",
+    "all_reduce",
+)
+
+
+def choose_calibration(arguments: argparse.Namespace, workload: Workload) -> Calibration:
+    """Read a calibration, or measure and store one, and replace what the options give."""
+    calibration = read_scaling(arguments.calibration)
+    if arguments.calibrate:
+        from jobs.planning.measurement import measure_rank  # noqa: PLC0415 - torch
+
+        print("scaling: calibrating on this machine", file=sys.stderr)
+        recipe = read_recipe(recipe_path(arguments.recipe))
+        calibration = measure_rank(calibration, recipe, workload.density)
+    given = {name: getattr(arguments, name) for name in NETWORK_OPTIONS}
+    network = replace(
+        calibration.network, **{name: each for name, each in given.items() if each is not None}
+    )
+    calibration = replace(calibration, network=network)
+    if arguments.frames_per_second is not None:
+        rank = replace(
+            calibration.rank,
+            frames_per_s=arguments.frames_per_second,
+            num_parameters=workload.num_parameters,
+        )
+        calibration = replace(calibration, rank=rank)
+    if arguments.calibrate:
+        text = json.dumps(asdict(calibration), indent=1) + "\n"
+        Path(arguments.calibrate).write_text(text, encoding="utf-8")
+    return calibration
+
+
+def read_scaling(calibration: str) -> Calibration:
+    """Read a calibration: a file, or one of jobs/calibrations by name."""
+    ours = CALIBRATIONS / f"{calibration}.toml"
+    path: str | Traversable = ours if ours.is_file() else calibration
+    is_json = calibration.endswith(".json")
+    table = json_object(read_file(calibration), calibration) if is_json else read_toml(path)
+    return read_record(Calibration, table, calibration)
+
+
+def parse_ranks(text: str) -> tuple[int, ...]:
+    """Parse numbers of ranks, ascending: "1..128" doubles from 1 to 128, "16,24" is a list."""
+    first, dots, last = text.partition("..")
+    try:
+        found = _doubled(int(first), int(last)) if dots else [int(each) for each in text.split(",")]
+    except ValueError as error:
+        raise ValueError(f"ranks = {text}: need FIRST..LAST, or numbers with commas") from error
+    if not found or not 1 <= min(found) <= max(found) <= MAX_RANKS:
+        raise ValueError(f"ranks = {text}: need numbers from 1 to {MAX_RANKS}, ascending")
+    return tuple(sorted(set(found)))
+
+
+def _doubled(first: int, last: int) -> list[int]:
+    if not 1 <= first <= last <= MAX_RANKS:
+        return []
+    numbers = []
+    while first < last:
+        numbers.append(first)
+        first *= 2
+    return [*numbers, last]
+
 
 TRAINERS = ("synchronous", "gtc", "bmuf", "htm")
 

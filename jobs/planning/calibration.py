@@ -1,4 +1,7 @@
-"""Define the throughputs of a plan: one core, devices by instance type, the store."""
+"""Define the throughputs behind a plan: of a core, of devices by instance type, of the store.
+
+Published ones are in jobs/calibrations; jobs.planning.measurement measures this machine's.
+"""
 
 import json
 from collections.abc import Mapping

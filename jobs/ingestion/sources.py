@@ -1,0 +1,450 @@
+"""Read what a run is given to ingest: manifests, the lexicon and the language model.
+
+Each is read where it is: at the URI of an argument or in a Kaldi directory before ingestion, in
+the corpus afterwards. Words that the lexicon lacks are named before anything is stored, and a
+lexicon that a step may have read is never replaced.
+"""
+
+import argparse
+import codecs
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from itertools import chain
+from pathlib import Path
+
+from infra.log_lines import log
+from infra.settings import ConfigurationError, Range, printable
+from infra.store.object_store import ObjectNotFound, ObjectStore, StoreError, join_uri
+from infra.store.uris import normalize_uri, require_within, resolve_audio
+from jobs.cli.arguments import (
+    DEFAULT_SPEAKER_BUCKETS,
+    LANGUAGE_MODEL,
+    LIBRISPEECH,
+    MANIFEST_FORMATS,
+    NEMO,
+    TABLE,
+    subset_and_uri,
+)
+from jobs.cli.job import Job
+from jobs.ingestion.kaldi_directory import UNDETERMINED_LOCALE, file_bytes, read_kaldi_directory
+from pipeline.audio.conversion import NO_CONVERSION
+from pipeline.records import composed
+from pipeline.runs.manifest import is_finished, read_manifest
+from pipeline.runs.names import (
+    BOOTSTRAP_STEP,
+    DEV,
+    DEV_SHARE_SETTING,
+    HELDOUT,
+    INGEST_STEP,
+    LABELLED,
+    LANGUAGE_MODEL_FILES,
+    LANGUAGE_MODEL_SETTINGS,
+    LEXICON_FILE,
+    MANIFESTS_SETTING,
+)
+from pipeline.steps.ingestion.directories import CommonVoice, Kaldi, LibriSpeech
+from pipeline.steps.ingestion.formats import CHANNEL, FIELDS, ManifestFormat, Nemo, Table
+from pipeline.steps.ingestion.ingest_manifests import Manifest, ManifestIngestion
+from pipeline.steps.ingestion.lhotse import LhotseCuts, LhotseSupervisions, Shar
+from pipeline.steps.ingestion.manifest_probe import require_usable_rows
+from pipeline.steps.ingestion.manifest_records import RecordRules
+from pipeline.steps.ingestion.manifest_rows import IGNORE_COLUMNS, Row
+from training.align.labelled import CorpusLexicon, UnknownWords
+from training.decode.arpa import RestrictedArpa, read_arpa
+from training.decode.lexicon import Lexicon, decode_lexicon, rare_phones
+from training.evaluate.language_model import LanguageModelFile, TextSentences
+from training.settings.decoding import EvaluationConfig
+
+
+def stored_name(uri: str) -> str:
+    """Name a language model in the corpus by its suffix; ConfigurationError for another suffix."""
+    suffixes = {name.removeprefix("language_model"): name for name in LANGUAGE_MODEL_FILES}
+    for suffix, name in suffixes.items():
+        if uri.endswith(suffix):
+            return name
+    need = f"need a name that ends with one of {', '.join(suffixes)}"
+    raise ConfigurationError(f"{LANGUAGE_MODEL} {printable(uri)}: {need}")
+
+
+def read_language_model(uri: str) -> LanguageModelFile:
+    """Read a language model by its URI; ValueError if it is too large, or no text."""
+    uri = normalize_uri(uri)
+    file = LanguageModelFile.read(ObjectStore((uri,)), uri, uri)
+    file.text()
+    return file
+
+
+def texts_of(arguments: argparse.Namespace) -> dict[str, bytes]:
+    """Read the language model that the arguments name beside manifests, by its stored name."""
+    if not arguments.language_model:
+        return {}
+    name = stored_name(arguments.language_model)
+    return {name: read_language_model(arguments.language_model).data}
+
+
+@dataclass(frozen=True, slots=True)
+class LanguageData:
+    """LanguageData says what ingest will write: a Kaldi directory's files, or those at URIs.
+
+    What it does not bring is in the corpus, or nowhere.
+    """
+
+    directory: Path | None
+    has_manifests: bool
+    lexicon_uri: str
+    language_model_uri: str
+
+    @classmethod
+    def of(cls, arguments: argparse.Namespace) -> "LanguageData":
+        """Return what the arguments of a run name."""
+        directory = Path(arguments.kaldi_dir) if arguments.kaldi_dir else None
+        texts = arguments.lexicon or "", arguments.language_model or ""
+        return cls(directory, bool(arguments.manifest), *texts)
+
+    @property
+    def has_new_lexicon(self) -> bool:
+        """Return whether ingest will write the lexicon."""
+        return self.directory is not None or bool(self.lexicon_uri)
+
+    def lexicon(self, job: Job) -> Lexicon | None:
+        """Read the lexicon; None if there is none yet, ConfigurationError for one that is none."""
+        data = self.lexicon_bytes(job)
+        if data is None and not self.has_new_lexicon:
+            with suppress(ObjectNotFound):
+                data = job.store.get(self._lexicon_place(job))
+        if data is None:
+            return None
+        try:
+            return CorpusLexicon(data, job.recipe.corpus.unknown_words).parse()
+        except ValueError as error:
+            raise ConfigurationError(f"{self._lexicon_place(job)}: {error}") from error
+
+    def lexicon_bytes(self, job: Job) -> bytes | None:
+        """Read the lexicon that ingest will write; None if it brings none."""
+        if self.directory is not None:
+            if not self.directory.is_dir():
+                where = printable(str(self.directory))
+                raise ConfigurationError(
+                    f"--kaldi-dir {where} is not a directory: correct the path"
+                )
+            try:
+                return file_bytes(self.directory / LEXICON_FILE)
+            except (OSError, ValueError) as error:
+                raise ConfigurationError(str(error)) from error
+        if not self.lexicon_uri:
+            return None
+        uri = self._lexicon_place(job)
+        try:
+            # The URI is the permission.
+            return ObjectStore((uri,)).get(uri).removeprefix(codecs.BOM_UTF8)
+        except ObjectNotFound as error:
+            raise ConfigurationError(f"--lexicon {error}") from error
+
+    def _lexicon_place(self, job: Job) -> str:
+        if self.directory is not None:
+            return str(self.directory / LEXICON_FILE)
+        return normalize_uri(self.lexicon_uri or join_uri(job.corpus_uri, LEXICON_FILE))
+
+    def language_model_notes(
+        self, readers: Sequence[Job], lexicon: Lexicon | None
+    ) -> Iterator[str]:
+        """Read the files that evaluation names, and yield what hypotheses will lack by them.
+
+        Raises ConfigurationError for a file that one of the `readers` could not use, hours later.
+        """
+        job = readers[0]
+        self._require_use(job.recipe.evaluation)
+        for setting in LANGUAGE_MODEL_SETTINGS:
+            name: str = getattr(job.recipe.evaluation, setting)
+            if not name:
+                continue
+            where = f"evaluation.{setting} = {printable(name)!r}"
+            uri = resolve_audio(job.corpus_uri, name)
+            try:
+                for each in readers:
+                    require_within(uri, each.store.allowed_prefixes)
+                if uri != name and lexicon is None:  # ingested, and there is no corpus yet
+                    continue
+                note = _note(setting, self._file(job, name), lexicon)
+            except (OSError, StoreError, ValueError) as error:
+                raise ConfigurationError(f"{where}: {error}") from error
+            if note:
+                yield f"{where}: {note}"
+
+    def _require_use(self, evaluation: EvaluationConfig) -> None:
+        """Raise ConfigurationError for a language model that no setting of the recipe names."""
+        if not self.language_model_uri:
+            return
+        name = stored_name(self.language_model_uri)
+        if name not in (evaluation.arpa, evaluation.language_model_text):
+            setting = "arpa" if ".arpa" in name else "language_model_text"
+            raise ConfigurationError(
+                f"{LANGUAGE_MODEL} {printable(self.language_model_uri)}: the recipe does not use "
+                f"it: set evaluation.{setting} = {name!r}"
+            )
+
+    def _file(self, job: Job, name: str) -> LanguageModelFile:
+        """Read a file where it is now: where ingest will take it from, or in the store."""
+        if name not in LANGUAGE_MODEL_FILES:
+            return LanguageModelFile.read(job.store, job.corpus_uri, name)
+        if self.directory is not None:
+            if not (self.directory / name).is_file():
+                where = self.directory / name
+                raise ValueError(f"{where} is no file: put it there, or name the URI of another")
+            return LanguageModelFile.at(self.directory / name)
+        if self.language_model_uri:
+            return read_language_model(self.language_model_uri)
+        uri = join_uri(job.corpus_uri, name)
+        if self.has_manifests and not job.store.exists(uri):
+            raise ValueError(f"{uri} is absent: give {LANGUAGE_MODEL} URI")
+        return LanguageModelFile.read(job.store, job.corpus_uri, name)
+
+
+def _note(setting: str, file: LanguageModelFile, lexicon: Lexicon | None) -> str:
+    """Say which words no hypothesis will have; without a lexicon, only read the file."""
+    words = lexicon.pronunciations.keys() if lexicon else ()
+    if setting == "arpa":
+        arpa = file.arpa(words) if lexicon else read_arpa(file.text())
+        missing = arpa.num_missing_words if isinstance(arpa, RestrictedArpa) else 0
+        said = f"{missing} of the {len(words)} words of {LEXICON_FILE} are not in it"
+    else:
+        text = file.sentences(words) if lexicon else file.text()
+        missing = text.num_unknown if isinstance(text, TextSentences) else 0
+        said = f"{missing} of its words are not in {LEXICON_FILE}"
+    return f"{said}, and will be in no hypothesis" if missing else ""
+
+
+FORMATS: Mapping[str, Callable[..., ManifestFormat]] = dict(
+    zip(
+        MANIFEST_FORMATS,
+        (Nemo, LhotseCuts, Shar, Kaldi, LibriSpeech, CommonVoice, Table),
+        strict=True,
+    )
+)
+SPEAKER_BUCKETS = Range(1, 100_000)
+
+
+def ingestion_of(
+    arguments: argparse.Namespace, store: ObjectStore, channel: str
+) -> ManifestIngestion:
+    """Return what the arguments name; ConfigurationError for what they cannot mean.
+
+    `channel` is the one that the recipe hears, which rows may name.
+    """
+    rules = replace(_rules(arguments, channel), dev_share=arguments.dev_share)
+    manifests = manifests_of(arguments)
+    names_channels = any(isinstance(each.format, Nemo | Kaldi | Table) for each in manifests)
+    return ManifestIngestion(
+        manifest_store(arguments, manifests, store),
+        manifests,
+        rules,
+        {
+            MANIFESTS_SETTING: [f"{each.subset}={each.uri}" for each in manifests],
+            "format": arguments.format or NEMO,
+            "columns": arguments.columns,
+            "locale": rules.locale,
+            "speaker_buckets": rules.num_buckets,
+            # Without them a manifest is as it was before there were any.
+            **({"ignore_columns": arguments.ignore_columns} if arguments.ignore_columns else {}),
+            **({"channel": channel} if names_channels and channel != NO_CONVERSION.channel else {}),
+            **({DEV_SHARE_SETTING: arguments.dev_share} if arguments.dev_share else {}),
+        },
+        texts_of(arguments),
+    )
+
+
+def _rules(arguments: argparse.Namespace, channel: str) -> RecordRules:
+    num_buckets = arguments.speaker_buckets
+    num_buckets = DEFAULT_SPEAKER_BUCKETS if num_buckets is None else num_buckets
+    if not SPEAKER_BUCKETS.admits(num_buckets):
+        raise ConfigurationError(f"--speaker-buckets {num_buckets}: need {SPEAKER_BUCKETS.need}")
+    locale = arguments.locale or UNDETERMINED_LOCALE
+    return RecordRules(locale, num_buckets, channel=channel)
+
+
+def require_usable_manifests(job: Job) -> None:
+    """Raise ConfigurationError for a manifest of which no row can be used, unless it is ingested.
+
+    Once that is done, manifests and audio may be elsewhere.
+    """
+    if is_finished(job.store, job.run_uri, INGEST_STEP):
+        return
+    rules = _rules(job.arguments, job.recipe.features.conversion.channel)
+    manifests = manifests_of(job.arguments)
+    may_read = manifest_store(job.arguments, manifests, job.store)
+    for manifest in manifests:
+        require_usable_rows(job.store, may_read, manifest, rules)
+
+
+def manifests_of(arguments: argparse.Namespace) -> list[Manifest]:
+    """Return the manifests that the arguments name; ConfigurationError for what they cannot be."""
+    form = _format(arguments)
+    return [Manifest(*subset_and_uri(each), form) for each in arguments.manifest]
+
+
+def manifest_store(
+    arguments: argparse.Namespace, manifests: Sequence[Manifest], store: ObjectStore
+) -> ObjectStore:
+    """Return a store that may read the manifests too."""
+    recordings = [normalize_uri(arguments.recordings)] if arguments.recordings else []
+    prefixes = [*(manifest.uri for manifest in manifests), *recordings]
+    # Common Voice's table of durations lies beside its table.
+    beside = [m.uri.rpartition("/")[0] for m in manifests if isinstance(m.format, CommonVoice)]
+    return ObjectStore((*store.allowed_prefixes, *prefixes, *beside))
+
+
+def require_same_speakers(
+    store: ObjectStore, bases: Sequence[str], ingestion: ManifestIngestion
+) -> None:
+    """Raise ConfigurationError where an increment would draw other development speakers.
+
+    Only ingests of labelled speech draw any. A Kaldi directory's are drawn among its own speakers.
+    """
+    share = ingestion.rules.dev_share
+    if LABELLED not in {manifest.subset for manifest in ingestion.manifests}:
+        return
+    for base in (each for each in bases if is_finished(store, each, INGEST_STEP)):
+        config = read_manifest(store, base, INGEST_STEP).config
+        manifests, theirs = config.get(MANIFESTS_SETTING), config.get(DEV_SHARE_SETTING, 0.0)
+        if manifests is None and (share or theirs):
+            remedy = "ingest transcribed speech into a corpus of its own"
+            said = f"{base} ingested a Kaldi directory, whose speakers have their subsets"
+            raise ConfigurationError(f"--dev-share {share}: {said}: {remedy}")
+        drew = any(each.startswith(f"{LABELLED}=") for each in manifests or ())
+        if drew and share != theirs:
+            said = f"{base} has {theirs}, and a speaker is in one subset"
+            raise ConfigurationError(f"--dev-share {share}: {said}: give {theirs}")
+
+
+def _format(arguments: argparse.Namespace) -> ManifestFormat:
+    chosen = arguments.format or NEMO
+    ignored = frozenset(filter(None, arguments.ignore_columns.split(",")))
+    if ignored and chosen == LIBRISPEECH:
+        raise ConfigurationError(f"{IGNORE_COLUMNS} with --format {chosen}, which has no columns")
+    if arguments.columns and chosen != TABLE:
+        raise ConfigurationError(f"--columns with --format {chosen}: need --format table")
+    if arguments.recordings and chosen != "lhotse":
+        raise ConfigurationError(f"--recordings with --format {chosen}: need --format lhotse")
+    if arguments.recordings:
+        return LhotseSupervisions(normalize_uri(arguments.recordings), ignored)
+    if chosen == TABLE:
+        return Table(_columns(arguments.columns), ignored)
+    return LibriSpeech() if chosen == LIBRISPEECH else FORMATS[chosen](ignored)
+
+
+def _columns(text: str) -> dict[str, str]:
+    columns: dict[str, str] = {}
+    for pair in filter(None, text.split(",")):
+        field, _, column = pair.partition("=")
+        if field not in (*FIELDS, CHANNEL) or not column or field in columns:
+            need = f"need FIELD=COLUMN, each field once, of {', '.join((*FIELDS, CHANNEL))}"
+            raise ConfigurationError(f"--columns {printable(pair)}: {need}")
+        columns[field] = column
+    return columns
+
+
+TRANSCRIBED = (LABELLED, DEV, HELDOUT)
+
+
+def announce_lexicon(job: Job) -> None:
+    """Say before anything is stored what a new lexicon lacks; ValueError if it may not be new.
+
+    LossBudgetExceededError if too many utterances have words that it lacks.
+    """
+    language_data = LanguageData.of(job.arguments)
+    data, lexicon = language_data.lexicon_bytes(job), language_data.lexicon(job)
+    if data is not None and lexicon is not None and _stored_lexicon(job) != data:
+        require_replaceable(job, data)
+        for note in chain(phone_notes(data), vocabulary_notes(job, lexicon)):
+            log(note)
+
+
+def put_lexicon(job: Job) -> None:
+    """Store the lexicon that ingest is given, also in the place of one that no step has read."""
+    data, stored = LanguageData.of(job.arguments).lexicon_bytes(job), _stored_lexicon(job)
+    if data is None or data == stored:
+        return
+    if stored is None and job.store.put_if_absent(_lexicon_uri(job), data):
+        return
+    require_replaceable(job, data)
+    job.store.put(_lexicon_uri(job), data)
+
+
+def require_replaceable(job: Job, data: bytes) -> None:
+    """Raise ValueError if the corpus has another lexicon that a step may have read."""
+    uri, stored = _lexicon_uri(job), _stored_lexicon(job)
+    if stored in (None, data):
+        return
+    said = f"{uri} has other bytes than the lexicon given"
+    if not f"{job.corpus_uri}/".startswith(f"{job.run_uri.rstrip('/')}/"):
+        raise ValueError(
+            f"{said}, and other runs may have read it: give the same, use another corpus.uri, or "
+            "replace it there if no run has aligned by it"
+        )
+    if job.increment:
+        raise ValueError(f"{said}, and {job.increment.base} has aligned by it: give the same")
+    if job.store.list(folder := join_uri(job.run_uri, BOOTSTRAP_STEP)):
+        raise ValueError(
+            f"{said}, by which {folder} is aligned: give the same, or use another --run"
+        )
+
+
+def phone_notes(data: bytes) -> Iterator[str]:
+    """Yield what may be wrong with the phones of a lexicon that was read."""
+    if rare := rare_phones(decode_lexicon(data)):
+        yield f"{LEXICON_FILE}: {rare}"
+
+
+def vocabulary_notes(job: Job, lexicon: Lexicon) -> Iterator[str]:
+    """Yield by subset which words of the transcripts to ingest the lexicon lacks.
+
+    LossBudgetExceededError if too many utterances to align have such words. The driver alone reads
+    tables and manifests, and no audio. An increment aligns nothing: its base has.
+    """
+    if job.increment:
+        return
+    for subset, texts in _transcripts(job):
+        unknown = UnknownWords.of(texts, lexicon)
+        if subset != HELDOUT:
+            unknown.check_loss(lexicon, subset, job.recipe.loss_budget)
+        if note := unknown.note(lexicon, subset):
+            yield note
+
+
+def _transcripts(job: Job) -> Iterator[tuple[str, Iterator[str]]]:
+    """Yield each subset that has transcripts to ingest, and these.
+
+    A share of development speakers is still among the labelled ones.
+    """
+    arguments = job.arguments
+    if arguments.kaldi_dir:
+        directory = read_kaldi_directory(Path(arguments.kaldi_dir))
+        for subset in TRANSCRIBED:
+            some = (each for each in directory.utterances if each.subset == subset)
+            yield subset, (composed(each.text or "") for each in some)
+    elif arguments.manifest:
+        manifests = manifests_of(arguments)
+        store = manifest_store(arguments, manifests, job.store)
+        for subset in TRANSCRIBED:
+            yield subset, _texts(store, [each for each in manifests if each.subset == subset])
+
+
+def _texts(store: ObjectStore, manifests: Sequence[Manifest]) -> Iterator[str]:
+    for manifest in manifests:
+        for piece in manifest.format.pieces(store, manifest.uri):
+            for row in manifest.format.rows(store, piece):
+                text = row.fields.get("text") if isinstance(row, Row) else None
+                if isinstance(text, str) and text.strip():
+                    yield composed(text)
+
+
+def _lexicon_uri(job: Job) -> str:
+    return join_uri(job.corpus_uri, LEXICON_FILE)
+
+
+def _stored_lexicon(job: Job) -> bytes | None:
+    try:
+        return job.store.get(_lexicon_uri(job))
+    except ObjectNotFound:
+        return None

@@ -1,1 +1,0 @@
-"""Calibrate a plan with published throughputs and with those of this machine."""

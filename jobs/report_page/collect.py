@@ -1,0 +1,499 @@
+"""Collect the contents of report.json from the manifests and records of a run.
+
+In this order: the inputs, of which any change makes the report again; date, machine, commit and
+dollars; the hours of each subset from ingest to training or evaluation; the reasons of quarantine;
+the comparison with another run, and with an oracle, a baseline that learnt from more transcripts.
+"""
+
+import shlex
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from functools import partial
+from typing import Any
+
+from infra.store.object_store import (
+    ObjectNotFound,
+    ObjectStore,
+    join_uri,
+    normalize_uri,
+    read_checked,
+)
+from jobs.cli.catalogue import REPORT
+from jobs.cli.job import Job
+from jobs.planning.run_plan import S3_STANDARD
+from jobs.planning.workload import Requests
+from jobs.report_page.hours_and_costs import EVERY_SUBSET
+from jobs.retry import REASONS
+from pipeline.records import Tally
+from pipeline.runs.commit import StepContext
+from pipeline.runs.ledger import ledger_reasons
+from pipeline.runs.manifest import (
+    Manifest,
+    Output,
+    input_digests,
+    is_finished,
+    manifest_uri,
+    read_manifest,
+    read_output,
+    sha256,
+)
+from pipeline.runs.names import (
+    ALIGNMENT_STEP,
+    ALIGNMENTS_FOLDER,
+    BASELINE,
+    CERTIFICATE_STEP,
+    DEV,
+    DEV_ALIGNMENT_STEP,
+    EVALUATION_ERRORS,
+    EVALUATION_STEP,
+    FEATURES_FOLDER,
+    HELDOUT,
+    INGEST_STEP,
+    KBEST_COSTS_STEP,
+    LABELLED,
+    LATTICES_FOLDER,
+    ORACLE,
+    PARTITIONS_STEP,
+    PLAN_DOCUMENT,
+    REPORT_DOCUMENT,
+    REPORT_STEP,
+    SCRATCH_FOLDER,
+    SELECTION_FOLDER,
+    STEP_RECORDS_FOLDER,
+    TARGETS_FOLDER,
+    TARGETS_STEP,
+    UNLABELLED,
+    alignment_steps,
+    evaluated_models,
+    features_step,
+    folder_of,
+    job_record,
+    lattices_step,
+    section_of,
+    selection_step,
+    sequence_trained,
+)
+from pipeline.runs.sealed_json import unseal
+from pipeline.runs.step import StepContents, StepResult, StepSpec, run_step
+from training.evaluate.scores import counts_by_placement
+from training.evaluate.significance import (
+    LEVEL,
+    NUM_RESAMPLES,
+    SEED,
+    Resamples,
+    SpeakerCounts,
+    compare,
+    resample,
+)
+from training.evaluate.word_errors import UtteranceErrors, joined, of_models, read_errors
+from training.settings.recipe import Recipe
+
+LATER_STEPS = (KBEST_COSTS_STEP, CERTIFICATE_STEP)
+"""Steps that a run may have or lack, and that may be made after a report."""
+
+
+def report_spec(
+    store: ObjectStore, run_uri: str, reads: Iterable[str], other_reports: Mapping[str, str]
+) -> StepSpec:
+    """Return the step of a report: its manifests, and the digests of all other documents.
+
+    Those are the jobs' records, the plan, which names its calibration, and other runs' reports,
+    whose digests are given by URI.
+    """
+    later = [step for step in LATER_STEPS if is_finished(store, run_uri, step)]
+    return StepSpec(
+        store,
+        run_uri,
+        REPORT_STEP,
+        {},
+        tuple(dict.fromkeys((*reads, *later))),
+        {**_documents(store, run_uri), **other_reports},
+    )
+
+
+def _documents(store: ObjectStore, run_uri: str) -> dict[str, str]:
+    """Return the digests of records and plan by key."""
+    uris = record_uris(store, run_uri)
+    plan = join_uri(run_uri, PLAN_DOCUMENT)
+    if store.exists(plan):
+        uris.append(plan)
+    return {uri.removeprefix(f"{run_uri}/"): sha256(store.get(uri)) for uri in uris}
+
+
+def record_uris(store: ObjectStore, run_uri: str) -> list[str]:
+    """List the jobs' records, without the report's own; metrics and notes of a begun job are none.
+
+    A record's URI is the one that its name has.
+    """
+    listed = [found.uri for found in store.list(join_uri(run_uri, STEP_RECORDS_FOLDER))]
+    records = [uri for uri in listed if uri == join_uri(run_uri, job_record(_job_of(uri)))]
+    return [uri for uri in records if _job_of(uri) != REPORT]
+
+
+def _job_of(uri: str) -> str:
+    return uri.rpartition("/")[2].removesuffix(".json")
+
+
+def run_report(spec: StepSpec, contents: StepContents) -> StepResult:
+    """Store the manifest of a report, in place of one that was made from other inputs."""
+    if is_finished(spec.store, spec.run_uri, spec.step):
+        stored = read_manifest(spec.store, spec.run_uri, spec.step)
+        reads = input_digests(spec.store, spec.run_uri, spec.reads)
+        if stored.inputs != {**reads, **spec.digests}:
+            # A report has no readers among the steps: the newest one is the only one.
+            spec.store.delete(manifest_uri(spec.run_uri, spec.step))
+
+    def make(_: StepContext) -> StepContents:
+        return contents
+
+    return run_step(spec, make)
+
+
+Record = Mapping[str, Any]
+_REQUESTS = ("get", "put", "head", "list")
+
+
+def origin_of(records: Mapping[str, Record], run_uri: str) -> dict[str, Any]:
+    """Return dates, seconds, machines, commits and dollars of the steps' records, and their sums.
+
+    A record of an earlier version knows no machine, commit or cluster: its texts are empty, its
+    dollars are None.
+    """
+    steps = {
+        name: {
+            "finished_at": record["finished_at"],
+            "machine": record.get("machine", ""),
+            "commit": record.get("commit", ""),
+            "dollars": dollars_of(record, is_in_s3=run_uri.startswith("s3://")),
+        }
+        for name, record in records.items()
+    }
+    ends = {name: datetime.fromisoformat(step["finished_at"]) for name, step in steps.items()}
+    begins = [end.timestamp() - records[name]["seconds"] for name, end in ends.items()]
+    return {
+        "finished_at": max(steps.values(), key=lambda step: str(step["finished_at"]))[
+            "finished_at"
+        ],
+        "step_seconds": sum(record["seconds"] for record in records.values()),
+        "elapsed_seconds": max(end.timestamp() for end in ends.values()) - min(begins),
+        "machines": _distinct(steps, "machine"),
+        "commits": _distinct(steps, "commit"),
+        "dollars": sum(step["dollars"] or 0.0 for step in steps.values()),
+        "steps": steps,
+    }
+
+
+def dollars_of(record: Record, is_in_s3: bool) -> float | None:
+    """Return the dollars of a step's instances for its seconds, and of its requests to S3."""
+    cluster, counts = record.get("cluster"), record.get("requests")
+    if cluster is None:
+        return None
+    hourly = cluster["num_instances"] * cluster["price_per_instance_hour"]
+    instances = float(hourly * record["seconds"] / 3600)
+    if not (is_in_s3 and counts):
+        return instances
+    requests = Requests(**{kind: counts[kind] for kind in _REQUESTS})
+    return instances + S3_STANDARD.requests(requests)
+
+
+def _distinct(steps: Mapping[str, Record], key: str) -> list[str]:
+    return [value for value in dict.fromkeys(step[key] for step in steps.values()) if value]
+
+
+LAST_STEPS: Mapping[str, tuple[str, ...]] = {
+    UNLABELLED: (TARGETS_STEP, PARTITIONS_STEP),
+    LABELLED: (ALIGNMENT_STEP,),
+    HELDOUT: (EVALUATION_STEP,),
+    DEV: (),
+}
+"""The steps that read a subset's features, as far as they keep its utterances."""
+
+
+def ingests_of(store: ObjectStore, runs: Sequence[str]) -> dict[str, Manifest]:
+    """Read the manifests of ingest by run; a corpus that no run has ingested has none."""
+    found = (run for run in runs if is_finished(store, run, INGEST_STEP))
+    return {run: read_manifest(store, run, INGEST_STEP) for run in found}
+
+
+def waterfall_of(
+    store: ObjectStore, run_uri: str, ingests: Collection[Manifest]
+) -> dict[str, list[dict[str, Any]]]:
+    """Return each subset's steps, with the milliseconds into, out of, and aside from each.
+
+    Ingest is first, of all subsets and of all runs of a chain together.
+    """
+    found = {EVERY_SUBSET: [stage_of(INGEST_STEP, ingests)] if ingests else []}
+    for subset, last in LAST_STEPS.items():
+        found[subset] = [
+            stage_of(step, [read_manifest(store, run_uri, step)])
+            for step in (selection_step(subset), features_step(subset), *last)
+            if is_finished(store, run_uri, step)
+        ]
+    return {subset: stages for subset, stages in found.items() if stages}
+
+
+def stage_of(step: str, manifests: Collection[Manifest]) -> dict[str, Any]:
+    """Return the milliseconds and utterances of one step's manifests together."""
+    quarantined = sum((each.quarantined for each in manifests), Tally())
+    return {
+        "step": step,
+        "in_ms": sum(each.tally_in.duration_ms for each in manifests),
+        "out_ms": sum(each.tally_out.duration_ms for each in manifests),
+        "unselected_ms": sum(each.unselected.duration_ms for each in manifests),
+        "quarantined_ms": quarantined.duration_ms,
+        "utterances_out": sum(each.tally_out.utterances for each in manifests),
+        "utterances_quarantined": quarantined.utterances,
+    }
+
+
+Reasons = Mapping[str, Mapping[str, int]]
+
+_RETRIED = (FEATURES_FOLDER, TARGETS_FOLDER)
+_LEDGERS = (SELECTION_FOLDER, ALIGNMENTS_FOLDER, LATTICES_FOLDER, *_RETRIED)
+"""The kinds of step that keep a ledger, beside ingest."""
+
+
+def other_ledger_steps(store: ObjectStore, run_uri: str, recipe: Recipe) -> list[str]:
+    """Return the finished steps that a report reads for their ledgers alone, in a run's order."""
+    trained_on = recipe.sequence_training.models
+    models = evaluated_models((), recipe.num_teachers, recipe.targets.rounds)
+    lattices = (lattices_step(name) for name in models if section_of(name) in trained_on)
+    aligned = (*alignment_steps(recipe.alignment.rounds), DEV_ALIGNMENT_STEP)
+    with_ledger = (step for step in aligned if folder_of(step) in _LEDGERS)
+    steps = (INGEST_STEP, *with_ledger, *lattices)
+    return [step for step in steps if is_finished(store, run_uri, step)]
+
+
+def quarantine_reasons(
+    store: ObjectStore,
+    run_uri: str,
+    manifests: Mapping[str, Manifest],
+    ingests: Mapping[str, Manifest],
+) -> dict[str, dict[str, int]]:
+    """Count the reasons of all ledgers; those of the `ingests` of a chain, by run, together."""
+    of_runs = (ledger_reasons(store, run, each.ledgers) for run, each in ingests.items())
+    ingested: Counter[str] = sum(of_runs, Counter())
+    found = {INGEST_STEP: dict(ingested)} if ingests else {}
+    return found | {
+        name: dict(ledger_reasons(store, run_uri, manifest.ledgers))
+        for name, manifest in manifests.items()
+        if folder_of(name) in _LEDGERS
+    }
+
+
+def retry_commands(
+    reasons: Reasons, run_uri: str, recipe: str, overrides: Sequence[str]
+) -> list[dict[str, Any]]:
+    """Return for each step that `megahour retry` knows a command, safe to paste into a shell.
+
+    What ingest and selection refused is wrong in its metadata: no command reads it.
+    """
+    settings = [part for override in overrides for part in ("--set", override)]
+    found = []
+    for step, counts in reasons.items():
+        again = sorted(reason for reason in counts if reason in REASONS)
+        if folder_of(step) in _RETRIED and again:
+            only = () if folder_of(step) == TARGETS_FOLDER else ("--step", step)
+            command = [
+                *("megahour", "retry", "--recipe", recipe, *settings, "--run", run_uri, *only),
+                *("--reason", ",".join(again)),
+            ]
+            found.append({"step": step, "reasons": again, "command": shlex.join(command)})
+    return found
+
+
+KEPT = ("run", "wer", "werr", "development", "hours", "steps", "recipe")
+"""The parts of the other run's report that the comparison keeps."""
+
+OTHER, THIS = "other", "this"
+Errors = Callable[[], list[UtteranceErrors]]
+
+
+def compared(other: Mapping[str, Any], here: Errors, there: Errors) -> dict[str, Any]:
+    """Return the other run's scores beside the tests of each model that both runs have.
+
+    `here` and `there` read the word errors by utterance. Runs of other utterances, and reports
+    without them, are not paired: the comparison says why.
+    """
+    kept = {name: other[name] for name in KEPT if name in other}
+    try:
+        return kept | {"pairs": paired(here(), there())}
+    except ValueError as error:
+        return kept | {"pairs": [], "not_paired": str(error)}
+
+
+def paired(here: list[UtteranceErrors], there: list[UtteranceErrors]) -> list[dict[str, Any]]:
+    """Test each model that both evaluations scored, over all words of the same speakers."""
+    if not here or not there:
+        raise ValueError("one of the evaluations has no utterance")
+    models = [model for model in here[0].errors if model in there[0].errors]
+    found = []
+    for model in models:
+        both = joined(of_models(there, {model: OTHER}), of_models(here, {model: THIS}))
+        counts = SpeakerCounts.of(both)
+        if counts.errors[OTHER].sum():  # nothing is reduced where the other has no errors
+            test = compare(resample(counts), OTHER, THIS)
+            found.append({"model": model, **test.to_json()})
+    return found
+
+
+def other_uris(job: Job) -> list[str]:
+    """Return the other runs that the command line names, each once."""
+    named = (job.arguments.compare, job.arguments.oracle)
+    return list(dict.fromkeys((*job.arguments.curve, *filter(None, named))))
+
+
+@dataclass(frozen=True, slots=True)
+class OtherReport:
+    """OtherReport is the report of another run, with its digest, and the store to read the run."""
+
+    store: ObjectStore
+    run_uri: str
+    document: Mapping[str, Any]
+    sha256: str
+
+    @property
+    def uri(self) -> str:
+        """Return the URI of the report."""
+        return join_uri(self.run_uri, REPORT_DOCUMENT)
+
+    @classmethod
+    def read(cls, job: Job, given: str) -> "OtherReport":
+        """Read the report of the run at `given`; an error says how to make it."""
+        run_uri = normalize_uri(given)
+        store = ObjectStore(job.cluster.readable(run_uri, run_uri))
+        remedy = f"run megahour report --run {given} again"
+        uri = join_uri(run_uri, REPORT_DOCUMENT)
+        try:
+            document, digest = read_checked(
+                store, uri, lambda data: (unseal(data, remedy), sha256(data))
+            )
+        except ObjectNotFound as error:
+            first = f"run megahour report --run {given} first"
+            raise ValueError(f"{uri} is missing: {first}") from error
+        return cls(store, run_uri, document, digest)
+
+
+def comparison(job: Job, other: OtherReport) -> dict[str, Any]:
+    """Compare this run with another one, on the utterances that both were evaluated on."""
+    return compared(
+        other.document,
+        partial(utterance_errors, job.store, job.run_uri),
+        partial(utterance_errors, other.store, other.run_uri),
+    )
+
+
+def utterance_errors(store: ObjectStore, run_uri: str) -> list[UtteranceErrors]:
+    """Read the word errors by utterance that a run's evaluation wrote."""
+    evaluation = read_manifest(store, run_uri, EVALUATION_STEP)
+    return read_errors(read_output(store, run_uri, output_of(evaluation, EVALUATION_ERRORS)))
+
+
+def output_of(evaluation: Manifest, name: str, suffix: str = "") -> Output:
+    """Return the evaluation's output of this name; ValueError if an earlier version wrote none."""
+    for output in evaluation.outputs:
+        file = output.key.rpartition("/")[2]
+        if file.startswith(f"{name}-") and file.endswith(suffix):
+            return output
+    raise ValueError(f"{EVALUATION_STEP} has no {name}: run megahour evaluate in a new --run")
+
+
+ORACLES = {BASELINE: ORACLE, sequence_trained(BASELINE): sequence_trained(ORACLE)}
+"""The oracle's baseline, with and without sMBR, by the name that this run's report gives it."""
+
+
+def recovered(job: Job, oracle: OtherReport, hours: Mapping[str, float]) -> dict[str, Any]:
+    """Return the oracle's rates and what each model of this run recovers, by placement.
+
+    `hours` are this run's by subset. ValueError for an oracle that was evaluated on other
+    utterances or words.
+    """
+    places = (job.store, job.run_uri), (oracle.store, oracle.run_uri)
+    here, there = (utterance_errors(*place) for place in places)
+    names = {old: new for old, new in ORACLES.items() if there and old in there[0].errors}
+    try:
+        both = joined(here, of_models(there, names))
+        _check_transcripts(*(_transcripts(*place) for place in places))
+    except ValueError as error:
+        raise ValueError(
+            f"--oracle {oracle.run_uri}: {error}; give the oracle's run the held-out list of this "
+            "run, and report it again"
+        ) from error
+    after = sequence_trained(BASELINE)
+    return {
+        "run": oracle.run_uri,
+        "labelled_hours": {
+            "this": hours.get(LABELLED),
+            "oracle": (oracle.document.get("hours") or {}).get(LABELLED),
+        },
+        "has_same_language_model": _has_same_language_model(job, oracle),
+        "lacks": after if after in here[0].errors and after not in names else "",
+        "num_resamples": NUM_RESAMPLES,
+        "seed": SEED,
+        "level": LEVEL,
+        "pooled": _scores(SpeakerCounts.of(both)),
+        "by_placement": {
+            name: _scores(counts) for name, counts in counts_by_placement(both).items()
+        },
+    }
+
+
+def _transcripts(store: ObjectStore, run_uri: str) -> dict[str, str]:
+    """Read the held-out transcripts that a run was scored against, by speaker and utterance."""
+    evaluation = read_manifest(store, run_uri, EVALUATION_STEP)
+    data = read_output(store, run_uri, output_of(evaluation, "reference", ".trn"))
+    found = (line.rpartition("(") for line in data.decode().splitlines())
+    return {name.removesuffix(")"): words.rstrip() for words, _, name in found}
+
+
+def _check_transcripts(here: Mapping[str, str], there: Mapping[str, str]) -> None:
+    """Raise ValueError with the first transcript that the other run has otherwise."""
+    for name, words in here.items():
+        if there.get(name) != words:
+            other = there.get(name)
+            raise ValueError(f"{name} is {words!r} here and {other!r} there: need the same words")
+
+
+def _has_same_language_model(job: Job, oracle: OtherReport) -> bool:
+    """Return whether it is known: both name one ARPA, or the oracle's is one that this run made."""
+    here, there = (
+        read_manifest(store, run_uri, EVALUATION_STEP).inputs.get("arpa")
+        for store, run_uri in ((job.store, job.run_uri), (oracle.store, oracle.run_uri))
+    )
+    if there is None or here is not None:
+        return here is not None and here == there
+    made = job.store.list(join_uri(job.run_uri, EVALUATION_STEP, SCRATCH_FOLDER))
+    return any(each.uri.endswith(f"-{there[:16]}.arpa") for each in made)
+
+
+def _scores(counts: SpeakerCounts) -> dict[str, Any]:
+    drawn = resample(counts)
+    return {
+        "num_speakers": len(counts.speakers),
+        "reference_words": int(counts.words.sum()),
+        "wer": {name: drawn.word_error_rate(name).to_json() for name in counts.errors},
+        "recovery": {
+            name: _recovery(drawn, name, *stage) for name, stage in _stages(list(counts.errors))
+        },
+    }
+
+
+def _stages(models: Sequence[str]) -> Iterator[tuple[str, tuple[str, str]]]:
+    """Yield each model with the baseline and the oracle of its stages, where both are there."""
+    after = set(map(sequence_trained, models))
+    for name in models:
+        change = sequence_trained if name in after else str
+        stage = change(BASELINE), change(ORACLE)
+        if name not in stage and set(stage) <= set(models):
+            yield name, stage
+
+
+def _recovery(
+    drawn: Resamples, model: str, baseline: str, oracle: str
+) -> dict[str, float | None] | None:
+    """Return what a model recovers; None where the oracle gains nothing."""
+    if drawn.errors[baseline][0] <= drawn.errors[oracle][0]:
+        return None
+    return drawn.recovery(baseline, model, oracle).to_json()

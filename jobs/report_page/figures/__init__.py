@@ -1,1 +1,0 @@
-"""Draw the charts of the page, each for a desktop and for a phone, as inline SVG."""

@@ -1,1 +1,0 @@
-"""Show what other runs say beside this one: a comparison, a curve by hours, an oracle."""
