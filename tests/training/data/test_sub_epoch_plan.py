@@ -175,9 +175,9 @@ def test_a_process_ends_though_its_minibatches_were_not_taken(tmp_path: Path) ->
 import sys
 from infra.store.object_store import ObjectStore
 from tests.training.data.partition_rows import dataset_of, row, write
-from training.data import batching
+from training.data import row_order
 from training.data.sub_epochs import SubEpoch
-batching.BUFFER_FRAMES = 100
+row_order.BUFFER_FRAMES = 100
 store = ObjectStore((sys.argv[1],))
 outputs = [write(store, sys.argv[1], str(n), [row(n, 400, True)]) for n in range(5)]
 plan = dataset_of(store, sys.argv[1], outputs).plan(SubEpoch(False, 0, 1, 0, False, 0.1), 0)

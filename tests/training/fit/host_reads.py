@@ -80,7 +80,7 @@ class HostReads(TorchFunctionMode):
 
 def look_late(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let trainers and loop look at a CPU's results as late as at a GPU's."""
-    for module in ("distributed.gather", "distributed.finiteness", "fit.steps"):
+    for module in ("distributed.collectives", "distributed.checks", "fit.steps"):
         monkeypatch.setattr(f"training.{module}.is_read_at_once", lambda _: False)
 
 
