@@ -42,7 +42,7 @@ from jobs.ingestion.sources import (
     require_usable_manifests,
     vocabulary_notes,
 )
-from pipeline.runs.ledger import LossBudgetExceededError
+from pipeline.runs.engine import LossBudgetExceededError
 from pipeline.runs.manifest import manifest_uri
 from pipeline.runs.names import (
     ALIGNER,

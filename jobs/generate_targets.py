@@ -16,6 +16,7 @@ from jobs.cli.command_line import Step, StepResults, main
 from jobs.cli.job import Job
 from jobs.cli.spark_steps import distribute_on_spark
 from pipeline.kbest import joined
+from pipeline.runs.engine import Distribute, StepResult
 from pipeline.runs.manifest import is_finished, subsets_of_run
 from pipeline.runs.names import (
     DEV,
@@ -28,7 +29,6 @@ from pipeline.runs.names import (
     model_step,
     targets_rounds,
 )
-from pipeline.runs.step import Distribute, StepResult
 from pipeline.steps.audio_hearing import AudioHearing
 from pipeline.steps.targets import FeatureHearing, Hearing, generate_targets
 from training.align.network_alignment import read_tree

@@ -6,6 +6,7 @@ megahour ingest --recipe recorded --run s3://mine/run --manifest s3://mine/manif
 
 import argparse
 import io
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
@@ -49,9 +50,8 @@ from pipeline.audio.placements import (
     record_file,
 )
 from pipeline.records import CLEAN, Quarantined, Tally
-from pipeline.runs.commit import StepContext
-from pipeline.runs.ledger import check_loss_budget
-from pipeline.runs.manifest import Output, sha256
+from pipeline.runs.engine import Loss, LossLimit, StepRun, StepSpec, run_step
+from pipeline.runs.manifest import Manifest, Output, sha256
 from pipeline.runs.names import (
     DEV,
     DEV_SHARE_SETTING,
@@ -60,7 +60,6 @@ from pipeline.runs.names import (
     LEXICON_FILE,
     PLACEMENTS_SETTING,
 )
-from pipeline.runs.step import StepContents, StepSpec, run_step
 from pipeline.sampling import sampling_priority
 from pipeline.steps.ingestion.ingest_manifests import ManifestIngestion, ingest_manifests
 from pipeline.steps.ingestion.placed_audio import (
@@ -114,7 +113,7 @@ def _ingest_directory(job: Job) -> StepResults:
     config |= {"locale": locale} if locale != UNDETERMINED_LOCALE else {}
     engines = () if placing is None else SIMULATORS
     spec = StepSpec(job.store, job.run_uri, INGEST_STEP, config, digests=digests, engines=engines)
-    return [run_step(spec, lambda context: _write_corpus(job, context, directory, placing))]
+    return [run_step(spec, lambda step: _write_corpus(job, step, directory, placing))]
 
 
 def placing_of(arguments: argparse.Namespace) -> Placing | None:
@@ -232,25 +231,23 @@ def require_simulators() -> None:
         raise ConfigurationError(f"{TRAINING_PLACEMENTS}: {error.name}: {remedy}") from error
 
 
-def _write_corpus(
-    job: Job, context: StepContext, directory: Path, placing: Placing | None
-) -> StepContents:
+def _write_corpus(job: Job, step: StepRun, directory: Path, placing: Placing | None) -> Manifest:
     if placing is not None:
         require_simulators()
     ledgers: list[Output] = []
 
     def judge(rows: Sequence[Quarantined], tally_in: Tally) -> None:
-        if ledger := context.put_ledger(INGEST_STEP, rows):
+        if ledger := step.context.put_ledger(INGEST_STEP, rows):
             ledgers.append(ledger)
-        budget, quarantined = job.recipe.loss_budget, Tally.of(rows)
-        check_loss_budget(job.store, job.run_uri, ledgers, quarantined, tally_in, budget)
+            limit = LossLimit(job.recipe.loss_budget, tally_in.utterances)
+            limit.check(len(rows), Loss(INGEST_STEP, Counter(ledger.reasons), ledger.key))
 
     share, locale = job.arguments.dev_share, job.arguments.locale or UNDETERMINED_LOCALE
     corpus = ingest(directory, job.store, job.corpus_uri, judge, placing, share, locale)
     tally, quarantined = (
         sum((output.tally for output in outputs), Tally()) for outputs in (corpus.outputs, ledgers)
     )
-    return StepContents(
+    return step.manifest(
         outputs=corpus.outputs,
         tally_in=tally + quarantined,
         tally_out=tally,

@@ -65,7 +65,6 @@ from pipeline.runs.names import (
     targets_rounds,
 )
 from pipeline.runs.sealed_json import NamedObject, naming, seal
-from pipeline.runs.step import StepContents
 from pipeline.steps.targets import MEAN_MASS
 from training.settings.recipe import Recipe
 
@@ -105,7 +104,7 @@ def run(job: Job) -> StepResults:
     if job.arguments.oracle:
         report["oracle"] = recovered(job, others[job.arguments.oracle], report["hours"])
     tally = read_manifest(job.store, job.run_uri, EVALUATION_STEP).tally_out
-    result = run_report(spec, StepContents.of_all(tally))
+    result = run_report(spec, tally)
     page = render_report(report).encode()
     document = {**report, "inputs": dict(result.manifest.inputs)}
     sealed = seal(naming(document, [NamedObject.of(REPORT_PAGE, page)]), indent=1)
@@ -150,7 +149,7 @@ def build_report(job: Job) -> dict[str, Any]:
         "kbest_costs": kbest_costs(job),
         "device_faults": device_faults(steps),
         "certificate": certificate(job),
-        "quarantine": (lost := quarantine_reasons(job.store, job.run_uri, manifests, ingests)),
+        "quarantine": (lost := quarantine_reasons(manifests, ingests.values())),
         "retries": retry_commands(lost, job.run_uri, job.arguments.recipe, job.arguments.set),
         "pace": {
             model: pace

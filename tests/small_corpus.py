@@ -11,7 +11,7 @@ import numpy as np
 import soundfile
 
 from infra.store.object_store import ObjectStore, join_uri
-from pipeline.runs.step import Distribute
+from pipeline.runs.engine import Distribute
 
 T = TypeVar("T")
 R = TypeVar("R")

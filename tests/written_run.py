@@ -10,8 +10,8 @@ from infra.store.object_store import ObjectStore
 from pipeline.kbest import KBest
 from pipeline.records import Tally, Utterance
 from pipeline.runs.commit import StepContext, step_context
+from pipeline.runs.engine import write_manifest
 from pipeline.runs.manifest import Manifest, Output
-from pipeline.runs.step import write_manifest
 from pipeline.shards import FeatureRow, write_features, write_targets
 from pipeline.shards.targets import TargetRow
 from pipeline.shuffling import shuffle, shuffled_order

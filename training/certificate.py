@@ -22,11 +22,10 @@ from infra.log_lines import progress_bar
 from infra.settings import Range, check_ranges
 from infra.store.object_store import ObjectStore, join_uri, scan_checked
 from pipeline.audit.provenance import STEPS, Provenance, read_provenance
-from pipeline.runs.commit import StepContext
+from pipeline.runs.engine import StepResult, StepRun, StepSpec, run_step
 from pipeline.runs.ledger import SELECTED, read_lines
-from pipeline.runs.manifest import Output, read_manifest, read_output, sha256, store_again
+from pipeline.runs.manifest import Manifest, Output, read_manifest, read_output, sha256, store_again
 from pipeline.runs.names import CERTIFICATE_DOCUMENT, CERTIFICATE_STEP, PARTITIONS_STEP
-from pipeline.runs.step import StepContents, StepResult, StepSpec, run_step
 from pipeline.shards import read_partition_provenance
 from pipeline.shuffle_quality import (
     LAGS,
@@ -269,7 +268,7 @@ def certify_run(
     manifest is there, so that no other call's certificate replaces it.
     """
 
-    def certify_partitions(_: StepContext) -> StepContents:
+    def certify_partitions(step: StepRun) -> Manifest:
         partitions = read_manifest(store, run_uri, PARTITIONS_STEP)
         check_offsets(fit.sub_epochs, partitions)
         order = RowOrder(
@@ -288,7 +287,7 @@ def certify_run(
         data, tally = _to_bytes(document), partitions.tally_out
         counts = (tally.utterances, tally.duration_ms)
         output = Output(CERTIFICATE_DOCUMENT, len(data), sha256(data), *counts)
-        return StepContents.of_all(tally, (output,), document)
+        return step.lossless(tally, (output,), document)
 
     resolved = {**asdict(config), **fit.config}
     spec = StepSpec(store, run_uri, CERTIFICATE_STEP, resolved, STEPS)

@@ -43,11 +43,10 @@ from jobs.cli.record import (
     write_metrics,
 )
 from pipeline.runs.commit import RecipeConflictError
+from pipeline.runs.engine import LossBudgetExceededError, StepResult
 from pipeline.runs.increment import begin_increment, inherit, is_inherited
-from pipeline.runs.ledger import LossBudgetExceededError
 from pipeline.runs.manifest import is_finished
 from pipeline.runs.names import STORE_CHECK_FOLDER, metrics_file
-from pipeline.runs.step import StepResult
 
 StepResults = Sequence[StepResult]
 """The manifests that a job wrote or found."""

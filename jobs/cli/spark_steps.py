@@ -9,8 +9,7 @@ from infra.spark.observer import Observer
 from infra.spark.session import run_tasks, spark_session
 from infra.task_metrics import MeasuredFunction
 from jobs.cli.job import Job
-from pipeline.runs.ledger import measured_loss
-from pipeline.runs.step import Distribute, WatchedFunction
+from pipeline.runs.engine import Distribute, WatchedFunction, measured_loss
 
 T = TypeVar("T")
 R = TypeVar("R")

@@ -20,8 +20,8 @@ from jobs.cli.arguments import add_device_argument
 from jobs.cli.command_line import Step, fail
 from jobs.cli.host import Gpus, choose_device
 from jobs.cli.job import Job
+from pipeline.runs.engine import StepResult
 from pipeline.runs.names import section_of
-from pipeline.runs.step import StepResult
 from training.distributed import process_group
 from training.distributed.process_group import CPU, ProcessGroup
 from training.fit.model_specs import Fit, sequence_fit

@@ -31,9 +31,9 @@ from pipeline.filterbank import FRAME_SHIFT_MS, SAMPLE_RATE_HZ
 from pipeline.kbest import KBest, select_kbest
 from pipeline.records import Utterance
 from pipeline.runs.commit import step_context
+from pipeline.runs.engine import write_manifest
 from pipeline.runs.manifest import Manifest
 from pipeline.runs.names import SELECTION_FOLDER, TEACHER, UNLABELLED, model_step
-from pipeline.runs.step import write_manifest
 from pipeline.splicing import NUM_INPUTS, STACK
 from pipeline.steps.features import extract_features
 from pipeline.steps.repartition import repartition

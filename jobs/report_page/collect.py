@@ -27,7 +27,7 @@ from jobs.planning.workload import Requests
 from jobs.report_page.hours_and_costs import EVERY_SUBSET
 from jobs.retry import REASONS
 from pipeline.records import Tally
-from pipeline.runs.commit import StepContext
+from pipeline.runs.engine import StepResult, StepSpec, run_step
 from pipeline.runs.ledger import ledger_reasons
 from pipeline.runs.manifest import (
     Manifest,
@@ -76,7 +76,6 @@ from pipeline.runs.names import (
     sequence_trained,
 )
 from pipeline.runs.sealed_json import unseal
-from pipeline.runs.step import StepContents, StepResult, StepSpec, run_step
 from training.evaluate.scores import counts_by_placement
 from training.evaluate.significance import (
     LEVEL,
@@ -136,7 +135,7 @@ def _job_of(uri: str) -> str:
     return uri.rpartition("/")[2].removesuffix(".json")
 
 
-def run_report(spec: StepSpec, contents: StepContents) -> StepResult:
+def run_report(spec: StepSpec, tally: Tally) -> StepResult:
     """Store the manifest of a report, in place of one that was made from other inputs."""
     if is_finished(spec.store, spec.run_uri, spec.step):
         stored = read_manifest(spec.store, spec.run_uri, spec.step)
@@ -144,11 +143,7 @@ def run_report(spec: StepSpec, contents: StepContents) -> StepResult:
         if stored.inputs != {**reads, **spec.digests}:
             # A report has no readers among the steps: the newest one is the only one.
             spec.store.delete(manifest_uri(spec.run_uri, spec.step))
-
-    def make(_: StepContext) -> StepContents:
-        return contents
-
-    return run_step(spec, make)
+    return run_step(spec, lambda step: step.lossless(tally))
 
 
 Record = Mapping[str, Any]
@@ -267,17 +262,14 @@ def other_ledger_steps(store: ObjectStore, run_uri: str, recipe: Recipe) -> list
 
 
 def quarantine_reasons(
-    store: ObjectStore,
-    run_uri: str,
-    manifests: Mapping[str, Manifest],
-    ingests: Mapping[str, Manifest],
+    manifests: Mapping[str, Manifest], ingests: Collection[Manifest]
 ) -> dict[str, dict[str, int]]:
-    """Count the reasons of all ledgers; those of the `ingests` of a chain, by run, together."""
-    of_runs = (ledger_reasons(store, run, each.ledgers) for run, each in ingests.items())
+    """Count the reasons of all ledgers; those of the `ingests` of a chain together."""
+    of_runs = (ledger_reasons(each.ledgers) for each in ingests)
     ingested: Counter[str] = sum(of_runs, Counter())
     found = {INGEST_STEP: dict(ingested)} if ingests else {}
     return found | {
-        name: dict(ledger_reasons(store, run_uri, manifest.ledgers))
+        name: dict(ledger_reasons(manifest.ledgers))
         for name, manifest in manifests.items()
         if folder_of(name) in _LEDGERS
     }

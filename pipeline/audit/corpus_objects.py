@@ -27,6 +27,7 @@ from pipeline.audit.stored_objects import (
 )
 from pipeline.filters import SelectionFilters
 from pipeline.records import part_from_text
+from pipeline.runs.engine import Distribute
 from pipeline.runs.increment import read_increment
 from pipeline.runs.manifest import Manifest, Output, is_finished, read_manifest, read_output, sha256
 from pipeline.runs.names import (
@@ -42,7 +43,6 @@ from pipeline.runs.names import (
     folder_of,
     selection_step,
 )
-from pipeline.runs.step import Distribute
 from pipeline.steps.audio_reads import FoundAudio, WantedAudio, read_audio
 from pipeline.steps.hash_ranges import is_among
 from pipeline.steps.selection.buckets import is_mark, is_within_dates

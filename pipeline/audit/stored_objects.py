@@ -20,10 +20,10 @@ from infra.store.object_store import ObjectNotFound, ObjectStore, join_uri
 from infra.store.uris import resolve_audio
 from pipeline.audit.step_records import Finding, StepRecords
 from pipeline.records import parse_utterance
+from pipeline.runs.engine import Distribute
 from pipeline.runs.ledger import QUARANTINED, read_lines
 from pipeline.runs.manifest import Output, read_output, sha256
 from pipeline.runs.names import AUDIO_FOLDER, INGEST_STEP, LEDGER_SUFFIX
-from pipeline.runs.step import Distribute
 from pipeline.sampling import hash_name
 from pipeline.shards.container import read_plain_columns
 from pipeline.steps.hash_ranges import is_among, range_edges

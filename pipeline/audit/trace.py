@@ -34,7 +34,8 @@ from pipeline.filters import SelectionFilters
 from pipeline.metadata import read_records
 from pipeline.records import Quarantined, Utterance, parse_part
 from pipeline.runs.commit import Commit
-from pipeline.runs.ledger import IDENTIFIED, WITHOUT_LATTICE, read_lines
+from pipeline.runs.engine import WITHOUT_LATTICE
+from pipeline.runs.ledger import IDENTIFIED, read_lines
 from pipeline.runs.manifest import (
     Manifest,
     Output,

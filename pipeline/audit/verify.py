@@ -21,6 +21,7 @@ from pipeline.audit.step_records import (
     record_findings,
 )
 from pipeline.audit.stored_objects import Holding, Reader, SealedRecord
+from pipeline.runs.engine import Distribute
 from pipeline.runs.manifest import Output, differences, manifest_uri, sha256
 from pipeline.runs.names import (
     COMMAND_LINE_SETTINGS,
@@ -36,7 +37,6 @@ from pipeline.runs.names import (
     job_record,
 )
 from pipeline.runs.sealed_json import named_objects, unseal_exactly
-from pipeline.runs.step import Distribute
 from pipeline.steps.stream_means import named_means
 
 _REPORT_REMEDY = "run megahour report again"

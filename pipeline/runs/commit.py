@@ -17,7 +17,7 @@ from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, runtime_check
 from infra.store.object_store import ObjectNotFound, ObjectStore, join_uri, read_checked
 from pipeline.records import Quarantined, Tally
 from pipeline.runs.manifest import changed_versions, listed, step_versions
-from pipeline.runs.names import COMMITS_FOLDER, LEDGER_SUFFIX, PART_SUFFIX
+from pipeline.runs.names import COMMITS_FOLDER, LEDGER_SUFFIX, PART_SUFFIX, SCRATCH_FOLDER
 from pipeline.runs.outputs import (
     MAX_LISTED,
     Output,
@@ -117,6 +117,11 @@ class StepContext:
     versions: Mapping[str, str]
     repetition: Repetition = Repetition.SAME_BYTES
 
+    @property
+    def scratch(self) -> "StepContext":
+        """The context of tasks below scratch/ in the step's folder, which no manifest names."""
+        return replace(self, step=f"{self.step}/{SCRATCH_FOLDER}")
+
     def commit_uri(self, task: str) -> str:
         """Return the URI of a task's commit record."""
         return join_uri(self.run_uri, self.step, COMMITS_FOLDER, f"{task}.json")
@@ -207,17 +212,22 @@ class StepContext:
 
 
 @runtime_checkable
-class Task(Protocol):
+class NamedTask(Protocol):
+    """NamedTask has the name of its commit."""
+
+    @property
+    def name(self) -> str:
+        """The task's name."""
+        ...
+
+
+@runtime_checkable
+class Task(NamedTask, Protocol):
     """Task is what a task's function gets: its name and the context of its step."""
 
     @property
     def context(self) -> StepContext:
         """The step's context."""
-        ...
-
-    @property
-    def name(self) -> str:
-        """The task's name, which is that of its commit."""
         ...
 
 

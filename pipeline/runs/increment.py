@@ -3,7 +3,7 @@
 An increment's manifests are of the union. They name each object of an earlier run with that run.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -15,8 +15,6 @@ from infra.store.object_store import (
     normalize_uri,
     read_checked,
 )
-from pipeline.records import Tally
-from pipeline.runs.commit import StepContext
 from pipeline.runs.manifest import (
     Extended,
     Manifest,
@@ -44,9 +42,8 @@ from pipeline.runs.names import (
     folder_of,
     section_of,
 )
-from pipeline.runs.outputs import MAX_LISTED, LinesOnDisk, Output, Outputs
+from pipeline.runs.outputs import Output
 from pipeline.runs.sealed_json import read_sealed, seal, texts_of
-from pipeline.runs.step import StepContents
 
 _RECORD_REMEDY = "put the record back, or use another --run"
 _BASES = "bases"
@@ -175,70 +172,9 @@ class BaseStep:
                 "run without --extends"
             )
 
-    def seen(self, outputs: Sequence[Output]) -> tuple[Output, ...]:
-        """Return outputs of its manifest as the increment's manifest names them."""
-        return tuple(output.seen_from(self.run_uri) for output in outputs)
-
-    def extended_by(
-        self, context: StepContext, own: StepContents, order: Callable[[Any], Any] = list
-    ) -> StepContents:
-        """Join what the increment made with all that the base has, which is first.
-
-        `order` permutes the outputs of both.
-        """
-        manifest = self.manifest
-        tallies = (
-            manifest.tally_in,
-            manifest.tally_out,
-            manifest.quarantined,
-            manifest.unselected,
-        )
-        ledgers = self._union(context, "ledgers", manifest.ledgers, own.ledgers, list)
-        return self._joined(context, own, tallies, ledgers, order)
-
-    def selected_again(self, context: StepContext, own: StepContents) -> StepContents:
-        """Join the base's outputs with what was selected beside them from the same records.
-
-        The increment has judged all records again, so its ledgers and tallies hold the others.
-        """
-        out = self.manifest.tally_out
-        return self._joined(context, own, (out, out, Tally(), Tally()), own.ledgers, list)
-
-    def _joined(
-        self,
-        context: StepContext,
-        own: StepContents,
-        tallies: tuple[Tally, Tally, Tally, Tally],
-        ledgers: Outputs,
-        order: Callable[[Any], Any],
-    ) -> StepContents:
-        extends = Extended(self.run_uri, self.sha256, *tallies)
-        return replace(
-            own,
-            outputs=self._union(context, "outputs", self.manifest.outputs, own.outputs, order),
-            ledgers=ledgers,
-            tally_in=extends.tally_in + own.tally_in,
-            tally_out=extends.tally_out + own.tally_out,
-            quarantined=extends.quarantined + own.quarantined,
-            unselected=extends.unselected + own.unselected,
-            extends=extends,
-        )
-
-    def _union(
-        self,
-        context: StepContext,
-        name: str,
-        base: Outputs,
-        own: Outputs,
-        order: Callable[[Any], Any],
-    ) -> Outputs:
-        if len(base) + len(own) <= MAX_LISTED:
-            return tuple(order([*self.seen(base), *own]))
-        # 300 bytes an output: a million hours' manifests are written again in a minute.
-        lines = LinesOnDisk()
-        lines.add(0, b"".join(each.seen_from(self.run_uri).to_line() for each in base))
-        lines.add(1, b"".join(each.to_line() for each in own))
-        return context.put_parts(name, lines.in_order(order))
+    def seen(self, outputs: Iterable[Output]) -> Iterator[Output]:
+        """Yield outputs of its manifest as the increment's manifest names them."""
+        return (output.seen_from(self.run_uri) for output in outputs)
 
 
 def read_base(
@@ -295,10 +231,10 @@ def _store_inherited(store: ObjectStore, run_uri: str, base: BaseStep) -> None:
     inherited = replace(
         found,
         # Their objects stay where they are; of a few hundred, so without parts.
-        outputs=base.seen(found.outputs),
-        ledgers=base.seen(found.ledgers),
-        id_index=base.seen(found.id_index),
-        stream_means=base.seen(found.stream_means),
+        outputs=tuple(base.seen(found.outputs)),
+        ledgers=tuple(base.seen(found.ledgers)),
+        id_index=tuple(base.seen(found.id_index)),
+        stream_means=tuple(base.seen(found.stream_means)),
         extends=Extended(base.run_uri, base.sha256, *tallies, is_whole=True),
     )
     uri, data = manifest_uri(run_uri, found.step), inherited.to_bytes()

@@ -221,6 +221,11 @@ class Manifest:
             ) from error
 
     @property
+    def own_outputs(self) -> Outputs:
+        """The outputs that the step's own run wrote; the others are of the run that it extends."""
+        return self.outputs if self.extends is None else own_outputs(self.outputs)
+
+    @property
     def parts(self) -> list[OutputPart]:
         """The parts of long lists of outputs and ledgers."""
         lists = (self.outputs, self.ledgers)

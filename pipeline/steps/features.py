@@ -33,10 +33,21 @@ from pipeline.filterbank.log_mel import Engine, log_mel_energies
 from pipeline.normalization import CausalMean, MeanNormalization, Moments
 from pipeline.records import AudioPart, Quarantined, Tally, Utterance, parse_utterance
 from pipeline.runs.commit import Commit, StepContext, once
-from pipeline.runs.increment import BaseStep, read_base
-from pipeline.runs.ledger import LossLimit, Overrun
-from pipeline.runs.manifest import Output, own_outputs, read_manifest, read_output
-from pipeline.runs.many_tasks import Folding, NumberedTasks, runner_of
+from pipeline.runs.engine import (
+    Distribute,
+    Extension,
+    Loss,
+    LossLimit,
+    NumberedTasks,
+    Statistics,
+    StepResult,
+    StepRun,
+    StepSpec,
+    TaskPlan,
+    run_step,
+    run_tasks,
+)
+from pipeline.runs.manifest import Manifest, Output, read_manifest, read_output
 from pipeline.runs.names import (
     ACCESS_DENIED,
     MISSING_OBJECT,
@@ -44,14 +55,6 @@ from pipeline.runs.names import (
     UNLABELLED,
     features_step,
     selection_step,
-)
-from pipeline.runs.step import (
-    Distribute,
-    StepContents,
-    StepResult,
-    StepSpec,
-    TaskPlan,
-    run_step,
 )
 from pipeline.shards import FeatureRow, Storage, as_stored, write_features
 from pipeline.shuffling import shuffle, shuffled_order
@@ -252,80 +255,61 @@ def extract_features(
     An increment extracts the files that it selected itself. Its streams of the unlabelled subset
     begin with the means with which they ended in the base.
     """
-    selection, place = selection_step(subset), (store, run_uri, features_step(subset))
-    settings, is_extended = plain(config), subset == UNLABELLED
-    base = read_base(*place, settings) if is_extended else None
+    selection, is_extended = selection_step(subset), subset == UNLABELLED
 
-    def extract(context: StepContext) -> StepContents:
+    def extract(step: StepRun) -> Manifest:
         selected = read_manifest(store, run_uri, selection)
-        files = own_outputs(selected.outputs) if base else selected.outputs
+        files = selected.own_outputs
         num_utterances = sum(each.utterances for each in files)
         max_lost = LossLimit(loss_budget, num_utterances).max_lost
-        means = means_place(context, base) if is_extended else None
+        before = step.base.seen(step.base.manifest.stream_means) if step.base else ()
+        means = MeansPlace(step.context.scratch, tuple(before)) if is_extended else None
 
         def task(name: str, output: Output) -> FileTask:
-            return FileTask(context, config, name, output, corpus_uri, max_lost, means)
+            return FileTask(step.context, config, name, output, corpus_uri, max_lost, means)
 
-        shuffled = partial(shuffle, seed=config.seed)
         plan = TaskPlan(
             NumberedTasks(files, task),
             extract_file,
             distribute,
             loss_budget,
+            fold=add_statistics,
             # The shuffle's upper level puts the shards in a global random order (003 IV-A2).
-            shuffled,
-            extraction_statistics,
-            num_utterances,
+            order=partial(shuffle, seed=config.seed),
+            num_utterances=num_utterances,
             size=lambda task: task.selection.duration_ms,
         )
-        contents = runner_of(plan, Folding(extraction_statistics, shuffled))(context, plan)
-        if means is not None:
-            total = selected.tally_out.utterances
-            merged = merge_means(means, context, len(files), total, distribute)
-            contents = replace(contents, stream_means=merged)
-        return extend(base, context, contents) if base else contents
+        made = run_tasks(step, plan)
+        if means is None:
+            return made
+        total = selected.tally_out.utterances
+        merged = merge_means(means, step.context, len(files), total, distribute)
+        return replace(made, stream_means=merged)
 
-    digests = base.digests if base else {}
-    return run_step(StepSpec(*place, settings, [selection], digests), extract)
-
-
-def means_place(context: StepContext, base: BaseStep | None) -> MeansPlace:
-    """Return where the streams' means are; ValueError for a base of a version without them."""
-    if base is None:
-        return MeansPlace.of(context, ())
-    if base.manifest.tally_out.utterances and not base.manifest.stream_means:
-        raise ValueError(
-            f"{base.run_uri}: {base.manifest.step} keeps no means of its streams, as an earlier "
-            "version made it: extract its features again into a new --run, and extend that one"
-        )
-    return MeansPlace.of(context, base.seen(base.manifest.stream_means))
+    spec = StepSpec(
+        store,
+        run_uri,
+        features_step(subset),
+        plain(config),
+        [selection],
+        extension=Extension(extended_statistics) if is_extended else None,
+    )
+    return run_step(spec, extract)
 
 
-def extend(base: BaseStep, context: StepContext, own: StepContents) -> StepContents:
-    """Join an increment's features with those of its base, and add up their moments."""
-    before = Moments.from_dict(base.manifest.statistic("moments", dict[str, Any]))
-    both = before.merge(Moments.from_dict(own.statistics["moments"]))
-    statistics = {**own.statistics, "moments": both.to_dict()}
-    return base.extended_by(context, replace(own, statistics=statistics))
+def extended_statistics(before: Manifest, own: Statistics) -> Statistics:
+    """Add an increment's moments to those of its base; the other statistics are its own."""
+    moments = Moments.from_dict(before.statistic("moments", dict[str, Any]))
+    return {**own, "moments": moments.merge(Moments.from_dict(own["moments"])).to_dict()}
 
 
-def extraction_statistics(commits: Sequence[Commit]) -> dict[str, Any]:
-    """Return the moments of some tasks' features, and how many of their utterances are late."""
-    return {**moments_statistics(commits), **sum_late(commits)}
-
-
-def moments_statistics(commits: Sequence[Commit]) -> dict[str, Any]:
-    """Return the moments of all features of some tasks, as one task's statistics hold them."""
-    return {"moments": merge_moments(commits).to_dict()}
-
-
-def merge_moments(commits: Sequence[Commit]) -> Moments:
-    """Add up the shards' zeroth, first and second order statistics (IV-B2)."""
+def add_statistics(tasks: Sequence[Statistics]) -> Statistics:
+    """Add up the moments of tasks' features (003 IV-B2), and their utterances that are late."""
     merged = Moments.zero()
-    # Commits come in the order of tasks, so these sums repeat to the bit.
-    for commit in commits:
-        merged = merged.merge(Moments.from_dict(commit.statistics["moments"]))
-    return merged
+    # They come in the order of tasks, so these sums repeat to the bit.
+    for statistics in tasks:
+        merged = merged.merge(Moments.from_dict(statistics["moments"]))
+    return {"moments": merged.to_dict(), **sum_late(tasks)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -344,10 +328,10 @@ class Extracted:
 
 
 @once
-def extract_file(task: FileTask, max_shard_frames: int = MAX_SHARD_FRAMES) -> Commit | Overrun:
+def extract_file(task: FileTask, max_shard_frames: int = MAX_SHARD_FRAMES) -> Commit | Loss:
     """Fetch, decode, filter, normalize, shuffle and store one file's utterances.
 
-    The task ends early, as an Overrun, if it alone loses more than its step may.
+    The task ends early, over budget, if it alone loses more than its step may.
     """
     store = task.context.store
     lines = read_output(store, task.context.run_uri, task.selection).decode()
@@ -359,7 +343,7 @@ def extract_file(task: FileTask, max_shard_frames: int = MAX_SHARD_FRAMES) -> Co
     if audio.must_be_repeated:
         extracted = extract_shards(task, utterances, audio, max_shard_frames)
     if extracted.num_utterances < len(utterances):
-        return Overrun.of(task.name, extracted.quarantined)
+        return Loss.over_budget(task.name, extracted.quarantined)
     means = task.means.put(task.context, task.name, extracted.streams) if task.means else {}
     record = Commit(
         task=task.name,

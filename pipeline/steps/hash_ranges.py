@@ -17,11 +17,11 @@ Each entry is protected by itself: of 10,000 readers each reads one, and not a t
 """
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from struct import Struct
-from typing import Protocol, TypeVar, runtime_checkable
+from typing import TypeVar
 
 import numpy as np
 from jaxtyping import Bool, Int64, UInt64
@@ -29,9 +29,9 @@ from jaxtyping import Bool, Int64, UInt64
 from infra.prefetch import prefetch
 from infra.store.object_store import ObjectStore, until_whole
 from pipeline.records import Tally
-from pipeline.runs.commit import Commit, StepContext
+from pipeline.runs.commit import Commit, NamedTask, StepContext
+from pipeline.runs.engine import ScratchTasks
 from pipeline.runs.outputs import MAX_LISTED, Output, Outputs
-from pipeline.runs.step import Distribute, commit_each
 
 _HEADER = np.dtype("<u8")
 _HASH = np.dtype("<u8")
@@ -228,16 +228,6 @@ each task reads it: 150 tasks with 10,000 names each would take 250 MB in the dr
 _GETS_IN_FLIGHT = 16
 
 
-@runtime_checkable
-class NamedTask(Protocol):
-    """NamedTask has the name of its commit."""
-
-    @property
-    def name(self) -> str:
-        """The task's name."""
-        ...
-
-
 G = TypeVar("G", bound=NamedTask)
 M = TypeVar("M", bound=NamedTask)
 
@@ -278,39 +268,24 @@ def num_list_parts(num_objects: int, num_readers: int) -> int:
 
 
 def cut_and_merge(
-    scratch: StepContext,
-    committed: Mapping[str, Commit],
+    scratch: ScratchTasks,
     gathers: Iterable[G],
     gather: Callable[[G], Commit],
     num_ranges: int,
     merge_of: Callable[[int, Gathered], M],
     merge: Callable[[M], Commit],
-    distribute: Distribute,
     described: tuple[str, str],
 ) -> tuple[Output, ...]:
     """Gather, then merge; return what the merges wrote, in the order of ranges.
 
     Each gathering task writes an extent a range, if there are such tasks. `merge_of` makes the
-    task of a range from its number and what all have written. Tasks that are `committed` are
-    not repeated.
+    task of a range from its number and what all have written.
     """
-    commits = run_named(committed, list(gathers), gather, distribute, described[0])
-    gathered = Gathered.of(scratch, gathered_objects(commits), num_ranges)
+    commits = scratch.run(list(gathers), gather, described[0])
+    gathered = Gathered.of(scratch.context, gathered_objects(commits), num_ranges)
     merges = [merge_of(number, gathered) for number in range(num_ranges)]
-    merged = run_named(committed, merges, merge, distribute, described[1])
+    merged = scratch.run(merges, merge, described[1])
     return tuple(output for commit in merged for output in commit.outputs)
-
-
-def run_named(
-    committed: Mapping[str, Commit],
-    tasks: Sequence[G],
-    run_task: Callable[[G], Commit],
-    distribute: Distribute,
-    description: str,
-) -> list[Commit]:
-    """Run the tasks that are not `committed`; return all commits in the tasks' order."""
-    by_name = {each.name: each for each in tasks}
-    return commit_each(committed, by_name, run_task, distribute, description)
 
 
 def gathering(name: str) -> str:

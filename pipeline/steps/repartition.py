@@ -21,24 +21,19 @@ from infra.store.object_store import ObjectStore
 from pipeline.kbest import KBest
 from pipeline.records import Tally
 from pipeline.runs.commit import Commit, StepContext, once
-from pipeline.runs.increment import read_base
-from pipeline.runs.manifest import Output, own_outputs, read_manifest, read_output
-from pipeline.runs.many_tasks import Folding, NumberedTasks, runner_of
-from pipeline.runs.names import (
-    ONLY_ROUND,
-    TARGETS_STEP,
-    UNLABELLED,
-    TargetsRound,
-    features_step,
-)
-from pipeline.runs.step import (
+from pipeline.runs.engine import (
     Distribute,
-    StepContents,
+    Extension,
+    NumberedTasks,
     StepResult,
+    StepRun,
     StepSpec,
     TaskPlan,
     run_step,
+    run_tasks,
 )
+from pipeline.runs.manifest import Manifest, Output, read_manifest, read_output
+from pipeline.runs.names import ONLY_ROUND, TARGETS_STEP, UNLABELLED, TargetsRound, features_step
 from pipeline.shards import (
     Alignment,
     KBestAtAllOffsets,
@@ -148,38 +143,39 @@ def repartition(
     An increment writes those of its own shards; its manifest has the base's too, in one order.
     """
     sources = (features_step(UNLABELLED), targets_round.targets)
-    base = read_base(store, run_uri, targets_round.partitions, asdict(config))
+    shuffled = partial(shuffle, seed=config.seed)
 
-    def write_partitions(context: StepContext) -> StepContents:
-        extracted, labelled = (read_manifest(store, run_uri, step) for step in sources)
-        features, targets = (
-            own_outputs(each.outputs) if base else each.outputs for each in (extracted, labelled)
-        )
-        groups = shard_groups(len(features), config.num_source_shards)
+    def write_partitions(step: StepRun) -> Manifest:
+        extracted, labelled = (read_manifest(store, run_uri, source) for source in sources)
+        features, targets = extracted.own_outputs, labelled.own_outputs
+        # Rows at one offset are as they were before there were others, and so is their manifest.
+        is_at_all = labelled.config.get("offsets") == "all"
 
         def task(name: str, group: range) -> GroupTask:
             shards = slice(group.start, group.stop)
-            return GroupTask(context, config, name, features[shards], targets[shards])
+            return GroupTask(step.context, config, name, features[shards], targets[shards])
 
-        # Rows at one offset are as they were before there were others, and so is their manifest.
-        is_at_all = labelled.config.get("offsets") == "all"
-        shuffled = partial(shuffle, seed=config.seed)
-        # Joining loses nothing: each target row has its feature row.
         plan = TaskPlan(
-            NumberedTasks(groups, task),
+            NumberedTasks(shard_groups(len(features), config.num_source_shards), task),
             write_group,
             distribute,
-            0.0,
-            shuffled,
-            lambda _: {"offsets": "all"} if is_at_all else {},
+            loss_budget=0.0,  # joining loses nothing: each target row has its feature row
+            statistics=lambda _: {"offsets": "all"} if is_at_all else {},
+            order=shuffled,
             size=lambda task: sum(output.duration_ms for output in task.features),
         )
-        contents = runner_of(plan, Folding(order=shuffled))(context, plan)
-        # Nights are mixed again: a sub-epoch that hears one night alone would forget the others.
-        return base.extended_by(context, contents, shuffled) if base else contents
+        return run_tasks(step, plan)
 
-    digests = base.digests if base else {}
-    spec = StepSpec(store, run_uri, targets_round.partitions, asdict(config), sources, digests)
+    # Nights are mixed again: a sub-epoch that hears one night alone would forget the others.
+    extension = Extension(lambda _, own: own, order=shuffled)
+    spec = StepSpec(
+        store,
+        run_uri,
+        targets_round.partitions,
+        asdict(config),
+        sources,
+        extension=extension,
+    )
     return run_step(spec, write_partitions)
 
 

@@ -6,7 +6,7 @@ and with the base's, so that an increment finds all streams in the features that
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
@@ -18,11 +18,11 @@ from pipeline.filterbank import NUM_BINS
 from pipeline.normalization import CausalMean
 from pipeline.normalization.causal_mean import StreamMeans
 from pipeline.records import Tally, Utterance
-from pipeline.runs.commit import Commit, StepContext, committed_tasks, each_commit, once
+from pipeline.runs.commit import Commit, StepContext, each_commit, once
+from pipeline.runs.engine import Distribute, ScratchTasks, Statistics
 from pipeline.runs.manifest import Output, read_output
-from pipeline.runs.names import SCRATCH_FOLDER, task_name
+from pipeline.runs.names import task_name
 from pipeline.runs.outputs import MAX_LISTED, to_document
-from pipeline.runs.step import Distribute
 from pipeline.sampling import hash_name
 from pipeline.steps.hash_ranges import (
     Gathered,
@@ -116,11 +116,6 @@ class MeansPlace:
     scratch: StepContext
     base: tuple[Output, ...]
 
-    @classmethod
-    def of(cls, context: StepContext, base: tuple[Output, ...]) -> "MeansPlace":
-        """Return the place of a step whose base has these ranges."""
-        return cls(replace(context, step=f"{context.step}/{SCRATCH_FOLDER}"), base)
-
     def read(self, utterances: Sequence[Utterance]) -> Streams:
         """Read where the base left the streams of some utterances; other ranges are not read."""
         hashes = np.array(sorted(set(map(stream_hash, utterances))), np.uint64)
@@ -159,10 +154,9 @@ def named_means(commits: Iterable[Commit]) -> list[Output]:
     return [Output(**each) for each in found if each]
 
 
-def sum_late(commits: Iterable[Commit]) -> dict[str, Any]:
+def sum_late(tasks: Iterable[Statistics]) -> dict[str, Any]:
     """Add up the late utterances of tasks, or of tasks that were added up before."""
-    found = (commit.statistics for commit in commits)
-    return late_statistics(Tally(each.get("num_late", 0), each.get("late_ms", 0)) for each in found)
+    return late_statistics(Tally(each.get("num_late", 0), each.get("late_ms", 0)) for each in tasks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +202,6 @@ def merge_means(
 ) -> tuple[Output, ...]:
     """Merge the base's streams with those of all tasks; return an object for each range."""
     num_ranges = num_means_ranges(num_utterances)
-    committed = committed_tasks(place.scratch)
     names = list(map(task_name, range(num_tasks)))
     num_parts = -(-num_ranges // MERGED_RANGES)
     gathers = (
@@ -227,10 +220,14 @@ def merge_means(
         base = _overlapping(place.base, numbers, num_ranges)
         return _MergeTask(place.scratch, context, group, numbers, num_ranges, base, gathered)
 
-    described = "gather the streams' means", "merge the streams' means"
-    merging = num_parts, merge_of, _merge
     return cut_and_merge(
-        place.scratch, committed, gathers, _gather, *merging, distribute, described
+        ScratchTasks(context, distribute),
+        gathers,
+        _gather,
+        num_parts,
+        merge_of,
+        _merge,
+        ("gather the streams' means", "merge the streams' means"),
     )
 
 

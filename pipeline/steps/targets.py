@@ -7,7 +7,7 @@ becomes a row of the ledger.
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 from typing import Annotated, Any, ClassVar, Protocol, runtime_checkable
@@ -28,10 +28,20 @@ from pipeline.kbest import (
 from pipeline.placement_versions import Versions, distinct, heard_versions
 from pipeline.records import Quarantined, Tally
 from pipeline.runs.commit import Commit, Repetition, StepContext, once
-from pipeline.runs.increment import BaseStep, read_base
-from pipeline.runs.ledger import WITHOUT_LATTICE
-from pipeline.runs.manifest import Output, own_outputs, read_manifest, read_output
-from pipeline.runs.many_tasks import Folding, NumberedTasks, runner_of
+from pipeline.runs.engine import (
+    WITHOUT_LATTICE,
+    Distribute,
+    Extension,
+    NumberedTasks,
+    Statistics,
+    StepResult,
+    StepRun,
+    StepSpec,
+    TaskPlan,
+    run_step,
+    run_tasks,
+)
+from pipeline.runs.manifest import Manifest, Output, read_manifest, read_output
 from pipeline.runs.names import (
     BOOTSTRAP_STEP,
     ONLY_ROUND,
@@ -40,14 +50,6 @@ from pipeline.runs.names import (
     TargetsRound,
     features_step,
     model_step,
-)
-from pipeline.runs.step import (
-    Distribute,
-    StepContents,
-    StepResult,
-    StepSpec,
-    TaskPlan,
-    run_step,
 )
 from pipeline.sampling import sampling_priority
 from pipeline.shards import (
@@ -261,16 +263,14 @@ def generate_targets(
     teacher is the user's own, of the senones of the run's tree. A teacher that makes lattices reads
     the steps `graphs`; at most the share `loss_budget` of the utterances may have none.
     """
-    features, settings = features_step(UNLABELLED), plain(config)
+    features = features_step(UNLABELLED)
     labelling = [*(map(model_step, models) if models else [BOOTSTRAP_STEP]), *graphs]
-    base = read_base(store, run_uri, targets_round.targets, settings)
 
-    def label(context: StepContext) -> StepContents:
-        extracted = read_manifest(store, run_uri, features)
-        shards = own_outputs(extracted.outputs) if base else extracted.outputs
+    def label(step: StepRun) -> Manifest:
+        shards = read_manifest(store, run_uri, features).own_outputs
 
         def task(name: str, output: Output) -> ShardTask:
-            return ShardTask(context, config, name, output, teacher, hearing)
+            return ShardTask(step.context, config, name, output, teacher, hearing)
 
         # All features that were extracted are labelled, with or without lattices.
         plan = TaskPlan(
@@ -278,66 +278,70 @@ def generate_targets(
             label_shard,
             distribute,
             loss_budget,
+            fold=sum_labels,
             statistics=label_statistics,
             num_utterances=sum(shard.utterances for shard in shards),
             size=lambda task: task.features.duration_ms,
         )
-        contents = runner_of(plan, Folding(sum_labels))(context, plan)
-        return extend(base, context, contents) if base else contents
+        return run_tasks(step, plan)
 
-    place = store, run_uri, targets_round.targets
-    reads, digests = [features, *labelling], base.digests if base else {}
-    # Logits differ in their last bits between kinds of devices, which hosts may have several of.
-    repetition = Repetition.OTHER_LAST_BITS
-    engines = (*(SEARCH_ENGINES if graphs else ()), *hearing.engines)
-    return run_step(StepSpec(*place, settings, reads, digests, repetition, engines), label)
+    spec = StepSpec(
+        store,
+        run_uri,
+        targets_round.targets,
+        plain(config),
+        [features, *labelling],
+        # Logits differ in their last bits between kinds of devices; a host may have several kinds.
+        repetition=Repetition.OTHER_LAST_BITS,
+        engines=(*(SEARCH_ENGINES if graphs else ()), *hearing.engines),
+        extension=Extension(extended_statistics),
+    )
+    return run_step(spec, label)
 
 
-def extend(base: BaseStep, context: StepContext, own: StepContents) -> StepContents:
-    """Join an increment's targets with those of its base, and average over the frames of both."""
-    before = base.manifest
-    frames = [before.statistic("num_frames", int), own.statistics["num_frames"]]
-    means = [before.statistic(MEAN_MASS, float), own.statistics[MEAN_MASS]]
+def extended_statistics(before: Manifest, own: Statistics) -> Statistics:
+    """Average over the frames of an increment and its base, and add up what is special."""
+    frames = [before.statistic("num_frames", int), own["num_frames"]]
+    means = [before.statistic(MEAN_MASS, float), own[MEAN_MASS]]
     masses = [mean * count for mean, count in zip(means, frames, strict=True)]
     reasons = Counter(before.statistic(WITHOUT_LATTICE, dict[str, int], {}))
-    reasons.update(own.statistics.get(WITHOUT_LATTICE, {}))
-    elsewhere = before.statistic(HEARD_ELSEWHERE, int, 0)
-    elsewhere += own.statistics.get(HEARD_ELSEWHERE, 0)
-    statistics = {
-        "num_frames": sum(frames),
-        MEAN_MASS: sum(masses) / max(sum(frames), 1),
-        **({WITHOUT_LATTICE: dict(sorted(reasons.items()))} if reasons else {}),
-        **({HEARD_ELSEWHERE: elsewhere} if elsewhere else {}),
-    }
-    return base.extended_by(context, replace(own, statistics=statistics))
+    reasons.update(own.get(WITHOUT_LATTICE, {}))
+    elsewhere = before.statistic(HEARD_ELSEWHERE, int, 0) + own.get(HEARD_ELSEWHERE, 0)
+    return _label_statistics(sum(frames), sum(masses), reasons, elsewhere)
 
 
-def label_statistics(commits: Sequence[Commit]) -> dict[str, Any]:
+def label_statistics(sums: Statistics) -> Statistics:
     """Mean share of the targets' probability that the k best hold (V-C), and frames labelled.
 
     With how many utterances have no lattice, by reason, if there are some, and how many have the
     targets of a clearer version.
     """
-    sums = sum_labels(commits)
+    mass, reasons = sums["retained_mass"], sums[LATTICE_REASONS]
+    return _label_statistics(sums["num_frames"], mass, reasons, sums[HEARD_ELSEWHERE])
+
+
+def _label_statistics(
+    num_frames: int, retained_mass: float, reasons: Mapping[str, int], num_elsewhere: int
+) -> Statistics:
     return {
-        "num_frames": sums["num_frames"],
-        MEAN_MASS: sums["retained_mass"] / max(sums["num_frames"], 1),
-        **({WITHOUT_LATTICE: reasons} if (reasons := sums[LATTICE_REASONS]) else {}),
-        **({HEARD_ELSEWHERE: number} if (number := sums[HEARD_ELSEWHERE]) else {}),
+        "num_frames": num_frames,
+        MEAN_MASS: retained_mass / max(num_frames, 1),
+        **({WITHOUT_LATTICE: dict(sorted(reasons.items()))} if reasons else {}),
+        **({HEARD_ELSEWHERE: num_elsewhere} if num_elsewhere else {}),
     }
 
 
-def sum_labels(commits: Sequence[Commit]) -> dict[str, Any]:
+def sum_labels(tasks: Sequence[Statistics]) -> Statistics:
     """Add up the statistics of tasks, or of tasks that were added up before."""
     reasons: Counter[str] = Counter()
-    for statistics in (commit.statistics for commit in commits):
+    for statistics in tasks:
         reasons.update(statistics.get(LATTICE_REASONS, {}))
         reasons.update(each["reason"] for each in statistics.get(WITHOUT_LATTICE, {}).values())
     return {
-        "num_frames": sum(commit.statistics["num_frames"] for commit in commits),
-        "retained_mass": sum(commit.statistics["retained_mass"] for commit in commits),
-        HEARD_ELSEWHERE: sum(commit.statistics.get(HEARD_ELSEWHERE, 0) for commit in commits),
-        LATTICE_REASONS: dict(sorted(reasons.items())),
+        "num_frames": sum(each["num_frames"] for each in tasks),
+        "retained_mass": sum(each["retained_mass"] for each in tasks),
+        HEARD_ELSEWHERE: sum(each.get(HEARD_ELSEWHERE, 0) for each in tasks),
+        LATTICE_REASONS: dict(reasons),
     }
 
 

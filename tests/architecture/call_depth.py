@@ -25,8 +25,8 @@ from infra.devices.batches import PoolRequest
 from infra.devices.device_client import PoolAnswer, RequestStream
 from jobs.cli import spark_steps
 from jobs.cli.job import Job
+from pipeline.runs.engine import Distribute
 from pipeline.runs.names import SUBSETS
-from pipeline.runs.step import Distribute
 from tests.faults.killed_processes.chaos_run import store_random_teacher
 from tests.in_process_teacher import answer_alone
 from tests.small_corpus import local_store, serially, write_corpus

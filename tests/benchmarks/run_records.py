@@ -26,15 +26,14 @@ from infra.store.object_store import ObjectStore
 from pipeline.filterbank import NUM_BINS
 from pipeline.normalization import Moments
 from pipeline.records import Tally
-from pipeline.runs import many_tasks
+from pipeline.runs import engine
 from pipeline.runs.commit import Commit, StepContext, step_context
-from pipeline.runs.manifest import manifest_uri, read_manifest, sha256
-from pipeline.runs.many_tasks import Folding, NumberedTasks, runner_of
+from pipeline.runs.engine import NumberedTasks, StepRun, StepSpec, TaskPlan, run_step, run_tasks
+from pipeline.runs.manifest import Manifest, manifest_uri, read_manifest, sha256
 from pipeline.runs.names import COMMITS_FOLDER, task_name
 from pipeline.runs.outputs import Output
-from pipeline.runs.step import StepSpec, TaskPlan, run_step
 from pipeline.shuffling import shuffle
-from pipeline.steps.features import moments_statistics
+from pipeline.steps.features import add_statistics
 from tests.benchmarks.measure import Figure, show
 from tests.benchmarks.processes import with_core_seconds
 
@@ -103,7 +102,7 @@ def commit_of(context: StepContext, name: str, digest: str) -> Commit:
 def resume(folder: str, num_outputs: int, max_held: int) -> Driven:
     """Resume the step, and write its manifest."""
     context = context_in(folder)
-    many_tasks.MAX_HELD = max_held
+    engine.MAX_HELD = max_held
     Path(manifest_uri(folder, STEP)).unlink(missing_ok=True)
     with ProcessPoolExecutor(NUM_PROCESSES, get_context("forkserver")) as pool:
         list(pool.map(abs, range(NUM_PROCESSES)))
@@ -123,18 +122,17 @@ def spec(context: StepContext) -> StepSpec:
     return StepSpec(context.store, context.run_uri, STEP, CONFIG, digests=INPUTS)
 
 
-def plan_and_run(num_outputs: int, distribute: Any, context: StepContext) -> Any:
-    shuffled = partial(shuffle, seed=3)
+def plan_and_run(num_outputs: int, distribute: Any, step: StepRun) -> Manifest:
     plan = TaskPlan(
         NumberedTasks(range(num_outputs), named),
         no_work,
         distribute,
         0.0,
-        shuffled,
-        moments_statistics,
+        fold=add_statistics,
+        order=partial(shuffle, seed=3),
         num_utterances=5_000 * num_outputs,
     )
-    return runner_of(plan, Folding(moments_statistics, shuffled))(context, plan)
+    return run_tasks(step, plan)
 
 
 def named(name: str, number: int) -> str:
@@ -201,7 +199,7 @@ def main() -> None:
             first = size
             if size == arguments.held:
                 found += figures("holds commits", size, measure(folder, size, size))
-            found += figures("folds commits", size, measure(folder, size, many_tasks.MAX_HELD))
+            found += figures("folds commits", size, measure(folder, size, engine.MAX_HELD))
     show("Resume of a step whose tasks have all committed", found, arguments.json)
 
 

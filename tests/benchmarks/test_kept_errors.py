@@ -5,9 +5,9 @@ from pathlib import Path
 
 from infra.store.object_store import ObjectStore
 from pipeline.records import Tally
-from pipeline.runs.commit import StepContext
+from pipeline.runs.engine import StepRun, StepSpec, run_step
+from pipeline.runs.manifest import Manifest
 from pipeline.runs.names import EVALUATION_STEP
-from pipeline.runs.step import StepContents, StepSpec, run_step
 from tests.benchmarks.kept_errors import ResultKey, keep_errors
 from tests.benchmarks.rotation.table import Measured
 from training.evaluate.word_errors import UtteranceErrors, WordErrors, write_errors
@@ -30,11 +30,11 @@ def test_errors_are_kept_by_speaker(tmp_path: Path) -> None:
         for number in range(3)
     ]
 
-    def contents(context: StepContext) -> StepContents:
-        errors = context.put_output("errors", ".jsonl", write_errors(utterances), Tally())
+    def contents(step: StepRun) -> Manifest:
+        errors = step.context.put_output("errors", ".jsonl", write_errors(utterances), Tally())
         scores = json.dumps({"files": {"errors.jsonl": errors.key}}).encode()
-        kept = context.put_output("scores", ".json", scores, Tally())
-        return StepContents.of_all(Tally(), (kept, errors))
+        kept = step.context.put_output("scores", ".json", scores, Tally())
+        return step.lossless(Tally(), (kept, errors))
 
     run_step(StepSpec(store, str(run), EVALUATION_STEP, {}), contents)
     key = ResultKey("demo", 3, "ghost")

@@ -10,8 +10,8 @@ import pytest
 from infra.store.object_store import ObjectStore
 from jobs.cli.arguments import recipe_path
 from pipeline.runs.commit import step_context
+from pipeline.runs.engine import write_manifest
 from pipeline.runs.manifest import Manifest
-from pipeline.runs.step import write_manifest
 from tests.benchmarks.rotation.__main__ import (
     SEEDED,
     Experiment,

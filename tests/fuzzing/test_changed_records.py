@@ -20,7 +20,8 @@ from pipeline.audit.job_records import parse_begun_record, parse_job_record
 from pipeline.normalization import Moments
 from pipeline.records import Member, Quarantined, Segment, Tally, part_from_text, part_to_text
 from pipeline.runs.commit import Commit
-from pipeline.runs.ledger import QUARANTINED, SELECTED, WITHOUT_LATTICE, read_lines, read_reasons
+from pipeline.runs.engine import WITHOUT_LATTICE
+from pipeline.runs.ledger import QUARANTINED, SELECTED, read_lines
 from pipeline.runs.manifest import Manifest
 from pipeline.runs.outputs import Output, OutputPart, OutputsInParts
 from pipeline.runs.sealed_json import NamedObject, named_objects, naming, read_sealed, seal
@@ -230,7 +231,6 @@ ERRORS = UtteranceErrors("u", "s", "DP1", 10, {"student": WordErrors(1, 0, 2, 5)
 SPLIT = {"side": "left", "phones": [0, 1], "inside": 0, "outside": 1}
 LINES: Mapping[str, tuple[Callable[[bytes], Any], bytes]] = {
     "manifest part": (output_lines, SHARD.to_line()),
-    "ledger": (read_reasons, ROW.to_json().encode()),
     "ledger row": (lambda data: list(read_lines(data, QUARANTINED)), ROW.to_json().encode()),
     "selection": (lambda data: list(read_lines(data, SELECTED)), json.dumps(SELECTION).encode()),
     "decoded": (read_decoded, write_decoded([DECODED])),

@@ -20,6 +20,7 @@ from jobs.report_page.collect import (
 )
 from pipeline.records import Quarantined
 from pipeline.runs.commit import step_context
+from pipeline.runs.engine import write_manifest
 from pipeline.runs.manifest import Manifest, manifest_uri, sha256
 from pipeline.runs.names import (
     CERTIFICATE_STEP,
@@ -30,7 +31,6 @@ from pipeline.runs.names import (
     job_record,
 )
 from pipeline.runs.sealed_json import seal
-from pipeline.runs.step import write_manifest
 from tests.whole_path.processes import TINY
 from training.evaluate.word_errors import UtteranceErrors, WordErrors
 from training.settings.recipe import read_recipe
@@ -96,7 +96,7 @@ def test_what_teachers_failed_at_is_in_the_quarantine(job: Job) -> None:
         TARGETS_STEP: Manifest(TARGETS_STEP, {}, {}, (), (ledger,)),
         EVALUATION_STEP: Manifest(EVALUATION_STEP, {}, {}, (), (ledger,)),
     }
-    reasons = quarantine_reasons(job.store, job.run_uri, manifests, ingests={})
+    reasons = quarantine_reasons(manifests, [])
     assert reasons == {TARGETS_STEP: {"teacher_failed": 2}}
     assert retry_commands(reasons, "runs/my own", "demo", ["a.b=1"]) == [
         {

@@ -16,8 +16,8 @@ from pipeline.kbest import select_kbest
 from pipeline.normalization import CausalMean
 from pipeline.records import Tally
 from pipeline.runs.commit import step_context
+from pipeline.runs.engine import write_manifest
 from pipeline.runs.manifest import Manifest
-from pipeline.runs.step import write_manifest
 from pipeline.shards import FeatureRow, TargetRow, write_features, write_targets
 from pipeline.splicing import splice
 from tests.notebooks.execution import FOLDERS, REPOSITORY, read_notebook

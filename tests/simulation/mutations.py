@@ -10,8 +10,9 @@ import pytest
 from infra.store.object_store import ObjectStore, join_uri
 from infra.store.s3 import S3Store
 from pipeline.records import Quarantined, Tally
-from pipeline.runs import many_tasks, sealed_json, step
+from pipeline.runs import engine, sealed_json
 from pipeline.runs.commit import Commit, StepContext
+from pipeline.runs.engine import StepRun
 from pipeline.runs.manifest import Manifest, Output, manifest_uri, sha256
 from pipeline.runs.names import COMMITS_FOLDER, PART_SUFFIX
 from pipeline.runs.outputs import OutputsInParts
@@ -32,7 +33,7 @@ def manifest_replaced(patch: Patch) -> None:
     def write(context: StepContext, made: Manifest) -> None:
         context.store.put(manifest_uri(context.run_uri, context.step), made.to_bytes())
 
-    patch.setattr(step, "write_manifest", write)
+    patch.setattr(engine, "write_manifest", write)
 
 
 def second_manifest_accepted(patch: Patch) -> None:
@@ -41,19 +42,19 @@ def second_manifest_accepted(patch: Patch) -> None:
     def write(context: StepContext, made: Manifest) -> None:
         context.store.put_if_absent(manifest_uri(context.run_uri, context.step), made.to_bytes())
 
-    patch.setattr(step, "write_manifest", write)
+    patch.setattr(engine, "write_manifest", write)
 
 
 def manifest_before_the_commits(patch: Patch) -> None:
     """The manifest lists the tasks that were committed when the step began; then the rest run."""
-    run_tasks = step.run_tasks
+    run_tasks = engine.run_tasks
 
-    def of_the_committed(context: StepContext, plan: Any) -> Any:
-        committed = step.committed_tasks(context)
+    def of_the_committed(step: StepRun, plan: Any) -> Manifest:
+        committed = engine.committed_tasks(step.context)
         done = {name: task for name, task in plan.tasks.items() if name in committed}
-        contents = run_tasks(context, replace(plan, tasks=done))
-        run_tasks(context, plan)
-        return contents
+        made = run_tasks(step, replace(plan, tasks=done))
+        run_tasks(step, plan)
+        return made
 
     patch.setattr(simulated_step, "run_tasks", of_the_committed)
 
@@ -102,13 +103,13 @@ def manifest_of_any_recipe(patch: Patch) -> None:
 
     def found(context: StepContext, *_: Any) -> Manifest | None:
         try:
-            return step.read_checked(
+            return engine.read_checked(
                 context.store, manifest_uri(context.run_uri, context.step), Manifest.from_bytes
             )
-        except step.ObjectNotFound:
+        except engine.ObjectNotFound:
             return None
 
-    patch.setattr(step, "finished_manifest", found)
+    patch.setattr(engine, "finished_manifest", found)
 
 
 def commits_of_any_recipe(patch: Patch) -> None:
@@ -119,7 +120,7 @@ def commits_of_any_recipe(patch: Patch) -> None:
         commits = [Commit.from_bytes(context.store.get(each.uri)) for each in listed]
         return {each.task: each for each in commits}
 
-    patch.setattr(step, "committed_tasks", found)
+    patch.setattr(engine, "committed_tasks", found)
 
 
 def second_commit_accepted(patch: Patch) -> None:
@@ -247,7 +248,7 @@ def parts_not_stored(patch: Patch) -> None:
 
 def parts_after_the_manifest(patch: Patch) -> None:
     """The manifest is stored, and then its parts."""
-    put, write = SimulatedStore.put, step.write_manifest
+    put, write = SimulatedStore.put, engine.write_manifest
     waiting: list[tuple[Any, ...]] = []
 
     def postpone(store: SimulatedStore, uri: str, data: bytes) -> None:
@@ -263,7 +264,7 @@ def parts_after_the_manifest(patch: Patch) -> None:
             put(*each)
 
     patch.setattr(SimulatedStore, "put", postpone)
-    patch.setattr(step, "write_manifest", write_first)
+    patch.setattr(engine, "write_manifest", write_first)
 
 
 def foreign_commits_folded(patch: Patch) -> None:
@@ -273,13 +274,14 @@ def foreign_commits_folded(patch: Patch) -> None:
 
 def folded_when_begun(patch: Patch) -> None:
     """The commits that were there when the step began are folded, and no others."""
-    resume = many_tasks._ManyTasks._resume
+    fold_earlier = engine._Driver._fold_earlier
 
-    def only(driver: Any, committed: set[str], watch: Any) -> None:
+    def only(driver: Any) -> Any:
+        committed = fold_earlier(driver)
         driver.names = [name for name in driver.names if name in committed] or driver.names
-        resume(driver, committed, watch)
+        return committed
 
-    patch.setattr(many_tasks._ManyTasks, "_resume", only)
+    patch.setattr(engine._Driver, "_fold_earlier", only)
 
 
 MUTATIONS_OF_PARTS: tuple[Callable[[Patch], None], ...] = (

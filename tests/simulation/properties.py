@@ -39,7 +39,7 @@ class Properties:
 
     def __post_init__(self) -> None:
         self.machine = Machine(
-            [partial(small_step, recipe, self.num_tasks, self.has_many) for recipe in self.recipes]
+            [partial(small_step, recipe, self.num_tasks) for recipe in self.recipes]
         )
         self._checked_ends: set[tuple[int, int]] = set()
         self._checked_stores: set[int] = set()

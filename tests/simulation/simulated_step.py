@@ -7,18 +7,17 @@ from typing import Any, NamedTuple
 import pytest
 
 from pipeline.records import Quarantined, Tally
-from pipeline.runs import commit, many_tasks
+from pipeline.runs import commit, engine
 from pipeline.runs.commit import Commit, Repetition, StepContext, once
-from pipeline.runs.many_tasks import Folding, runner_of
+from pipeline.runs.engine import StepResult, StepRun, StepSpec, TaskPlan, run_step, run_tasks
+from pipeline.runs.manifest import Manifest
 from pipeline.runs.names import features_step
-from pipeline.runs.step import StepContents, StepResult, StepSpec, TaskPlan, run_step, run_tasks
 from tests.simulation.replayed_code import Call, ask
 from tests.simulation.simulated_s3 import BUCKET, SimulatedStore
 
 RUN = f"s3://{BUCKET}/run"
 STEP = features_step("labelled")
 SCORES_SUFFIX = ".json"
-FOLDING = Folding()
 COMMITS, MANIFEST_KEY = f"run/{STEP}/commits/", f"run/{STEP}/manifest.json"
 
 
@@ -57,23 +56,21 @@ def write_shard(task: SmallTask) -> Commit:
     )
 
 
-def small_step(recipe: Recipe, num_tasks: int, has_many: bool = False) -> StepResult:
+def small_step(recipe: Recipe, num_tasks: int) -> StepResult:
     """Run the step of a recipe on the simulated store and cluster.
 
-    A step of no tasks stores one object in the driver, as training and evaluation do. One that
-    counts as a step of many tasks has its commits folded, by bounds that a test has set.
+    A step of no tasks stores one object in the driver, as training and evaluation do.
     """
 
-    def make(context: StepContext) -> StepContents:
+    def make(step: StepRun) -> Manifest:
         if not num_tasks:
             data = f"scores of {recipe}".encode()
-            output = context.put_output("scores", SCORES_SUFFIX, data, Tally(4, 42))
-            return StepContents.of_all(Tally(4, 42), (output,))
+            output = step.context.put_output("scores", SCORES_SUFFIX, data, Tally(4, 42))
+            return step.lossless(Tally(4, 42), (output,))
         names = [f"{number:06d}" for number in range(num_tasks)]
-        tasks = {name: SmallTask(context, name, recipe) for name in names}
+        tasks = {name: SmallTask(step.context, name, recipe) for name in names}
         plan = TaskPlan(tasks, write_shard, simulated_cluster, 1.0)
-        run = runner_of(plan, FOLDING) if has_many else run_tasks
-        return run(context, plan)
+        return run_tasks(step, plan)
 
     repetition = Repetition.OTHER_LAST_BITS if recipe.device else Repetition.SAME_BYTES
     spec = StepSpec(
@@ -97,6 +94,6 @@ def simulated_cluster(
 def set_bounds_of_two_tasks(patch: pytest.MonkeyPatch) -> None:
     """Let two tasks be many: one group of commits, and a part of a manifest for each output."""
     for name, value in (("MAX_HELD", 1), ("WAVE_TASKS", 2), ("GROUP_COMMITS", 2)):
-        patch.setattr(many_tasks, name, value)
-    for module in (many_tasks, commit):
+        patch.setattr(engine, name, value)
+    for module in (engine, commit):
         patch.setattr(module, "MAX_LISTED", 1)

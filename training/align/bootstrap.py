@@ -20,9 +20,17 @@ from pipeline.placement_versions import (
 )
 from pipeline.records import Tally
 from pipeline.runs.commit import Commit, StepContext
-from pipeline.runs.manifest import Output, read_manifest, read_output
+from pipeline.runs.engine import (
+    Statistics,
+    StepResult,
+    StepRun,
+    StepSpec,
+    TaskPlan,
+    run_step,
+    run_tasks,
+)
+from pipeline.runs.manifest import Manifest, Output, read_manifest, read_output
 from pipeline.runs.names import BOOTSTRAP_STEP, LABELLED, features_step, task_name
-from pipeline.runs.step import StepContents, StepResult, StepSpec, TaskPlan, run_step, run_tasks
 from pipeline.sampling import sampling_priority
 from pipeline.shards import FeatureRow, read_feature_texts, read_features
 from training.align.labelled import (
@@ -31,7 +39,8 @@ from training.align.labelled import (
     Senones,
     UnknownWords,
     commit_aligned,
-    sum_counts,
+    senone_statistics,
+    sum_histograms,
     transcribed,
     unknown_words_of,
 )
@@ -86,7 +95,8 @@ def bootstrap(
     read_manifest(store, run_uri, features)  # what is missing first is named first
     stored = CorpusLexicon.read(store, corpus_uri, unknown_words)
 
-    def align_monophones(context: StepContext) -> StepContents:
+    def align_monophones(step: StepRun) -> Manifest:
+        context = step.context
         lexicon = stored.parse()
         check_transcripts(store, run_uri, LABELLED, lexicon, loss_budget)
         samples = _draw(context, config.max_hours)
@@ -99,18 +109,19 @@ def bootstrap(
             sample = samples[name]
             return commit_aligned(context, name, sample.rows, senones, sample.unselected)
 
-        def statistics(commits: list[Commit]) -> dict[str, Any]:
-            return {**sum_counts(grown.tree, commits), "senone_bound": grown.bound}
+        def statistics(sums: Statistics) -> Statistics:
+            return {**senone_statistics(grown.tree, sums), "senone_bound": grown.bound}
 
         plan = TaskPlan(
             {name: name for name in samples},
             write_shard,
             one_after_another,
             loss_budget,
+            fold=sum_histograms,
             statistics=statistics,
             num_utterances=len(rows),
         )
-        return run_tasks(context, plan)
+        return run_tasks(step, plan)
 
     resolved = bootstrap_settings(config, tree_config, versions, unknown_words)
     spec = StepSpec(store, run_uri, BOOTSTRAP_STEP, resolved, [features], stored.digests)

@@ -15,7 +15,7 @@ from jaxtyping import UInt16
 from infra.store.object_store import ObjectStore, join_uri, scan_checked
 from pipeline.records import Quarantined, Tally, source_id
 from pipeline.runs.commit import Commit, StepContext
-from pipeline.runs.ledger import LossBudgetExceededError, LossLimit
+from pipeline.runs.engine import LossBudgetExceededError, LossLimit, Statistics
 from pipeline.runs.manifest import is_finished, read_manifest, read_output, sha256
 from pipeline.runs.names import (
     ALIGNMENT_STEP,
@@ -149,10 +149,10 @@ def commit_aligned(
     return context.commit(record)
 
 
-def sum_counts(tree: SenoneTree, commits: Sequence[Commit]) -> dict[str, Any]:
-    """Add up the senones' frames over all shards, beside the tree that names the senones."""
+def senone_statistics(tree: SenoneTree, sums: Statistics) -> dict[str, Any]:
+    """Return the senones' frames of all shards, beside the tree that names the senones."""
     counts = np.zeros(tree.num_senones, np.int64)
-    for senone, count in sum_histograms(commits)["senones"]:
+    for senone, count in sums["senones"]:
         counts[senone] = count
     return {
         "num_senones": tree.num_senones,
@@ -161,11 +161,11 @@ def sum_counts(tree: SenoneTree, commits: Sequence[Commit]) -> dict[str, Any]:
     }
 
 
-def sum_histograms(commits: Sequence[Commit]) -> dict[str, Any]:
+def sum_histograms(tasks: Sequence[Statistics]) -> Statistics:
     """Add up the senones' frames of tasks, or of tasks that were added up before."""
     counts: Counter[int] = Counter()
-    for commit in commits:
-        for senone, count in commit.statistics["senones"]:
+    for statistics in tasks:
+        for senone, count in statistics["senones"]:
             counts[senone] += count
     return {"senones": [list(each) for each in sorted(counts.items())]}
 

@@ -20,8 +20,17 @@ from pipeline.placement_versions import (
 )
 from pipeline.records import Tally
 from pipeline.runs.commit import Commit, Repetition, StepContext, once
-from pipeline.runs.manifest import Output, read_manifest, read_output
-from pipeline.runs.many_tasks import Folding, NumberedTasks, runner_of
+from pipeline.runs.engine import (
+    Distribute,
+    NumberedTasks,
+    StepResult,
+    StepRun,
+    StepSpec,
+    TaskPlan,
+    run_step,
+    run_tasks,
+)
+from pipeline.runs.manifest import Manifest, Output, read_manifest, read_output
 from pipeline.runs.names import (
     BOOTSTRAP_STEP,
     LABELLED,
@@ -30,14 +39,13 @@ from pipeline.runs.names import (
     features_step,
     model_step,
 )
-from pipeline.runs.step import Distribute, StepContents, StepResult, StepSpec, TaskPlan, run_step
 from pipeline.shards import FeatureRow, PartitionRow, read_features
 from pipeline.splicing import num_low_rate_frames, splice
 from training.align.labelled import (
     Senones,
     commit_aligned,
     read_lexicon,
-    sum_counts,
+    senone_statistics,
     sum_histograms,
     transcribed,
     unknown_words_of,
@@ -108,23 +116,24 @@ def realign(
     reads = [features, BOOTSTRAP_STEP, model_step(aligner)]
     stored = read_lexicon(store, run_uri, corpus_uri, reads)
 
-    def align_senones(context: StepContext) -> StepContents:
+    def align_senones(step: StepRun) -> Manifest:
         shards = read_manifest(store, run_uri, features)
         tree = read_tree(store, run_uri)
 
         def task(name: str, output: Output) -> AlignmentTask:
-            return AlignmentTask(context, settings, name, output, corpus_uri, aligner)
+            return AlignmentTask(step.context, settings, name, output, corpus_uri, aligner)
 
         plan = TaskPlan(
             NumberedTasks(shards.outputs, task),
             align_shard,
             distribute,
             loss_budget,
-            statistics=partial(sum_counts, tree),
+            fold=sum_histograms,
+            statistics=partial(senone_statistics, tree),
             num_utterances=shards.tally_out.utterances,
             size=lambda task: task.features.duration_ms,
         )
-        return runner_of(plan, Folding(sum_histograms))(context, plan)
+        return run_tasks(step, plan)
 
     spec = StepSpec(
         store,

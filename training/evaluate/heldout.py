@@ -17,8 +17,9 @@ from infra.settings import plain
 from infra.store.object_store import ObjectStore
 from pipeline.filterbank import FRAME_SHIFT_MS
 from pipeline.records import WITHOUT_PLACEMENT, Tally
-from pipeline.runs.commit import Commit, Repetition, StepContext, committed_tasks, once
-from pipeline.runs.manifest import Output, read_manifest, read_output, subsets_of_run
+from pipeline.runs.commit import Commit, Repetition, StepContext, once
+from pipeline.runs.engine import ScratchTasks, StepResult, StepRun, StepSpec, run_step
+from pipeline.runs.manifest import Manifest, Output, read_manifest, read_output, subsets_of_run
 from pipeline.runs.names import (
     ALIGNMENT_STEP,
     BASELINE,
@@ -27,18 +28,10 @@ from pipeline.runs.names import (
     EVALUATION_SCORES,
     EVALUATION_STEP,
     HELDOUT,
-    SCRATCH_FOLDER,
     TEACHER,
     TUNING_STEP,
     features_step,
     model_step,
-)
-from pipeline.runs.step import (
-    StepContents,
-    StepResult,
-    StepSpec,
-    commit_each,
-    run_step,
 )
 from pipeline.shards import FeatureRow
 from pipeline.splicing import STACK, low_rate_alignment
@@ -251,13 +244,13 @@ def evaluate(
     files = LanguageModelFiles.read(store, corpus_uri, config)
     reads += files.reads(store, run_uri)
 
-    def score(context: StepContext) -> StepContents:
+    def score(step: StepRun) -> Manifest:
         words = lexicon.parse()
         unknown = count_unknown_words(store, run_uri, features, words.pronunciations.keys())
         settings = dict.fromkeys(models.names, recipe_settings(config))
         settings |= tuned_settings(store, run_uri) if is_tuned else {}
         language_model = files.model(store, run_uri, words, config)
-        scratch = replace(context, step=f"{context.step}/{SCRATCH_FOLDER}")
+        scratch = step.context.scratch
         orders = {each.ngram_order for each in settings.values()}
         place = DecodingPlace(
             scratch,
@@ -267,12 +260,13 @@ def evaluate(
             models.forms,
             models.device,
         )
-        decoded = decode_all(place, settings, models, config.acoustic_scale)
+        tasks = ScratchTasks(step.context, models.distribute)
+        decoded = decode_all(place, tasks, settings, models, config.acoustic_scale)
         about: dict[str, Any] = {"decoding": plain(settings)} if is_tuned else {}
         about["models"] = model_sizes(models, read_tree(store, run_uri).num_senones)
         statistics: dict[str, Any] = {"language_model": dict(language_model.statistics)}
         statistics["num_unknown_words"] = unknown
-        return contents(context, fold(context, decoded), about, statistics)
+        return scored(step, fold(step.context, decoded), about, statistics)
 
     digests = {**lexicon.digests, **files.digests}
     place = store, run_uri, EVALUATION_STEP, plain(config), reads, digests
@@ -282,6 +276,7 @@ def evaluate(
 
 def decode_all(
     place: DecodingPlace,
+    scratch: ScratchTasks,
     settings: Mapping[str, DecodingSettings],
     models: ModelsToDecode,
     alignment_scale: float,
@@ -298,18 +293,14 @@ def decode_all(
         name = f"{model}-{part.name}"
         return HypothesisTask(name, place, part, model, settings[model], labels)
 
-    def run(tasks: Sequence[HypothesisTask], description: str) -> list[Commit]:
-        by_name = {each.name: each for each in tasks}
-        return commit_each(committed, by_name, decode_slice, models.distribute, description)
-
-    committed = committed_tasks(context)
     aligns = AlignsAt(alignment_scale)
     first = TEACHER if TEACHER in models.names else BASELINE
-    aligned = run([task(first, each, aligns) for each in parts], f"decode with {first}")
+    aligning = [task(first, each, aligns) for each in parts]
+    aligned = scratch.run(aligning, decode_slice, f"decode with {first}")
     labels = [AlignedBefore(commit.outputs[0]) for commit in aligned]
     others = [name for name in models.names if name != first]
     tasks = [task(name, *pair) for name in others for pair in zip(parts, labels, strict=True)]
-    commits = iter(run(tasks, f"decode with {', '.join(others)}"))
+    commits = iter(scratch.run(tasks, decode_slice, f"decode with {', '.join(others)}"))
     return {first: aligned, **{name: [next(commits) for _ in parts] for name in others}}
 
 
@@ -366,10 +357,11 @@ def read_hypotheses(context: StepContext, commits: Sequence[Commit]) -> list[Dec
     return sorted(utterances, key=file_order)
 
 
-def contents(
-    context: StepContext, folded: Folded, about: Mapping[str, Any], statistics: Mapping[str, Any]
-) -> StepContents:
+def scored(
+    step: StepRun, folded: Folded, about: Mapping[str, Any], statistics: Mapping[str, Any]
+) -> Manifest:
     """Store scores and errors by utterance; the manifest's tallies are those of the utterances."""
+    context = step.context
     heldout = read_manifest(context.store, context.run_uri, features_step(HELDOUT)).tally_out
     evaluated = Tally(len(folded.utterances), sum(each.duration_ms for each in folded.utterances))
     assert evaluated == heldout, "every utterance is scored, once"
@@ -387,4 +379,4 @@ def contents(
     }
     data = json.dumps(scores, indent=1, sort_keys=True).encode()
     output = context.put_output(EVALUATION_SCORES, ".json", data, Tally())
-    return StepContents.of_all(heldout, (output, *files.values()), statistics)
+    return step.lossless(heldout, (output, *files.values()), statistics)

@@ -6,8 +6,8 @@ cluster import this module, so it imports nothing that only a driver has.
 
 import json
 from collections import defaultdict
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
 import torch
@@ -15,17 +15,10 @@ import torch
 from infra.settings import plain
 from infra.store.object_store import ObjectStore
 from pipeline.records import Tally
-from pipeline.runs.commit import Commit, Repetition, StepContext, committed_tasks, once
-from pipeline.runs.manifest import Output, read_manifest, read_output
-from pipeline.runs.names import (
-    ALIGNMENT_STEP,
-    DEV,
-    SCRATCH_FOLDER,
-    TUNING_STEP,
-    features_step,
-    model_step,
-)
-from pipeline.runs.step import StepContents, StepResult, StepSpec, commit_each, run_step
+from pipeline.runs.commit import Commit, Repetition, StepContext, once
+from pipeline.runs.engine import ScratchTasks, StepResult, StepRun, StepSpec, run_step
+from pipeline.runs.manifest import Manifest, Output, read_manifest, read_output
+from pipeline.runs.names import ALIGNMENT_STEP, DEV, TUNING_STEP, features_step, model_step
 from pipeline.shards import FeatureRow
 from training.align.labelled import read_lexicon
 from training.decode.decoder import DecoderConfig, decode
@@ -167,27 +160,26 @@ def tune(
     files = LanguageModelFiles.read(store, corpus_uri, config)
     reads += files.reads(store, run_uri)
 
-    def choose(context: StepContext) -> StepContents:
+    def choose(step: StepRun) -> Manifest:
         words = lexicon.parse()
         count_unknown_words(store, run_uri, features, words.pronunciations.keys())
         language_model = files.model(store, run_uri, words, config)
         start, grid = recipe_settings(config), tuning.grid()
         if isinstance(language_model, GivenModel):
             del grid["ngram_order"]  # it has its own
-        scratch = replace(context, step=f"{context.step}/{SCRATCH_FOLDER}")
+        scratch = step.context.scratch
         orders = {start.ngram_order, *map(int, grid.get("ngram_order", ()))}
         arpas = store_arpas(scratch, language_model, orders)
         decoder = DecoderConfig(config.beam, config.max_active)
-        trials = Trials(
-            DecodingPlace(scratch, corpus_uri, decoder, arpas, models.forms, models.device), models
-        )
+        place = DecodingPlace(scratch, corpus_uri, decoder, arpas, models.forms, models.device)
+        trials = Trials(place, ScratchTasks(step.context, models.distribute), models.names)
         found = search_all({name: search(start, grid) for name in models.names}, trials.count)
         tally = read_manifest(store, run_uri, features).tally_out
         curves = {name: [point.to_json() for point in each.curve] for name, each in found.items()}
         data = json.dumps(curves, indent=1, sort_keys=True).encode()
-        output = context.put_output("curves", ".json", data, tally)
+        output = step.context.put_output("curves", ".json", data, tally)
         settings = {name: asdict(each.settings) for name, each in found.items()}
-        return StepContents.of_all(tally, (output,), {"settings": settings})
+        return step.lossless(tally, (output,), {"settings": settings})
 
     resolved = {"evaluation": plain(config), "tuning": plain(tuning)}
     digests = {**lexicon.digests, **files.digests}
@@ -212,15 +204,14 @@ def tuned_settings(
 class Trials:
     """Trials counts the development speakers' word errors at settings, for all models at once."""
 
-    def __init__(self, place: DecodingPlace, models: ModelsToDecode) -> None:
+    def __init__(self, place: DecodingPlace, scratch: ScratchTasks, models: Iterable[str]) -> None:
         """Compute the log-likelihoods of each model, where an earlier call has not."""
-        self._place, self._distribute = place, models.distribute
+        self._place, self._scratch = place, scratch
         context = place.context
-        self._committed = committed_tasks(context)
         parts = slices(read_manifest(context.store, context.run_uri, features_step(DEV)))
         tasks = [
             ScoringTask(f"{name}-scores-{part.name}", place, part, name)
-            for name in models.names
+            for name in models
             for part in parts
         ]
         self._parts = parts
@@ -254,9 +245,7 @@ class Trials:
     def _run(
         self, tasks: Sequence[T], function: Callable[[T], Commit], description: str
     ) -> dict[str, Commit]:
-        by_name = {each.name: each for each in tasks}
-        arguments = self._committed, by_name, function, self._distribute, description
-        return {each.task: each for each in commit_each(*arguments)}
+        return {each.task: each for each in self._scratch.run(tasks, function, description)}
 
 
 @dataclass(frozen=True, slots=True)

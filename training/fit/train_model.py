@@ -20,6 +20,7 @@ from infra.torchrun import launched_ranks_per_host
 from pipeline.normalization import Moments
 from pipeline.records import WITHOUT_PLACEMENT, Tally
 from pipeline.runs.commit import StepContext
+from pipeline.runs.engine import StepResult, StepRun, StepSpec, run_step
 from pipeline.runs.manifest import Manifest, Output, read_manifest, subsets_of_run
 from pipeline.runs.names import (
     CHECKPOINTS_FOLDER,
@@ -29,7 +30,6 @@ from pipeline.runs.names import (
     features_step,
     model_step,
 )
-from pipeline.runs.step import StepContents, StepResult, StepSpec, run_step
 from pipeline.shards import read_partition_index
 from training.checkpoints.checkpointer import Checkpointer
 from training.data.dataset import Dataset, LatticeShards
@@ -201,10 +201,11 @@ def train_model(
     group: ProcessGroup,
     device: torch.device,
     take_pace: TakePace,
-    context: StepContext,
-) -> StepContents | None:
-    """Train the model of `fit` on `device`; rank 0 stores it and returns the step's contents."""
+    step: StepRun,
+) -> Manifest | None:
+    """Train the model of `fit` on `device`; rank 0 stores it and returns the step's manifest."""
     check_trainer(fit, group)
+    context = step.context
     store, run_uri = context.store, context.run_uri
     labelled = read_manifest(store, run_uri, fit.labelled)
     # Ranks that divide a model read the same data, and draw the same random numbers.
@@ -233,7 +234,7 @@ def train_model(
     if group.rank() != 0:
         return None
     statistics = {"curve": curve, "num_ranks": group.size(), **data.statistics}
-    return store_model(context, trained, data.trained, statistics, data.left_out)
+    return store_model(step, trained, data.trained, statistics, data.left_out)
 
 
 def part_of(model: AcousticModel, ranks: ParallelRanks) -> AcousticModel:

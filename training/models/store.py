@@ -15,10 +15,9 @@ from torch import Tensor, nn
 from infra.settings import ConfigurationError, plain, printable
 from infra.store.object_store import ObjectStore
 from pipeline.records import Tally
-from pipeline.runs.commit import StepContext
-from pipeline.runs.manifest import read_manifest, read_output
+from pipeline.runs.engine import StepRun
+from pipeline.runs.manifest import Manifest, read_manifest, read_output
 from pipeline.runs.names import model_step
-from pipeline.runs.step import StepContents
 from pipeline.splicing import NUM_INPUTS
 from training.entry_point import EntryPoint
 from training.models.acoustic_model import AcousticModel, NetworkModel
@@ -142,16 +141,20 @@ def load_models(
 
 
 def store_model(
-    context: StepContext,
+    step: StepRun,
     trained: TrainedModel,
     data: Tally,
     statistics: Mapping[str, Any],
     left_out: Tally = NOTHING,
-) -> StepContents:
-    """Store a model; return the contents of the step that trained it on `data`, not `left_out`."""
-    output = context.put_output("model", ".npz", encode_model(trained), data)
-    return StepContents(
-        (output,), data + left_out, data, unselected=left_out, statistics=statistics
+) -> Manifest:
+    """Store a model; return the manifest of the step that trained it on `data`, not `left_out`."""
+    output = step.context.put_output("model", ".npz", encode_model(trained), data)
+    return step.manifest(
+        outputs=(output,),
+        tally_in=data + left_out,
+        tally_out=data,
+        unselected=left_out,
+        statistics=statistics,
     )
 
 

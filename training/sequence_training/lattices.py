@@ -10,25 +10,20 @@ from jaxtyping import Float32
 
 from infra.store.object_store import ObjectStore
 from pipeline.records import Quarantined, Tally
-from pipeline.runs.commit import (
-    Commit,
-    Repetition,
-    StepContext,
-    commit_uris,
-    each_commit,
-    once,
+from pipeline.runs.commit import Commit, Repetition, StepContext, once, read_commits
+from pipeline.runs.engine import (
+    LossLimit,
+    LossWatch,
+    Statistics,
+    StepResult,
+    StepRun,
+    StepSpec,
+    TaskPlan,
+    run_step,
+    run_tasks,
 )
-from pipeline.runs.ledger import LossLimit, LossWatch, loss_of
-from pipeline.runs.manifest import Output, read_manifest, read_output
-from pipeline.runs.many_tasks import Folding, runner_of
-from pipeline.runs.names import (
-    ALIGNMENT_STEP,
-    BOOTSTRAP_STEP,
-    lattices_step,
-    model_step,
-    task_name,
-)
-from pipeline.runs.step import StepContents, StepResult, StepSpec, TaskPlan, run_step
+from pipeline.runs.manifest import Manifest, Output, read_manifest, read_output
+from pipeline.runs.names import ALIGNMENT_STEP, BOOTSTRAP_STEP, lattices_step, model_step, task_name
 from pipeline.shards import (
     LATTICE_OFFSET,
     Alignment,
@@ -97,7 +92,7 @@ def generate_lattices(
     reads = [ALIGNMENT_STEP, BOOTSTRAP_STEP, model_step(name)]
     stored = read_lexicon(store, run_uri, corpus_uri, reads)
 
-    def decode(context: StepContext) -> StepContents | None:
+    def decode(step: StepRun) -> Manifest | None:
         aligned = read_manifest(store, run_uri, ALIGNMENT_STEP)
         partitions = aligned.outputs
         model = load_model(store, run_uri, name, form).to(device)
@@ -106,10 +101,10 @@ def generate_lattices(
         graph = GraphFile(weak_graph(store, run_uri, stored.parse(), config.ngram_order))
         names = map(task_name, range(len(partitions)))
         tasks = {
-            name: LatticeTask(context, name, partition, model, graph, acoustic_scale, beams)
+            name: LatticeTask(step.context, name, partition, model, graph, acoustic_scale, beams)
             for name, partition in zip(names, partitions, strict=True)
         }
-        return decode_on_all_ranks(context, tasks, limit, group)
+        return decode_on_all_ranks(step, tasks, limit, group)
 
     resolved = lattice_settings(config, acoustic_scale)
     # Logits differ in their last bits between devices, and an arc at the beam's edge with them.
@@ -121,19 +116,18 @@ def generate_lattices(
 
 
 def decode_on_all_ranks(
-    context: StepContext, tasks: Mapping[str, LatticeTask], limit: LossLimit, group: ProcessGroup
-) -> StepContents | None:
-    """Decode and commit each task on one rank, whatever its time; rank 0 returns the contents.
+    step: StepRun, tasks: Mapping[str, LatticeTask], limit: LossLimit, group: ProcessGroup
+) -> Manifest | None:
+    """Decode and commit each task on one rank, whatever its time; rank 0 returns the manifest.
 
     LossBudgetExceededError on all ranks as soon as the tasks have lost more than the limit.
     """
 
     def check_losses(num_lost: int) -> None:
         if not limit.allows(num_lost):
-            watch = LossWatch(context, limit)
-            uris = commit_uris(context.store, context.run_uri, context.step)
-            for commit in each_commit(context.store, uris):
-                watch.see(loss_of(commit))
+            watch, context = LossWatch(limit), step.context
+            for commit in read_commits(context.store, context.run_uri, context.step):
+                watch.see(commit)
 
     run_own_tasks(
         list(tasks.values()),
@@ -148,10 +142,11 @@ def decode_on_all_ranks(
         lattice_shard,
         one_after_another,
         limit.loss_budget,
+        fold=summed_counts,
         statistics=density_statistics,
         num_utterances=limit.num_utterances,
     )
-    return runner_of(plan, Folding(summed_counts))(context, plan)
+    return run_tasks(step, plan)
 
 
 def weak_graph(
@@ -242,15 +237,14 @@ def decoded_row(
     return DecodedRow(lattice, found.is_added)
 
 
-def summed_counts(commits: Sequence[Commit]) -> dict[str, int]:
+def summed_counts(tasks: Sequence[Statistics]) -> Statistics:
     """Add up the frames, arcs and added references of tasks, or of sums of tasks."""
     names = ("num_frames", "num_arcs", "num_references_added")
-    return {name: sum(commit.statistics[name] for commit in commits) for name in names}
+    return {name: sum(each[name] for each in tasks) for name in names}
 
 
-def density_statistics(commits: Sequence[Commit]) -> dict[str, int | float]:
+def density_statistics(sums: Statistics) -> Statistics:
     """Return arcs a frame (003 VII-C3: around 10), and how many references were added."""
-    sums = summed_counts(commits)
     return {
         "num_frames": sums["num_frames"],
         "arcs_per_frame": sums["num_arcs"] / max(sums["num_frames"], 1),

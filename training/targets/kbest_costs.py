@@ -21,10 +21,10 @@ from infra.store.object_store import ObjectStore
 from pipeline.kbest import TeacherFailure, select_kbest, soft_targets
 from pipeline.placement_versions import Versions, heard_versions
 from pipeline.records import WITHOUT_PLACEMENT, Tally
-from pipeline.runs.commit import Repetition, StepContext
-from pipeline.runs.manifest import Output, read_manifest, read_output
+from pipeline.runs.commit import Repetition
+from pipeline.runs.engine import StepResult, StepRun, StepSpec, run_step
+from pipeline.runs.manifest import Manifest, Output, read_manifest, read_output
 from pipeline.runs.names import KBEST_COSTS_STEP, STUDENT, UNLABELLED, features_step, model_step
-from pipeline.runs.step import StepContents, StepResult, StepSpec, run_step
 from pipeline.sampling import sampling_priority
 from pipeline.shards import FeatureRow, read_features
 from pipeline.splicing import STACK, num_low_rate_frames
@@ -236,7 +236,7 @@ def measure_kbest_costs(
     """
     features = features_step(UNLABELLED)
 
-    def measure(_: StepContext) -> StepContents:
+    def measure(step: StepRun) -> Manifest:
         members = teachers.load(device)
         model = load_model(store, run_uri, STUDENT, student).to(device).model
         shards = read_manifest(store, run_uri, features).outputs
@@ -257,7 +257,7 @@ def measure_kbest_costs(
         # Tallies are of utterances that a step keeps: this one keeps none.
         found = statistics(whole, by_placement)
         lost = {"without_teacher": dict(sorted(failures.items()))} if failures else {}
-        return StepContents.of_all(Tally(), statistics={**found, **lost})
+        return step.lossless(Tally(), statistics={**found, **lost})
 
     reads = [features, *teachers.reads, model_step(STUDENT)]
     settings = kbest_costs_settings(config, teachers.config)

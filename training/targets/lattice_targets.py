@@ -19,15 +19,14 @@ from infra.settings import plain
 from infra.store.object_store import ObjectStore
 from pipeline.kbest import KBest, KBestWithoutLattice, TeacherFailure, select_kbest
 from pipeline.records import Tally
-from pipeline.runs.commit import StepContext
-from pipeline.runs.manifest import Output, read_manifest, read_output
+from pipeline.runs.engine import StepResult, StepRun, StepSpec, run_step
+from pipeline.runs.manifest import Manifest, Output, read_manifest, read_output
 from pipeline.runs.names import (
     ALIGNMENT_STEP,
     BOOTSTRAP_STEP,
     TARGETS_GRAPH_STEP,
     TARGETS_TUNING_STEP,
 )
-from pipeline.runs.step import StepContents, StepResult, StepSpec, run_step
 from pipeline.steps.targets import TeacherInput
 from training.align.labelled import read_lexicon
 from training.align.network_alignment import read_tree
@@ -148,7 +147,7 @@ def build_target_graph(
     files = LanguageModelFiles.read(store, corpus_uri, evaluation)
     reads += files.reads(store, run_uri)
 
-    def build(context: StepContext) -> StepContents:
+    def build(step: StepRun) -> Manifest:
         settings = recipe_settings(evaluation)
         if tuned_model:
             settings = tuned_settings(store, run_uri, TARGETS_TUNING_STEP)[tuned_model]
@@ -162,13 +161,13 @@ def build_target_graph(
         weights = GrammarWeights(settings.language_model_scale, settings.insertion_penalty)
         arpa = language_model.arpa(settings.ngram_order)
         graph = decoding_graph(words, read_tree(store, run_uri), arpa, weights)
-        output = context.put_output("graph", ".txt.gz", encode_graph(graph), Tally())
+        output = step.context.put_output("graph", ".txt.gz", encode_graph(graph), Tally())
         statistics = {
             "settings": plain(settings),
             "num_states": graph.fst.num_states,
             "language_model": dict(language_model.statistics),
         }
-        return StepContents.of_all(Tally(), (output,), statistics)
+        return step.lossless(Tally(), (output,), statistics)
 
     config = target_graph_settings(evaluation, lattices)
     digests = {**lexicon.digests, **files.digests}

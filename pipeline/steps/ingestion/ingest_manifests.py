@@ -16,10 +16,19 @@ from typing import Any
 from infra.store.object_store import ObjectStore, join_uri
 from pipeline.records import Quarantined, Tally
 from pipeline.runs.commit import Commit, StepContext, once
+from pipeline.runs.engine import (
+    Distribute,
+    Statistics,
+    StepResult,
+    StepRun,
+    StepSpec,
+    TaskPlan,
+    run_step,
+    run_tasks,
+)
+from pipeline.runs.manifest import Manifest as StepManifest
 from pipeline.runs.manifest import Output, sha256
-from pipeline.runs.many_tasks import Folding, runner_of
 from pipeline.runs.names import DEV, INGEST_STEP, LABELLED, METADATA_FOLDER
-from pipeline.runs.step import Distribute, StepContents, StepResult, StepSpec, TaskPlan, run_step
 from pipeline.steps.ingestion.formats import ManifestFormat
 from pipeline.steps.ingestion.manifest_records import (
     MetadataObjects,
@@ -105,7 +114,7 @@ def ingest_manifests(
     pieces = _pieces(ingestion)
     digests = _digests(ingestion, [piece for _, piece in pieces.values()], distribute)
 
-    def make(context: StepContext) -> StepContents:
+    def make(step: StepRun) -> StepManifest:
         simulated = ingestion.simulated
         rules = simulated.stored(store, corpus_uri) if simulated else None
         tasks = {
@@ -113,7 +122,7 @@ def ingest_manifests(
             for name, (manifest, piece) in pieces.items()
             for each in _shares(
                 PieceTask(
-                    context,
+                    step.context,
                     name,
                     ingestion.manifest_store,
                     manifest,
@@ -125,15 +134,21 @@ def ingest_manifests(
                 )
             )
         }
-        plan = TaskPlan(tasks, ingest_piece, distribute, loss_budget, statistics=count_utterances)
-        first = [*_outputs_of(ingestion.texts), *_acoustics_of(rules)]
-        folding = Folding(count_utterances, first=first, has_many_outputs=True)
-        contents = runner_of(plan, folding)(context, plan)
+        plan = TaskPlan(
+            tasks,
+            ingest_piece,
+            distribute,
+            loss_budget,
+            fold=count_utterances,
+            first_outputs=[*_outputs_of(ingestion.texts), *_acoustics_of(rules)],
+            has_many_outputs=True,
+        )
+        made = run_tasks(step, plan)
         if not ingestion.adds:
-            require_only(store, corpus_uri, contents.outputs, distribute)
-            _require_share(ingestion.rules.dev_share, contents.statistics)
+            require_only(store, corpus_uri, made.outputs, distribute)
+            _require_share(ingestion.rules.dev_share, made.statistics)
         _put_texts(store, corpus_uri, ingestion.texts)
-        return contents
+        return made
 
     engines = ingestion.simulated.engines if ingestion.simulated else ()
     place = store, run_uri, INGEST_STEP, ingestion.settings
@@ -240,11 +255,11 @@ def _utterances(by_subset: Mapping[str, Sequence[Output]]) -> dict[str, Any]:
     return {_UTTERANCES: counts}
 
 
-def count_utterances(commits: Sequence[Commit]) -> dict[str, Any]:
-    """Add up the utterances that tasks have counted by subset; a name, as tasks receive it."""
+def count_utterances(tasks: Sequence[Statistics]) -> Statistics:
+    """Add up the utterances that tasks have counted by subset."""
     counts = Counter[str]()
-    for commit in commits:
-        counts.update(commit.statistics.get(_UTTERANCES, {}))
+    for statistics in tasks:
+        counts.update(statistics.get(_UTTERANCES, {}))
     return {_UTTERANCES: dict(sorted(counts.items()))} if counts else {}
 
 

@@ -18,8 +18,8 @@ from jaxtyping import Bool, Int64, UInt64
 from infra.store.object_store import ObjectInfo
 from pipeline.records import Quarantined, Tally
 from pipeline.runs.commit import Commit, StepContext, once
+from pipeline.runs.engine import Distribute, ScratchTasks
 from pipeline.runs.manifest import Output
-from pipeline.runs.step import Distribute
 from pipeline.sampling import NUM_PRIORITIES, last_priority, sampling_priority, within_speaker_cap
 from pipeline.steps.hash_ranges import (
     Gathered,
@@ -256,30 +256,29 @@ def num_ranges(objects: Sequence[ObjectInfo]) -> int:
 
 
 def find_cutoff(
-    context: StepContext,
+    scratch: ScratchTasks,
     indexes: Sequence[Commit],
     num_ranges: int,
     metadata_uri: str,
     budget_ms: int,
-    distribute: Distribute,
 ) -> Cutoff:
     """Find the priority at which the indexed buckets meet `budget_ms`; 0 selects all.
 
     ValueError if the buckets hold less, or if a speaker is in two buckets: its stream would be in
     two files.
     """
-    hashes = Gathered.of(context, gathered_objects(indexes), num_ranges)
+    hashes = Gathered.of(scratch.context, gathered_objects(indexes), num_ranges)
     tasks = [RangeTask(number, hashes) for number in range(num_ranges)]
-    summaries = distribute(tasks, compare_buckets, "compare the buckets")
+    summaries = scratch.distribute(tasks, compare_buckets, "compare the buckets")
     num_split = sum(summary.num_split_speakers for summary in summaries)
     if num_split:
         raise ValueError(
             f"{metadata_uri}: {num_split} speakers have records in several speaker_bucket=..; put "
             "all of a speaker's records into one, as its causal mean needs the whole stream"
         )
-    last = _last_priority(tasks, summaries, budget_ms, distribute)
+    last = _last_priority(tasks, summaries, budget_ms, scratch.distribute)
     found = [summary.duplicates for summary in summaries if summary.duplicates]
-    return Cutoff(last, Gathered.of(context, found, len(indexes)))
+    return Cutoff(last, Gathered.of(scratch.context, found, len(indexes)))
 
 
 def _last_priority(

@@ -7,7 +7,7 @@ takes a few reads of one range, however large the corpus is.
 
 from array import array
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, pairwise
@@ -20,11 +20,11 @@ from infra.store.object_store import ObjectStore, scan_checked
 from pipeline.metadata import read_ids
 from pipeline.records import Tally
 from pipeline.runs.commit import Commit, StepContext, once
+from pipeline.runs.engine import ScratchTasks
 from pipeline.runs.ledger import IDENTIFIED, read_lines
 from pipeline.runs.manifest import Manifest, Output, own_outputs, read_manifest, read_output
 from pipeline.runs.names import BASE_INPUT
 from pipeline.runs.outputs import Outputs, first_own
-from pipeline.runs.step import Distribute, StepContents
 from pipeline.sampling import hash_name
 from pipeline.steps.hash_ranges import (
     Gathered,
@@ -33,7 +33,6 @@ from pipeline.steps.hash_ranges import (
     cut_and_merge,
     gathering,
     range_edges,
-    run_named,
 )
 from pipeline.steps.selection.buckets import Bucket
 
@@ -158,39 +157,35 @@ class _MergeTask:
 
 
 def index_ids(
-    scratch: StepContext,
-    committed: Mapping[str, Commit],
+    scratch: ScratchTasks,
     step: StepContext,
     buckets: Sequence[Bucket],
-    contents: StepContents,
+    made: Manifest,
     num_ranges: int,
-    distribute: Distribute,
 ) -> tuple[Output, ...]:
     """Index the ids of a selection's metadata, files and ledgers; return an object for each range.
 
-    The number of an object is its place among `named_objects`. Tasks write below `scratch`, unless
-    they are `committed`; the ranges are the step's.
+    The number of an object is its place among `named_objects`. The ranges are the step's.
     """
     tasks = (
-        *_bucket_tasks(scratch, buckets, num_ranges),
-        *_file_tasks(scratch, buckets, contents, num_ranges),
+        *_bucket_tasks(scratch.context, buckets, num_ranges),
+        *_file_tasks(scratch.context, buckets, made, num_ranges),
     )
-    merge_of = partial(_MergeTask, scratch, step)
-    described = "index the utterance ids", "merge the id index"
-    merging = num_ranges, merge_of, _merge_ids
-    return cut_and_merge(scratch, committed, tasks, _hash_ids, *merging, distribute, described)
+    return cut_and_merge(
+        scratch,
+        tasks,
+        _hash_ids,
+        num_ranges,
+        partial(_MergeTask, scratch.context, step),
+        _merge_ids,
+        ("index the utterance ids", "merge the id index"),
+    )
 
 
-def hash_buckets(
-    scratch: StepContext,
-    committed: Mapping[str, Commit],
-    buckets: Sequence[Bucket],
-    num_ranges: int,
-    distribute: Distribute,
-) -> list[Commit]:
+def hash_buckets(scratch: ScratchTasks, buckets: Sequence[Bucket], num_ranges: int) -> list[Commit]:
     """Hash the ids of each bucket's metadata, as `index_ids` does later; commits by bucket."""
-    tasks = list(_bucket_tasks(scratch, buckets, num_ranges))
-    return run_named(committed, tasks, _hash_ids, distribute, "hash the utterance ids")
+    tasks = list(_bucket_tasks(scratch.context, buckets, num_ranges))
+    return scratch.run(tasks, _hash_ids, "hash the utterance ids")
 
 
 def metadata_names(manifest: Manifest) -> list[str]:
@@ -203,7 +198,7 @@ def named_objects(manifest: Manifest) -> list[str]:
 
     Those that an increment takes over are in the index of the run that wrote them.
     """
-    stored = (*own_outputs(manifest.outputs), *own_outputs(manifest.ledgers))
+    stored = (*manifest.own_outputs, *own_outputs(manifest.ledgers))
     return [*metadata_names(manifest), *(output.key for output in stored)]
 
 
@@ -266,10 +261,10 @@ def _bucket_tasks(
 
 
 def _file_tasks(
-    scratch: StepContext, buckets: Sequence[Bucket], contents: StepContents, num_ranges: int
+    scratch: StepContext, buckets: Sequence[Bucket], made: Manifest, num_ranges: int
 ) -> Iterator[_HashTask]:
     num_inputs = sum(len(bucket.uris) for bucket in buckets)
-    files = (*contents.outputs, *contents.ledgers)
+    files = (*made.outputs, *made.ledgers)
     for begin in range(0, len(files), FILES_A_TASK):
         some = files[begin : begin + FILES_A_TASK]
         first = num_inputs + begin

@@ -27,16 +27,16 @@ from infra.store.object_store import (
 from pipeline.filters import CREATED_AT, ends_later
 from pipeline.records import Tally
 from pipeline.runs.commit import Commit, StepContext
+from pipeline.runs.engine import Extension, ScratchTasks, Statistics
 from pipeline.runs.increment import BaseStep, read_base, read_increment
-from pipeline.runs.manifest import Manifest, Output, own_outputs, read_manifest, read_output
+from pipeline.runs.manifest import Manifest, Output, read_manifest, read_output
 from pipeline.runs.names import INCREMENT_METADATA
 from pipeline.runs.sealed_json import read_sealed, seal, texts_of
-from pipeline.runs.step import Distribute
 from pipeline.sampling import NUM_PRIORITIES
 from pipeline.steps.hash_ranges import Gathered, gathered_objects, put_extents
 from pipeline.steps.selection.deduplicate import read_hashes
 from pipeline.steps.selection.id_index import IdRange, metadata_names
-from pipeline.steps.selection.statistics import Month
+from pipeline.steps.selection.statistics import Month, union_statistics
 
 SIZES = "metadata_bytes"
 """The statistic of a selection with the size of each metadata object that it read, by name."""
@@ -79,6 +79,16 @@ class ExtendedSelection:
                 "number from 0, below 2^64: extend another run"
             )
         return last
+
+    @property
+    def extension(self) -> Extension:
+        """How the increment's selection is joined with its base's."""
+        return Extension(self._statistics, all_again=self.is_read_again)
+
+    def _statistics(self, before: Manifest, own: Statistics) -> Statistics:
+        has_budget = LAST_PRIORITY in before.statistics and not self.is_read_again
+        last = {LAST_PRIORITY: self.last_priority} if has_budget else {}
+        return {**union_statistics(before, own), **last}
 
 
 def extended_selection(
@@ -170,13 +180,7 @@ def sizes(listing: Buckets, metadata_uri: str) -> dict[str, int]:
 def _known_sizes(store: ObjectStore, bases: Sequence[str], step: str) -> dict[str, int]:
     known: dict[str, int] = {}
     for base in bases:
-        found = read_manifest(store, base, step)
-        if SIZES not in found.statistics:
-            raise ValueError(
-                f"{base}: {step} does not say which metadata it read, as an earlier version made "
-                "it: select again into a new --run, and extend that one"
-            )
-        known |= found.statistic(SIZES, dict[str, int])
+        known |= read_manifest(store, base, step).statistic(SIZES, dict[str, int])
     return known
 
 
@@ -248,7 +252,7 @@ class _RunIndex:
     @classmethod
     def of(cls, run_uri: str, manifest: Manifest) -> "_RunIndex":
         ranges = tuple(each.seen_from(run_uri) for each in manifest.id_index)
-        num_files = len(own_outputs(manifest.outputs))
+        num_files = len(manifest.own_outputs)
         return cls(ranges, len(metadata_names(manifest)), num_files)
 
     def part(self, number: int, num_ranges: int) -> "_RunIndex":
@@ -282,35 +286,25 @@ class _RangeTask:
 
 
 def find_selected_before(
-    scratch: StepContext,
+    scratch: ScratchTasks,
     bases: Sequence[str],
     step: str,
     hashed: Sequence[Commit],
     num_ranges: int,
-    distribute: Distribute,
 ) -> Gathered:
     """List the ids of each bucket that a run among the `bases` has selected.
 
     `hashed` are the commits of the buckets' ids, in ranges.
     """
-    indexes = [_RunIndex.of(base, _selection(scratch.store, base, step)) for base in bases]
-    ids = Gathered.of(scratch, gathered_objects(hashed), num_ranges)
+    context = scratch.context
+    indexes = [_RunIndex.of(base, read_manifest(context.store, base, step)) for base in bases]
+    ids = Gathered.of(context, gathered_objects(hashed), num_ranges)
     tasks = [
         _RangeTask(number, ids, tuple(each.part(number, num_ranges) for each in indexes))
         for number in range(num_ranges)
     ]
-    found = distribute(tasks, _find_in_range, "look for what was selected before")
-    return Gathered.of(scratch, [each for each in found if each], len(hashed))
-
-
-def _selection(store: ObjectStore, run_uri: str, step: str) -> Manifest:
-    manifest = read_manifest(store, run_uri, step)
-    if own_outputs(manifest.outputs) and not manifest.id_index:
-        raise ValueError(
-            f"{run_uri}: {step} has no id index, as an earlier version made it: an increment "
-            "cannot tell what it has selected; select again into a new --run, and extend that one"
-        )
-    return manifest
+    found = scratch.distribute(tasks, _find_in_range, "look for what was selected before")
+    return Gathered.of(context, [each for each in found if each], len(hashed))
 
 
 def _find_in_range(task: _RangeTask) -> Output | None:

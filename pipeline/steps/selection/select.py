@@ -22,26 +22,22 @@ from infra.store.object_store import ObjectInfo, ObjectStore, join_uri
 from pipeline.filters import SelectionFilters
 from pipeline.packing import Balance, group_buckets, pack_speakers
 from pipeline.records import Quarantined, Tally, Utterance, parse_utterance, stream_order
-from pipeline.runs.commit import Commit, StepContext, committed_tasks, once
-from pipeline.runs.ledger import LossLimit, LossWatch, ledger_reasons
-from pipeline.runs.manifest import Output, read_output
-from pipeline.runs.names import (
-    LEDGER_SUFFIX,
-    METADATA_FOLDER,
-    SCRATCH_FOLDER,
-    UNLABELLED,
-    selection_step,
-)
-from pipeline.runs.step import (
+from pipeline.runs.commit import Commit, StepContext, once
+from pipeline.runs.engine import (
     Distribute,
-    StepContents,
+    LossLimit,
+    LossWatch,
+    ScratchTasks,
     StepResult,
+    StepRun,
     StepSpec,
     TaskPlan,
-    commit_each,
     run_step,
     run_tasks,
 )
+from pipeline.runs.ledger import ledger_reasons
+from pipeline.runs.manifest import Manifest, Output, read_output
+from pipeline.runs.names import LEDGER_SUFFIX, METADATA_FOLDER, UNLABELLED, selection_step
 from pipeline.sampling import hash_name, within_speaker_cap
 from pipeline.shuffling import shuffle
 from pipeline.steps.hash_ranges import Gathered
@@ -76,9 +72,9 @@ from pipeline.steps.selection.increment import (
     sizes,
 )
 from pipeline.steps.selection.statistics import (
+    fold_balance,
     require_eligible,
     selection_statistics,
-    union_statistics,
     unread_statistics,
 )
 from pipeline.steps.selection.subset_overlap import require_disjoint
@@ -261,10 +257,10 @@ def _join_ledgers(task: PackTask, quarantined: Tally) -> Output | None:
     if not quarantined.utterances:
         return None
     ledgers = [commit.ledger for commit in task.selected if commit.ledger]
-    place = task.context.store, task.context.run_uri
-    data = b"".join(read_output(*place, each) for each in ledgers)
+    store, run_uri = task.context.store, task.context.run_uri
+    data = b"".join(read_output(store, run_uri, each) for each in ledgers)
     stored = task.context.put_output(task.name, LEDGER_SUFFIX, data, quarantined)
-    return replace(stored, reasons=dict(ledger_reasons(*place, ledgers)))
+    return replace(stored, reasons=dict(ledger_reasons(ledgers)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,42 +308,46 @@ def select_utterances(
     of this one. An increment selects from the unlabelled metadata that no run before it has read.
     """
     applied = config if subset == UNLABELLED else config.without_rules()
-    step, settings, may_grow = selection_step(subset), plain(config), subset == UNLABELLED
-    extended = extended_selection(store, run_uri, step, settings) if may_grow else None
+    settings, may_grow = plain(config), subset == UNLABELLED
+    place = store, run_uri, selection_step(subset)
+    extended = extended_selection(*place, settings) if may_grow else None
     everything = list_metadata(store, metadata_uri, ingested)
     listing = listing_to_read(store, run_uri, metadata_uri, everything, applied, extended)
     # Digests go into the fingerprint, so a finished step is found without parsing a record.
     buckets = digest_buckets(store, listing, distribute, f"digest {subset} metadata")
 
-    def select(context: StepContext) -> StepContents:
+    def select(step: StepRun) -> Manifest:
         read: dict[str, Any] = {SIZES: sizes(listing, metadata_uri)} if may_grow else {}
         if extended and not buckets:
-            return extend(extended, context, StepContents.of_all(Tally(), statistics=read))
+            return step.lossless(Tally(), statistics=read)
         ranges = num_ranges([found for objects in listing.values() for found in objects])
-        scratch = replace(context, step=f"{context.step}/{SCRATCH_FOLDER}")
-        committed = committed_tasks(scratch)
-        place = metadata_uri, buckets, ranges, loss_budget, distribute
-        records = select_records(scratch, committed, applied, *place, extended)
+        scratch = ScratchTasks(step.context, distribute)
+        records = select_records(
+            scratch, applied, metadata_uri, buckets, ranges, loss_budget, extended
+        )
         plan = TaskPlan(
-            plan_files(context, applied, records.selected),
+            plan_files(step.context, applied, records.selected),
             pack_files,
             distribute,
             loss_budget,
-            lambda outputs: shuffle(outputs, config.seed),
-            partial(selection_statistics, records.indexes, records.selected),
+            fold=fold_balance,
+            statistics=partial(selection_statistics, records.indexes, records.selected),
+            order=partial(shuffle, seed=config.seed),
         )
-        contents = run_tasks(context, plan)
+        made = run_tasks(step, plan)
         corpus_uri = metadata_uri.removesuffix(f"/{METADATA_FOLDER}/{subset}")
         is_increment = extended is not None
-        require_disjoint(context, corpus_uri, subset, distribute, is_increment=is_increment)
-        index = index_ids(scratch, committed, context, buckets, contents, ranges, distribute)
+        require_disjoint(step.context, corpus_uri, subset, distribute, is_increment=is_increment)
+        index = index_ids(scratch, step.context, buckets, made, ranges)
         read |= {LAST_PRIORITY: records.last_priority} if applied.hours else {}
-        statistics = {**contents.statistics, **unread_statistics(everything, listing), **read}
-        contents = replace(contents, statistics=statistics, id_index=index)
-        return extend(extended, context, contents) if extended else contents
+        statistics = {**made.statistics, **unread_statistics(everything, listing), **read}
+        return replace(made, statistics=statistics, id_index=index)
 
-    digests = input_digests_of(buckets, metadata_uri) | (extended.base.digests if extended else {})
-    return run_step(StepSpec(store, run_uri, step, settings, digests=digests), select)
+    digests = input_digests_of(buckets, metadata_uri)
+    if extended is None:
+        return run_step(StepSpec(*place, settings, digests=digests), select)
+    spec = StepSpec(*place, settings, digests=digests, extension=extended.extension)
+    return run_step(spec, select, base=extended.base)
 
 
 def listing_to_read(
@@ -367,18 +367,6 @@ def listing_to_read(
     return metadata_to_read(store, run_uri, metadata_uri, listing, extended)
 
 
-def extend(extended: ExtendedSelection, context: StepContext, own: StepContents) -> StepContents:
-    """Join an increment's selection with all that the runs before it have selected."""
-    before = extended.base.manifest
-    own = replace(own, statistics=union_statistics(before, own.statistics))
-    if extended.is_read_again:
-        return extended.base.selected_again(context, own)
-    if LAST_PRIORITY in before.statistics:
-        last = {LAST_PRIORITY: extended.last_priority}
-        own = replace(own, statistics={**own.statistics, **last})
-    return extended.base.extended_by(context, own)
-
-
 @dataclass(frozen=True, slots=True)
 class SelectedRecords:
     """SelectedRecords holds the commits of both passes, by bucket, and the last priority."""
@@ -389,67 +377,59 @@ class SelectedRecords:
 
 
 def select_records(
-    scratch: StepContext,
-    committed: Mapping[str, Commit],
+    scratch: ScratchTasks,
     config: SelectionConfig,
     metadata_uri: str,
     buckets: Sequence[Bucket],
     ranges: int,
     loss_budget: float,
-    distribute: Distribute,
     extended: ExtendedSelection | None = None,
 ) -> SelectedRecords:
     """Index each bucket, find the cutoff, and select from each bucket.
 
-    An increment leaves out what the runs before it have selected. Tasks write below `scratch/` in
-    the step's folder, unless they are `committed`. The manifest does not name those objects: once
-    it exists, they may be removed.
+    An increment leaves out what the runs before it have selected. The manifest does not name the
+    objects of these tasks: once it exists, they may be removed.
     """
     rules = RecordRules(config.seed, config.filters)
-    indexing = [IndexTask(scratch, rules, each, ranges) for each in buckets]
-    to_index = {task.name: task for task in indexing}
+    indexing = [IndexTask(scratch.context, rules, each, ranges) for each in buckets]
     # A bucket's index keeps 12 bytes of a candidate; the records stay in the store.
-    indexes = commit_each(committed, to_index, index_bucket, distribute, "index the buckets")
+    indexes = scratch.run(indexing, index_bucket, "index the buckets")
     # Of an increment's few records no filter need let one pass.
     if extended is None:
         require_eligible(metadata_uri, indexes)
     has_share = extended is not None and extended.keeps_share
     # The cutoff meets the budget exactly, in place of the paper's mild oversampling (003 IV-B1).
     budget_ms = 0 if has_share else config.budget_ms
-    cutoff = find_cutoff(scratch, indexes, ranges, metadata_uri, budget_ms, distribute)
+    cutoff = find_cutoff(scratch, indexes, ranges, metadata_uri, budget_ms)
     # The base's cutoff takes the same share of new records, and so of the union.
     last = extended.last_priority if extended and has_share else cutoff.last_priority
-    before = _selected_before(scratch, committed, buckets, ranges, distribute, extended)
+    before = _selected_before(scratch, buckets, ranges, extended)
     # This pass judges again, 9 us a record, as kept records would need 500 bytes each.
     tasks = [
-        SelectTask(scratch, rules, last, bucket, number, cutoff.duplicates, before)
+        SelectTask(scratch.context, rules, last, bucket, number, cutoff.duplicates, before)
         for number, bucket in enumerate(buckets)
     ]
     # The buckets with most bad records come first, so that the loss budget ends the pass early.
     worst_first = sorted(tasks, key=lambda task: -indexes[task.number].quarantined.utterances)
-    to_select = {task.name: task for task in worst_first}
     num_records = sum(index.tally_in.utterances for index in indexes)
-    watch = LossWatch(scratch, LossLimit(loss_budget, num_records))
-    description = "select from the buckets"
-    selected = commit_each(committed, to_select, select_bucket, distribute, description, watch)
+    watch = LossWatch(LossLimit(loss_budget, num_records))
+    selected = scratch.run(worst_first, select_bucket, "select from the buckets", watch)
     by_name = {commit.task: commit for commit in selected}
     return SelectedRecords(indexes, [by_name[task.name] for task in tasks], last)
 
 
 def _selected_before(
-    scratch: StepContext,
-    committed: Mapping[str, Commit],
+    scratch: ScratchTasks,
     buckets: Sequence[Bucket],
     ranges: int,
-    distribute: Distribute,
     extended: ExtendedSelection | None,
 ) -> SelectedBefore:
     """Look for the ids of each bucket that the runs before an increment have selected."""
     if extended is None:
         return NOTHING_BEFORE
-    hashed = hash_buckets(scratch, committed, buckets, ranges, distribute)
+    hashed = hash_buckets(scratch, buckets, ranges)
     chain = extended.bases, extended.base.manifest.step
-    found = find_selected_before(scratch, *chain, hashed, ranges, distribute)
+    found = find_selected_before(scratch, *chain, hashed, ranges)
     return SelectedBefore(found, extended.is_read_again)
 
 

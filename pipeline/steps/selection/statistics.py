@@ -9,6 +9,7 @@ from infra.store.object_store import ObjectInfo
 from pipeline.packing import Balance
 from pipeline.records import Tally
 from pipeline.runs.commit import Commit
+from pipeline.runs.engine import Statistics
 from pipeline.runs.manifest import Manifest
 
 OVER_BUDGET = "over_budget"
@@ -35,8 +36,14 @@ def require_eligible(metadata_uri: str, indexes: Sequence[Commit]) -> None:
         )
 
 
+def fold_balance(groups: Sequence[Statistics]) -> Statistics:
+    """Measure the files of several groups as one set of files."""
+    balances = (Balance(**each["balance"]) for each in groups)
+    return {"balance": Balance.of_groups(balances).to_dict()}
+
+
 def selection_statistics(
-    indexes: Sequence[Commit], selected: Sequence[Commit], files: Sequence[Commit]
+    indexes: Sequence[Commit], selected: Sequence[Commit], files: Statistics
 ) -> dict[str, Any]:
     """Add up the statistics for the manifest; what no filter or cap left out is over budget."""
     unselected = _unselected(indexes)
@@ -44,10 +51,9 @@ def selection_statistics(
     unselected[OVER_BUDGET] = Tally(
         total.utterances - known.utterances, total.duration_ms - known.duration_ms
     )
-    groups = [Balance(**commit.statistics["balance"]) for commit in files]
     months = _by_name(commit.statistics["months"] for commit in selected)
     return {
-        "files": Balance.of_groups(groups).summary(),
+        "files": Balance(**files["balance"]).summary(),
         "months": {month: _with_hours(tally) for month, tally in months.items()},
         "unselected": {reason: _with_hours(tally) for reason, tally in unselected.items()},
     }

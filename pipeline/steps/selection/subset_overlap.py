@@ -25,9 +25,9 @@ from infra.store.object_store import PrefixError, normalize_uri
 from infra.store.uris import resolve_audio
 from pipeline.records import Member, Segment, Tally, Utterance, parse_utterance
 from pipeline.runs.commit import StepContext, read_commits
+from pipeline.runs.engine import Distribute
 from pipeline.runs.manifest import Output, is_finished, read_manifest, read_output
 from pipeline.runs.names import ALL_SUBSETS, SCRATCH_FOLDER, selection_step
-from pipeline.runs.step import Distribute
 from pipeline.sampling import hash_name
 from pipeline.steps.hash_ranges import (
     Gathered,

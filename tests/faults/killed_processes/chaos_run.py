@@ -11,9 +11,9 @@ from infra.settings import canonical_json
 from infra.store.object_store import ObjectStore, join_uri
 from pipeline.records import Tally
 from pipeline.runs.commit import Commit
+from pipeline.runs.engine import StepSpec, run_step
 from pipeline.runs.manifest import Manifest, read_manifest, read_output
 from pipeline.runs.names import SUBSETS
-from pipeline.runs.step import StepSpec, run_step
 from pipeline.shards import read_features, read_partition, read_targets
 from pipeline.steps.features import extract_features
 from pipeline.steps.repartition import repartition
@@ -80,7 +80,7 @@ def store_random_teacher(store: ObjectStore, run_uri: str) -> None:
         model = make_model(chaos_recipe().models.teacher, NUM_SENONES)
     trained = TrainedModel(model.eval(), torch.zeros(NUM_SENONES))
     spec = StepSpec(store, run_uri, "models/teacher", {})
-    run_step(spec, lambda context: store_model(context, trained, Tally(), {}))
+    run_step(spec, lambda step: store_model(step, trained, Tally(), {}))
 
 
 def run_undisturbed(store: ObjectStore, run_uri: str, corpus_uri: str) -> None:

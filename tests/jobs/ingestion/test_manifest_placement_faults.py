@@ -11,9 +11,9 @@ from jobs.ingestion.corpus import Placing
 from pipeline.audio.conversion import NO_CONVERSION
 from pipeline.audio.decode import decode_audio
 from pipeline.records import Tally
+from pipeline.runs.engine import Distribute
 from pipeline.runs.manifest import read_manifest
 from pipeline.runs.names import LEDGER_SUFFIX
-from pipeline.runs.step import Distribute
 from pipeline.steps.ingestion import ingest_manifests, placed_audio
 from pipeline.steps.ingestion.formats import Table
 from pipeline.steps.ingestion.ingest_manifests import Manifest, ManifestIngestion

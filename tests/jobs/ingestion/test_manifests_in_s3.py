@@ -25,8 +25,8 @@ from pipeline.audio.conversion import ANY_AUDIO
 from pipeline.audio.decode import decode_audio
 from pipeline.metadata import read_records
 from pipeline.records import Tally, Utterance
+from pipeline.runs.engine import WatchedFunction
 from pipeline.runs.manifest import read_manifest, sha256
-from pipeline.runs.step import WatchedFunction
 from pipeline.steps.audio_reads import WantedAudio, read_audio
 from tests.job_programs import RunJob
 from tests.jobs.ingestion.conftest import in_a_loop

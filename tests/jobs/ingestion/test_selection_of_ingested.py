@@ -2,7 +2,7 @@
 
 import pytest
 
-from pipeline.runs import commit, many_tasks
+from pipeline.runs import commit, engine
 from tests.jobs.ingestion.manifest_corpus import Corpus, ingest_tables, manifest_of, row
 
 pytestmark = pytest.mark.usefixtures("without_spark")
@@ -56,7 +56,7 @@ def test_a_long_list_of_outputs_is_read_by_parts(
     corpus: Corpus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As a large ingestion's manifest has it."""
-    for module in (many_tasks, commit):
+    for module in (engine, commit):
         monkeypatch.setattr(module, "MAX_LISTED", 1)
     (corpus.audio / NAMES[0]).touch()
     given = {"unlabelled": manifest_of(corpus, "unlabelled.jsonl", [row(each) for each in NAMES])}

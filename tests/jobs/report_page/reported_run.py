@@ -10,6 +10,7 @@ from infra.store.object_store import ObjectStore, join_uri
 from jobs import report
 from pipeline.records import Quarantined, Tally
 from pipeline.runs.commit import step_context
+from pipeline.runs.engine import write_manifest
 from pipeline.runs.manifest import Manifest
 from pipeline.runs.names import (
     EVALUATION_ERRORS,
@@ -22,7 +23,6 @@ from pipeline.runs.names import (
     job_record,
 )
 from pipeline.runs.sealed_json import seal
-from pipeline.runs.step import write_manifest
 from tests.whole_path.processes import TINY
 from training.evaluate.decoded import DecodedUtterance, reference_trn
 from training.evaluate.scores import speaker_scores, word_error_scores

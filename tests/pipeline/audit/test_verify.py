@@ -15,11 +15,11 @@ from infra.store.object_store import ObjectStore, join_uri
 from pipeline.audit import corpus_objects, stored_objects
 from pipeline.audit.verify import Verification, sweep, verify_run
 from pipeline.records import Tally
-from pipeline.runs.commit import Commit, StepContext
+from pipeline.runs.commit import Commit
+from pipeline.runs.engine import StepRun, StepSpec, run_step
 from pipeline.runs.manifest import Manifest, Output, manifest_uri, read_manifest, sha256
 from pipeline.runs.names import EVALUATION_STEP
 from pipeline.runs.sealed_json import seal
-from pipeline.runs.step import StepContents, StepSpec, run_step
 from pipeline.shards import read_features, write_features
 from pipeline.steps.selection.id_index import IdRange
 from pipeline.steps.selection.select import metadata_uri
@@ -197,8 +197,9 @@ def test_a_changed_language_model_is_found(run: Run, section: dict[str, object])
     config = {"evaluation": settings, **section} if section else settings
     spec = StepSpec(store, run_uri, EVALUATION_STEP, config, [], {"arpa": sha256(b"a model")})
 
-    def score(context: StepContext) -> StepContents:
-        return StepContents.of_all(Tally(), (context.put_output("s", ".json", b"{}", Tally()),))
+    def score(step: StepRun) -> Manifest:
+        output = step.context.put_output("s", ".json", b"{}", Tally())
+        return step.lossless(Tally(), (output,))
 
     run_step(spec, score)
     assert findings(run) == {}

@@ -6,7 +6,7 @@ import pytest
 
 from infra.store.object_store import ObjectStore
 from pipeline.records import Quarantined, Tally
-from pipeline.runs import commit, many_tasks
+from pipeline.runs import commit, engine
 from pipeline.runs.commit import Commit, StepContext, step_context
 
 CONFIG, INPUTS = {"k": 20}, {"selection/x": "0123"}
@@ -25,8 +25,8 @@ def set_small_bounds(patch: pytest.MonkeyPatch, max_listed: int = 3) -> None:
         ("GROUP_COMMITS", 2),
         ("GROUPS_AT_A_TIME", 2),
     ):
-        patch.setattr(many_tasks, name, value)
-    for module in (many_tasks, commit):
+        patch.setattr(engine, name, value)
+    for module in (engine, commit):
         patch.setattr(module, "MAX_LISTED", max_listed)
 
 

@@ -17,9 +17,16 @@ from pipeline.kbest import KBest
 from pipeline.records import Tally
 from pipeline.runs import manifest
 from pipeline.runs.commit import Commit, Repetition, StepContext, once, step_context
-from pipeline.runs.manifest import ENGINES, MEGAHOUR, manifest_uri, read_manifest, step_versions
+from pipeline.runs.engine import StepRun, StepSpec, TaskPlan, run_step, run_tasks
+from pipeline.runs.manifest import (
+    ENGINES,
+    MEGAHOUR,
+    Manifest,
+    manifest_uri,
+    read_manifest,
+    step_versions,
+)
 from pipeline.runs.names import EVALUATION_STEP, TARGETS_STEP, TUNING_STEP
-from pipeline.runs.step import StepSpec, TaskPlan, run_step, run_tasks
 from pipeline.steps.features import extract_file
 from pipeline.steps.repartition import write_group
 from pipeline.steps.selection.deduplicate import index_bucket
@@ -117,9 +124,9 @@ def run(context: StepContext, names: str, ran: list[str]) -> Any:
     tasks = {name: NamedTask(context, name, ran) for name in names}
     spec = StepSpec(context.store, context.run_uri, context.step, CONFIG, digests=INPUTS)
 
-    def make(fresh: StepContext) -> Any:
-        at_work = {name: replace(task, context=fresh) for name, task in tasks.items()}
-        return run_tasks(fresh, TaskPlan(at_work, work, serially, 1.0))
+    def make(step: StepRun) -> Manifest:
+        at_work = {name: replace(task, context=step.context) for name, task in tasks.items()}
+        return run_tasks(step, TaskPlan(at_work, work, serially, 1.0))
 
     return run_step(spec, make)
 

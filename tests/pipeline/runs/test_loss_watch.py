@@ -6,7 +6,6 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,9 +13,16 @@ from infra.store.object_store import ObjectStore, join_uri
 from infra.task_metrics import REQUESTS
 from pipeline.records import Quarantined, Tally
 from pipeline.runs.commit import Commit, StepContext, once, read_commits
-from pipeline.runs.ledger import LossBudgetExceededError, Overrun
-from pipeline.runs.manifest import manifest_uri, read_manifest, read_output
-from pipeline.runs.step import StepSpec, TaskPlan, run_step, run_tasks
+from pipeline.runs.engine import (
+    Loss,
+    LossBudgetExceededError,
+    StepRun,
+    StepSpec,
+    TaskPlan,
+    run_step,
+    run_tasks,
+)
+from pipeline.runs.manifest import Manifest, manifest_uri, read_manifest, read_output
 from pipeline.steps import audio_reads, features
 from pipeline.steps.features import ExtractionConfig, extract_features
 from pipeline.steps.selection.select import SelectionConfig, metadata_uri, select_utterances
@@ -28,19 +34,19 @@ __all__ = ["context"]
 
 @dataclass(frozen=True)
 class LossyTask:
-    """A task of 25 utterances that loses some, or ends as an overrun."""
+    """A task of 25 utterances that loses some, or ends early."""
 
     context: StepContext
     name: str
     num_lost: int
-    overruns: bool = False
+    is_over_budget: bool = False
 
 
 @once
-def lose(task: LossyTask) -> Commit | Overrun:
+def lose(task: LossyTask) -> Commit | Loss:
     rows = [Quarantined(f"u{each}", "", "truncated", "", 9, 7) for each in range(task.num_lost)]
-    if task.overruns:
-        return Overrun.of(task.name, rows)
+    if task.is_over_budget:
+        return Loss.over_budget(task.name, rows)
     tally = Tally(25 - task.num_lost, 30)
     output = task.context.put_output(task.name, ".parquet", task.name.encode(), tally)
     ledger, lost = task.context.put_ledger(task.name, rows), Tally.of(rows)
@@ -50,21 +56,26 @@ def lose(task: LossyTask) -> Commit | Overrun:
     )
 
 
-def run(context: StepContext, losses: Sequence[int], budget: float, **overruns: bool) -> list[str]:
+def run(
+    context: StepContext, losses: Sequence[int], budget: float, **over_budget: bool
+) -> list[str]:
     """Run four tasks of 25 utterances; return those that ran."""
     ran: list[str] = []
     spec = StepSpec(context.store, context.run_uri, context.step, CONFIG, digests=INPUTS)
 
-    def counting(task: LossyTask) -> Commit | Overrun:
+    def counting(task: LossyTask) -> Commit | Loss:
         ran.append(task.name)
         return lose(task)
 
-    def make(fresh: StepContext) -> Any:
+    def make(step: StepRun) -> Manifest:
         tasks = {
-            str(number): LossyTask(fresh, str(number), lost, overruns.get(f"task_{number}", False))
+            str(number): LossyTask(
+                step.context, str(number), lost, over_budget.get(f"task_{number}", False)
+            )
             for number, lost in enumerate(losses)
         }
-        return run_tasks(fresh, TaskPlan(tasks, counting, serially, budget, num_utterances=100))
+        plan = TaskPlan(tasks, counting, serially, budget, num_utterances=100)
+        return run_tasks(step, plan)
 
     try:
         run_step(spec, make)
@@ -99,7 +110,7 @@ def test_earlier_commits_count(context: StepContext) -> None:
     assert run(context, [3, 3, 0, 0], 0.05) == [first]
 
 
-def test_an_overrun_is_not_committed(context: StepContext) -> None:
+def test_a_task_over_budget_is_not_committed(context: StepContext) -> None:
     """The rows of a task that ended early count with the ledgers of the others."""
     *ran, message = run(context, [1, 6, 0, 0], 0.05, task_1=True)
     assert ran == ["0", "1"]

@@ -10,11 +10,20 @@ import pytest
 from infra.store.object_store import ObjectStore, join_uri
 from pipeline.records import Quarantined, Tally
 from pipeline.runs.commit import Commit, StepContext, committed_tasks, once, step_context
-from pipeline.runs.ledger import LossBudgetExceededError, Overrun
+from pipeline.runs.engine import (
+    Distribute,
+    Loss,
+    LossBudgetExceededError,
+    NumberedTasks,
+    Statistics,
+    StepRun,
+    StepSpec,
+    TaskPlan,
+    run_step,
+    run_tasks,
+)
 from pipeline.runs.manifest import Manifest, manifest_uri, read_manifest
-from pipeline.runs.many_tasks import Folding, NumberedTasks, runner_of
 from pipeline.runs.outputs import Output, OutputsInParts
-from pipeline.runs.step import Distribute, StepSpec, TaskPlan, run_step
 from pipeline.shuffling import shuffle
 from tests.pipeline.runs.small_commits import CONFIG, INPUTS, context, set_small_bounds
 from tests.small_corpus import killed_at, serially
@@ -41,7 +50,7 @@ class CountedTask:
 
 
 @once
-def work(task: CountedTask) -> Commit | Overrun:
+def work(task: CountedTask) -> Commit | Loss:
     task.ran.append(task.name)
     lost = [Quarantined(f"u{task.number}", "", "truncated", "", 9, 7)] * (task.number % 2)
     outputs = tuple(
@@ -62,8 +71,8 @@ def work(task: CountedTask) -> Commit | Overrun:
     )
 
 
-def numbers(folded: Sequence[Commit]) -> dict[str, Any]:
-    return {"numbers": [each for commit in folded for each in commit.statistics["numbers"]]}
+def numbers(tasks: Sequence[Statistics]) -> Statistics:
+    return {"numbers": [each for statistics in tasks for each in statistics["numbers"]]}
 
 
 def ordered(outputs: Sequence[Any]) -> list[Any]:
@@ -81,20 +90,20 @@ def run(
     spec = StepSpec(context.store, context.run_uri, context.step, config, digests=INPUTS)
     names = [] if ran is None else ran
 
-    def make(fresh: StepContext) -> Any:
+    def make(step: StepRun) -> Manifest:
         def task(name: str, number: int) -> CountedTask:
-            return CountedTask(fresh, name, number, names)
+            return CountedTask(step.context, name, number, names)
 
         plan = TaskPlan(
             NumberedTasks(range(NUM_TASKS), task),
             work,
             distribute,
             loss_budget,
-            ordered,
-            numbers,
+            fold=numbers,
+            order=ordered,
             num_utterances=4 * NUM_TASKS,
         )
-        return runner_of(plan, Folding(numbers, ordered))(fresh, plan)
+        return run_tasks(step, plan)
 
     return run_step(spec, make).manifest
 

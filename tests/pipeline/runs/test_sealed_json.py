@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from infra.store.object_store import ObjectStore
 from pipeline.records import Tally
 from pipeline.runs.commit import Commit, committed_tasks, step_context
+from pipeline.runs.engine import finished_manifest
 from pipeline.runs.manifest import Manifest, manifest_uri, read_manifest
 from pipeline.runs.sealed_json import (
     NamedObject,
@@ -20,7 +21,6 @@ from pipeline.runs.sealed_json import (
     unseal,
     unseal_exactly,
 )
-from pipeline.runs.step import finished_manifest
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),

@@ -12,19 +12,21 @@ from infra.store.object_store import ObjectStore
 from infra.task_metrics import REQUESTS
 from pipeline.records import Tally
 from pipeline.runs.commit import Commit, StepContext, step_context
-from pipeline.runs.ledger import LossBudgetExceededError
-from pipeline.runs.manifest import Manifest, Output, read_manifest, store_again
-from pipeline.runs.step import (
+from pipeline.runs.engine import (
     Distribute,
-    StepContents,
+    LossBudgetExceededError,
+    Statistics,
     StepResult,
+    StepRun,
     StepSpec,
     TaskPlan,
     finished_manifest,
+    no_statistics,
     run_step,
     run_tasks,
     write_manifest,
 )
+from pipeline.runs.manifest import Manifest, read_manifest, store_again
 from tests.pipeline.runs.small_commits import CONFIG, INPUTS, context, record
 from tests.small_corpus import serially
 
@@ -51,20 +53,20 @@ def run(
     commit: Callable[[str], Commit],
     distribute: Distribute = serially,
     loss_budget: float = 1.0,
-    statistics: Callable[[list[Commit]], dict[str, Any]] = lambda _: {},
+    fold: Callable[[Sequence[Statistics]], Statistics] = no_statistics,
 ) -> Manifest:
-    """The manifest of a step of these tasks, whose outputs are ordered by number."""
+    """The manifest of a step of these tasks, whose outputs are in the opposite order."""
     plan = TaskPlan(
-        {name: name for name in names}, commit, distribute, loss_budget, by_number, statistics
+        {name: name for name in names}, commit, distribute, loss_budget, fold, order=reversed_order
     )
     spec = StepSpec(context.store, context.run_uri, context.step, CONFIG, digests=INPUTS)
-    result = run_step(spec, lambda context: run_tasks(context, plan))
+    result = run_step(spec, lambda step: run_tasks(step, plan))
     assert not result.was_finished
     return result.manifest
 
 
-def by_number(outputs: list[Output]) -> list[Output]:
-    return sorted(outputs, key=lambda output: output.key.rpartition("/")[2])
+def reversed_order(numbers: Sequence[Any]) -> list[Any]:
+    return list(reversed(numbers))
 
 
 def test_a_restarted_step_runs_what_is_not_committed(context: StepContext) -> None:
@@ -83,7 +85,7 @@ def test_a_restarted_step_runs_what_is_not_committed(context: StepContext) -> No
     manifest = run(context, "0123", commit, backwards)
     assert ran == ["2", "0"]
     names = [key.rpartition("/")[2][0] for key in (each.key for each in manifest.outputs)]
-    assert names == ["0", "1", "2", "3"]
+    assert names == ["3", "2", "1", "0"]
     assert manifest.ledgers[1] == earlier[0].ledger
     assert [ledger.key.rpartition("/")[2][0] for ledger in manifest.ledgers] == list("0123")
     assert manifest.tally_in == Tally(16, 168)
@@ -96,15 +98,18 @@ def test_a_restarted_step_runs_what_is_not_committed(context: StepContext) -> No
 
 def test_statistics_are_of_all_commits_in_the_plans_order(context: StepContext) -> None:
     """Those of earlier attempts among them; a task without quarantine has no ledger."""
-    context.commit(replace(record(context, "1"), ledger=None))
-    manifest = run(
-        context,
-        "01",
-        lambda name: context.commit(record(context, name)),
-        statistics=lambda commits: {"tasks": [commit.task for commit in commits]},
-    )
+
+    def commit(name: str) -> Commit:
+        return context.commit(replace(record(context, name), statistics={"tasks": [name]}))
+
+    context.commit(replace(record(context, "1"), ledger=None, statistics={"tasks": ["1"]}))
+    manifest = run(context, "01", commit, fold=joined)
     assert manifest.statistics == {"tasks": ["0", "1"]}
     assert [ledger.key.rpartition("/")[2][0] for ledger in manifest.ledgers] == ["0"]
+
+
+def joined(tasks: Sequence[Statistics]) -> Statistics:
+    return {"tasks": [name for statistics in tasks for name in statistics["tasks"]]}
 
 
 def test_beyond_the_loss_budget_there_is_no_manifest(context: StepContext) -> None:
@@ -133,8 +138,9 @@ def test_inputs_are_manifests_of_steps_and_digests_of_other_things(context: Step
     spec = StepSpec(
         context.store, context.run_uri, "later", {}, ["features/x"], {"lexicon.txt": "4567"}
     )
-    contents = StepContents.of_all(Tally(2, 30), statistics={"words": 7})
-    manifest = run_step(spec, lambda _: contents).manifest
+    words = {"words": 7}
+    made = run_step(spec, lambda step: step.lossless(Tally(2, 30), statistics=words))
+    manifest = made.manifest
     digest = hashlib.sha256(first.to_bytes()).hexdigest()
     assert manifest.inputs == {"features/x": digest, "lexicon.txt": "4567"}
     assert (manifest.tally_in, manifest.tally_out) == (Tally(2, 30), Tally(2, 30))
@@ -146,7 +152,7 @@ def test_one_rank_writes_the_manifest_that_the_others_read(context: StepContext)
     spec = StepSpec(context.store, context.run_uri, context.step, CONFIG, digests=INPUTS)
 
     def writer() -> None:
-        run_step(spec, lambda _: StepContents.of_all(Tally(2, 30)))
+        run_step(spec, lambda step: step.lossless(Tally(2, 30)))
 
     result = run_step(spec, lambda _: None, barrier=writer)
     assert result.manifest.tally_out == Tally(2, 30)
@@ -160,9 +166,9 @@ def test_the_first_of_two_recipes_manifests_stays(context: StepContext) -> None:
         for k in (20, 21)
     )
 
-    def overtaken(_: StepContext) -> StepContents:
-        run_step(quick, lambda _: StepContents.of_all(Tally(3, 40)))
-        return StepContents.of_all(Tally(2, 30))
+    def overtaken(step: StepRun) -> Manifest:
+        run_step(quick, lambda step: step.lossless(Tally(3, 40)))
+        return step.lossless(Tally(2, 30))
 
     with pytest.raises(ValueError, match=r"made from another recipe.*: k: 21 -> 20: use"):
         run_step(slow, overtaken)
@@ -173,9 +179,9 @@ def test_another_result_of_the_same_recipe_is_refused(context: StepContext) -> N
     """As of a training that two drivers began; the same command then finds the first result."""
     spec = StepSpec(context.store, context.run_uri, context.step, CONFIG, digests=INPUTS)
 
-    def overtaken(_: StepContext) -> StepContents:
-        run_step(spec, lambda _: StepContents.of_all(Tally(3, 40)))
-        return StepContents.of_all(Tally(2, 30))
+    def overtaken(step: StepRun) -> Manifest:
+        run_step(spec, lambda step: step.lossless(Tally(3, 40)))
+        return step.lossless(Tally(2, 30))
 
     with pytest.raises(ValueError, match="another driver finished this step first, and its result"):
         run_step(spec, overtaken)
@@ -192,7 +198,7 @@ def test_a_manifest_whose_answer_was_lost_is_ours(context: StepContext) -> None:
 
     store = Deaf(context.store.allowed_prefixes)
     spec = StepSpec(store, context.run_uri, context.step, CONFIG, digests=INPUTS)
-    result = run_step(spec, lambda _: StepContents.of_all(Tally(2, 30)))
+    result = run_step(spec, lambda step: step.lossless(Tally(2, 30)))
     assert result.manifest == read_manifest(store, context.run_uri, context.step)
 
 
@@ -235,9 +241,10 @@ def test_the_longest_tasks_start_first_and_change_no_byte(context: StepContext) 
         return context.commit(record(context, name))
 
     plan = TaskPlan({name: name for name in sizes}, commit, serially, 1.0, size=sizes.__getitem__)
-    contents = run_tasks(context, plan)
+    step = StepRun(context, CONFIG, INPUTS, base=None)
+    made = run_tasks(step, plan)
     assert started == ["1", "3", "0", "2"]
-    in_order = run_tasks(context, replace(plan, size=lambda _: 0.0))
+    in_order = run_tasks(step, replace(plan, size=lambda _: 0.0))
     assert started == ["1", "3", "0", "2"], "all were committed"
-    assert contents == in_order
-    assert [ledger.key.rpartition("/")[2][0] for ledger in contents.ledgers] == list("0123")
+    assert made == in_order
+    assert [ledger.key.rpartition("/")[2][0] for ledger in made.ledgers] == list("0123")

@@ -12,13 +12,9 @@ from infra.store.object_store import ObjectStore, join_uri
 from pipeline.kbest import KBest, select_kbest
 from pipeline.records import Tally
 from pipeline.runs.commit import Commit, step_context
-from pipeline.runs.ledger import LossBudgetExceededError, ledger_reasons
-from pipeline.runs.manifest import (
-    Manifest,
-    manifest_uri,
-    read_manifest,
-    read_output,
-)
+from pipeline.runs.engine import LossBudgetExceededError
+from pipeline.runs.ledger import ledger_reasons
+from pipeline.runs.manifest import Manifest, manifest_uri, read_manifest, read_output
 from pipeline.runs.names import PARTITIONS_STEP
 from pipeline.shards import (
     KBestAtAllOffsets,
@@ -212,7 +208,7 @@ def test_bad_audio_lands_in_the_ledger_with_its_reason(
     write_metadata(store, corpus_uri, "unlabelled", records)
     select(store, run_uri, corpus_uri)
     manifest = extract(store, run_uri, corpus_uri)
-    reasons = ledger_reasons(store, run_uri, manifest.ledgers)
+    reasons = ledger_reasons(manifest.ledgers)
     assert manifest.quarantined.utterances == sum(reasons.values()) == 8
     assert manifest.tally_out.utterances == 8
     assert reasons == {
@@ -239,7 +235,7 @@ def test_bad_metadata_lands_in_the_ledger(tmp_path: Path) -> None:
     ]
     write_metadata(store, corpus_uri, "unlabelled", [*records, *broken])
     manifest = select(store, run_uri, corpus_uri)
-    assert ledger_reasons(store, run_uri, manifest.ledgers) == Counter(
+    assert ledger_reasons(manifest.ledgers) == Counter(
         malformed_json=1, bad_duration=2, missing_field=1, duplicate_utterance=1
     )
     assert manifest.tally_in.utterances == 14

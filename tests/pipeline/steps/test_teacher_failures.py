@@ -13,7 +13,8 @@ from pipeline.audit.trace import trace
 from pipeline.audit.verify import verify_run
 from pipeline.kbest import KBest, TeacherFailure
 from pipeline.records import Tally
-from pipeline.runs.ledger import LossBudgetExceededError, find_lost_rows, take_back
+from pipeline.runs.engine import LossBudgetExceededError
+from pipeline.runs.ledger import find_lost_rows, take_back
 from pipeline.runs.manifest import read_manifest, read_output
 from pipeline.shards import Offsets, read_features, read_partition, read_targets
 from pipeline.splicing import splice

@@ -9,8 +9,8 @@ import torch
 from infra.store.object_store import ObjectStore, join_uri
 from pipeline.placement_versions import Versions
 from pipeline.records import Tally
+from pipeline.runs.engine import StepSpec, run_step
 from pipeline.runs.names import BOOTSTRAP_STEP, LABELLED, LEXICON_FILE, features_step, model_step
-from pipeline.runs.step import StepContents, StepSpec, run_step
 from pipeline.shards import FeatureRow, write_features
 from tests.small_corpus import local_store
 from tests.training.decode.toy_language import LEXICON_TXT
@@ -69,13 +69,13 @@ def write_features_of(
 ) -> None:
     """Store the feature shards of a subset."""
 
-    def write(context):
+    def write(step):
         tallies = [Tally(len(part), sum(each.duration_ms for each in part)) for part in parts]
         outputs = [
-            context.put_output(f"{number:06d}-000", ".parquet", write_features(part), tally)
+            step.context.put_output(f"{number:06d}-000", ".parquet", write_features(part), tally)
             for number, (part, tally) in enumerate(zip(parts, tallies, strict=True))
         ]
-        return StepContents.of_all(sum(tallies, Tally()), tuple(outputs))
+        return step.lossless(sum(tallies, Tally()), tuple(outputs))
 
     run_step(StepSpec(store, run_uri, features_step(subset), {}), write)
 
@@ -102,4 +102,4 @@ def store_network(place: Place, name: str, form: ModelConfig = NETWORK) -> None:
     num_senones = read_tree(store, run_uri).num_senones
     trained = TrainedModel(make_model(form, num_senones).eval(), torch.zeros(num_senones))
     spec = StepSpec(store, run_uri, model_step(name), {}, [BOOTSTRAP_STEP])
-    run_step(spec, lambda context: store_model(context, trained, Tally(), {}))
+    run_step(spec, lambda step: store_model(step, trained, Tally(), {}))

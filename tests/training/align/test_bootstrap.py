@@ -9,7 +9,8 @@ import pytest
 
 from pipeline.audit.verify import verify_run
 from pipeline.records import Tally
-from pipeline.runs.ledger import QUARANTINED, LossBudgetExceededError, read_lines
+from pipeline.runs.engine import LossBudgetExceededError
+from pipeline.runs.ledger import QUARANTINED, read_lines
 from pipeline.runs.manifest import Manifest, read_manifest, read_output
 from pipeline.shards import FeatureRow, read_partition
 from tests.training.align.labelled_run import FEATURES, bootstrapped, row, shards, write_labelled

@@ -8,9 +8,9 @@ import pytest
 from infra.store.object_store import ObjectStore
 from pipeline.records import Tally, source_id, version_id
 from pipeline.runs.commit import step_context
+from pipeline.runs.engine import StepSpec, run_step
 from pipeline.runs.manifest import read_manifest
 from pipeline.runs.names import ALIGNMENT_STEP, INGEST_STEP
-from pipeline.runs.step import StepContents, StepSpec, run_step
 from pipeline.shards import write_partition
 from tests.training.decode.toy_language import LEXICON_TXT
 from tests.training.sequence_training.toy_run import (
@@ -65,7 +65,7 @@ def write_versions(folder: Path, placements: tuple[str, ...]) -> Place:
 def write_ingest(place: Place, config: dict) -> None:
     """Write the manifest of an ingest with this configuration."""
     spec = StepSpec(*place[:2], INGEST_STEP, config)
-    run_step(spec, lambda _: StepContents.of_all(Tally()))
+    run_step(spec, lambda step: step.lossless(Tally()))
 
 
 def arpa_of(place: Place, smoothing: str) -> str:

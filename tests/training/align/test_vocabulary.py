@@ -2,7 +2,7 @@
 
 import pytest
 
-from pipeline.runs.ledger import LossBudgetExceededError
+from pipeline.runs.engine import LossBudgetExceededError
 from training.align.labelled import UnknownWords, similar_words
 from training.decode.lexicon import parse_lexicon
 

@@ -10,9 +10,9 @@ from pipeline.kbest import select_kbest
 from pipeline.normalization import Moments
 from pipeline.records import Tally
 from pipeline.runs.commit import step_context
+from pipeline.runs.engine import write_manifest
 from pipeline.runs.manifest import Manifest
 from pipeline.runs.names import ALIGNMENT_STEP, PARTITIONS_STEP
-from pipeline.runs.step import write_manifest
 from pipeline.shards import Alignment, PartitionRow, write_partition
 
 NUM_SENONES = 6

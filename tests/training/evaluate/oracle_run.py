@@ -16,11 +16,10 @@ import torch
 
 from infra.store.object_store import ObjectStore
 from pipeline.records import Tally
-from pipeline.runs.commit import StepContext
-from pipeline.runs.manifest import read_manifest, read_output
+from pipeline.runs.engine import StepRun, StepSpec, run_step
+from pipeline.runs.manifest import Manifest, read_manifest, read_output
 from pipeline.runs.names import ALIGNMENT_STEP, BOOTSTRAP_STEP, DEV, HELDOUT, features_step
 from pipeline.runs.names import model_step as step_of_model
-from pipeline.runs.step import StepContents, StepSpec, run_step
 from pipeline.shards import Alignment, FeatureRow, PartitionRow, write_features, write_partition
 from tests.training.decode.toy_language import LEXICON_TXT, senones_of, toy_tree
 from training.evaluate import slices
@@ -112,13 +111,13 @@ class OracleRun:
     def write_subset(self, subset: str, shards: list[list[FeatureRow]]) -> None:
         """Write the features of a subset."""
 
-        def write(context: StepContext) -> StepContents:
+        def write(step: StepRun) -> Manifest:
             tallies = [Tally(len(each), sum(row.duration_ms for row in each)) for each in shards]
             outputs = tuple(
-                context.put_output(f"{number:06d}", ".parquet", write_features(rows), tally)
+                step.context.put_output(f"{number:06d}", ".parquet", write_features(rows), tally)
                 for number, (rows, tally) in enumerate(zip(shards, tallies, strict=True))
             )
-            return StepContents.of_all(sum(tallies, Tally()), outputs)
+            return step.lossless(sum(tallies, Tally()), outputs)
 
         run_step(StepSpec(self.store, self.run_uri, features_step(subset), {}), write)
 
@@ -142,20 +141,19 @@ def write_oracle_run(
         for labels in [Alignment(np.zeros(9, np.uint16))]
     ]
 
-    def align(context: StepContext) -> StepContents:
+    def align(step: StepRun) -> Manifest:
         tally = Tally(len(aligned), len(aligned))
-        output = context.put_output("000000", ".parquet", write_partition(aligned), tally)
-        return StepContents.of_all(tally, (output,))
+        output = step.context.put_output("000000", ".parquet", write_partition(aligned), tally)
+        return step.lossless(tally, (output,))
 
-    def bootstrap(context: StepContext) -> StepContents:
-        del context
-        return StepContents.of_all(Tally(), statistics={"senone_tree": TREE.to_json()})
+    def bootstrap(step: StepRun) -> Manifest:
+        return step.lossless(Tally(), statistics={"senone_tree": TREE.to_json()})
 
     run_step(StepSpec(run.store, run.run_uri, ALIGNMENT_STEP, {}), align)
     run_step(StepSpec(run.store, run.run_uri, BOOTSTRAP_STEP, {}), bootstrap)
     for name in MODELS:
         spec = StepSpec(run.store, run.run_uri, step_of_model(name), {})
-        run_step(spec, lambda _: StepContents.of_all(Tally()))
+        run_step(spec, lambda step: step.lossless(Tally()))
     monkeypatch.setattr(slices, "load_model", run.model)
     return run
 

@@ -10,10 +10,9 @@ import pytest
 from infra.settings import plain
 from infra.store.object_store import ObjectStore, PrefixError
 from pipeline.records import Tally
-from pipeline.runs.commit import StepContext
-from pipeline.runs.manifest import sha256
+from pipeline.runs.engine import StepRun, StepSpec, run_step
+from pipeline.runs.manifest import Manifest, sha256
 from pipeline.runs.names import ALIGNMENT_STEP
-from pipeline.runs.step import StepContents, StepSpec, run_step
 from pipeline.shards import Alignment, PartitionRow, write_partition
 from training.decode.lexicon import parse_lexicon
 from training.decode.smoothing import kneser_ney_arpa, witten_bell_arpa
@@ -36,9 +35,9 @@ def run(tmp_path: Path) -> Path:
         for n, words in enumerate(SENTENCES)
     ]
 
-    def write(context: StepContext) -> StepContents:
-        output = context.put_output("000000", ".parquet", write_partition(rows), Tally(2, 2))
-        return StepContents.of_all(Tally(2, 2), (output,))
+    def write(step: StepRun) -> Manifest:
+        output = step.context.put_output("000000", ".parquet", write_partition(rows), Tally(2, 2))
+        return step.lossless(Tally(2, 2), (output,))
 
     run_step(StepSpec(ObjectStore((str(tmp_path),)), str(tmp_path), ALIGNMENT_STEP, {}), write)
     return tmp_path

@@ -14,9 +14,9 @@ import torch
 from infra.settings import plain
 from infra.store.object_store import ObjectStore
 from pipeline.records import Tally
+from pipeline.runs.engine import StepSpec, run_step
 from pipeline.runs.manifest import read_output
 from pipeline.runs.names import TUNING_STEP
-from pipeline.runs.step import StepContents, StepSpec, run_step
 from pipeline.shards import FeatureRow
 from tests.small_corpus import serially
 from tests.training.decode.toy_language import toy_lexicon
@@ -70,7 +70,7 @@ def test_each_models_settings_decode_it(tmp_path: Path, monkeypatch: pytest.Monk
     run = write_oracle_run(tmp_path, monkeypatch, rows, dev=True)
     spec = StepSpec(run.store, run.run_uri, TUNING_STEP, {})
     chosen = {"settings": plain(CHOSEN)}
-    run_step(spec, lambda _: StepContents.of_all(Tally(), statistics=chosen))
+    run_step(spec, lambda step: step.lossless(Tally(), statistics=chosen))
     tasks: list[HypothesisTask] = []
     searched: dict[str, set[bytes]] = defaultdict(set)
     spread: dict[str, set[float]] = defaultdict(set)

@@ -14,7 +14,7 @@ import pytest
 from infra.store.object_store import ObjectStore
 from pipeline.audit.verify import Expectation, verify_run
 from pipeline.runs import step
-from pipeline.runs.ledger import LossBudgetExceededError
+from pipeline.runs.engine import LossBudgetExceededError
 from pipeline.runs.manifest import Manifest, read_manifest, read_output
 from pipeline.runs.names import ALIGNMENT_STEP, BASELINE, task_name
 from pipeline.runs.outputs import OutputsInParts

@@ -8,7 +8,8 @@ import torch
 from infra.store.object_store import ObjectStore
 from pipeline.normalization import Moments
 from pipeline.records import Tally
-from pipeline.runs.commit import StepContext, step_context
+from pipeline.runs.commit import step_context
+from pipeline.runs.engine import StepRun, write_manifest
 from pipeline.runs.manifest import Manifest, sha256
 from pipeline.runs.names import (
     ALIGNMENT_STEP,
@@ -22,7 +23,6 @@ from pipeline.runs.names import (
     model_step,
     sequence_trained,
 )
-from pipeline.runs.step import write_manifest
 from pipeline.shards import Alignment, PartitionRow, write_partition
 from tests.training.decode.toy_language import LEXICON_TXT, senones_of, toy_tree
 from training.data.sub_epochs import sequence_sub_epochs
@@ -118,8 +118,9 @@ def put_model(
             logits = model(features)[0, model.config.delay :]
             torch.nn.functional.cross_entropy(logits, labels[: len(logits)]).backward()
         optimizer.step()
-    context: StepContext = step_context(store, run_uri, model_step(name), {}, {})
-    made = store_model(context, TrainedModel(model.eval(), log_priors(counts)), Tally(), {})
+    context = step_context(store, run_uri, model_step(name), {}, {})
+    step = StepRun(context, {}, {}, base=None)
+    made = store_model(step, TrainedModel(model.eval(), log_priors(counts)), Tally(), {})
     finish(store, run_uri, model_step(name), Tally(), made.outputs)
 
 

@@ -12,9 +12,9 @@ from torch import Tensor
 from infra.store.object_store import ObjectStore
 from pipeline.kbest import TeacherFailure
 from pipeline.records import WITHOUT_PLACEMENT, Tally
+from pipeline.runs.engine import StepResult, StepRun, StepSpec, run_step
 from pipeline.runs.manifest import Manifest, read_manifest
 from pipeline.runs.names import STUDENT, TEACHER, UNLABELLED, features_step, model_step
-from pipeline.runs.step import StepContents, StepResult, StepSpec, run_step
 from pipeline.shards import FeatureRow, write_features
 from pipeline.steps.targets import FEATURES, FramesAt, TargetsConfig
 from training.models.store import TrainedModel, make_model, store_model
@@ -50,13 +50,14 @@ def run(tmp_path: Path) -> tuple[ObjectStore, str]:
     """Three shards of ten utterances in three placements, and two models."""
     store, run_uri = ObjectStore((str(tmp_path),)), str(tmp_path)
 
-    def put(context) -> StepContents:
+    def put(step: StepRun) -> Manifest:
         tally = Tally(10, 4000)
         shards = [write_features([row(10 * n + each) for each in range(10)]) for n in range(3)]
         outputs = [
-            context.put_output(str(n), ".parquet", data, tally) for n, data in enumerate(shards)
+            step.context.put_output(str(n), ".parquet", data, tally)
+            for n, data in enumerate(shards)
         ]
-        return StepContents.of_all(Tally(30, 12000), tuple(outputs))
+        return step.lossless(Tally(30, 12000), tuple(outputs))
 
     run_step(StepSpec(store, run_uri, features_step(UNLABELLED), {}), put)
     for seed, (name, form) in enumerate(FORMS.items()):
@@ -67,7 +68,7 @@ def run(tmp_path: Path) -> tuple[ObjectStore, str]:
         trained = TrainedModel(model, torch.zeros(SENONES))
         run_step(
             StepSpec(store, run_uri, model_step(name), {}),
-            lambda context, trained=trained: store_model(context, trained, Tally(), {}),
+            lambda step, trained=trained: store_model(step, trained, Tally(), {}),
         )
     return store, run_uri
 

@@ -14,7 +14,7 @@ from infra.store.object_store import ObjectStore
 from pipeline.audit.verify import Expectation, verify_run
 from pipeline.kbest import soft_targets
 from pipeline.records import Tally
-from pipeline.runs.ledger import LossBudgetExceededError
+from pipeline.runs.engine import LossBudgetExceededError
 from pipeline.runs.manifest import Manifest, read_manifest, read_output
 from pipeline.runs.names import TARGETS_GRAPH_STEP, TARGETS_TUNING_STEP, TEACHER
 from pipeline.shards import TargetRow, read_targets

@@ -11,7 +11,7 @@ import pytest
 from infra.devices import device_client
 from infra.store.object_store import StoreError
 from infra.task_metrics import FAULTS
-from pipeline.runs.ledger import LossBudgetExceededError
+from pipeline.runs.engine import LossBudgetExceededError
 from pipeline.runs.manifest import Manifest, is_finished
 from pipeline.runs.names import TARGETS_STEP
 from pipeline.steps.targets import TargetsConfig

@@ -12,8 +12,8 @@ from infra.settings import canonical_json
 from infra.store.object_store import ObjectStore
 from pipeline.kbest import KBest, select_kbest
 from pipeline.records import Tally
+from pipeline.runs.engine import StepSpec, run_step
 from pipeline.runs.names import model_step, teachers
-from pipeline.runs.step import StepSpec, run_step
 from pipeline.steps.targets import TeacherInput
 from training.models.lstm import LstmModel
 from training.models.precision import set_float32_products

@@ -16,8 +16,8 @@ from infra.settings import canonical_json
 from infra.store.object_store import ObjectStore
 from pipeline.kbest import KBest, TeacherFailure, joined
 from pipeline.records import Tally
+from pipeline.runs.engine import StepSpec, run_step
 from pipeline.runs.names import model_step
-from pipeline.runs.step import StepSpec, run_step
 from pipeline.steps.targets import TargetsConfig, TeacherInput
 from tests.in_process_teacher import in_batches, in_process
 from training.models.lstm import LstmModel

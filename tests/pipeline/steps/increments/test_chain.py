@@ -6,7 +6,7 @@ import pytest
 from pipeline.audit.provenance import read_provenance
 from pipeline.filters import SelectionFilters
 from pipeline.records import Tally, parse_utterance
-from pipeline.runs import increment
+from pipeline.runs import engine
 from pipeline.runs.increment import read_increment
 from pipeline.runs.manifest import Manifest, own_outputs, read_manifest, read_output
 from pipeline.runs.outputs import OutputsInParts
@@ -121,7 +121,7 @@ def test_partitions_lead_to_the_files_of_their_night(nights: Nights) -> None:
 def test_a_union_in_parts_is_the_same(nights: Nights, monkeypatch: pytest.MonkeyPatch) -> None:
     """Long lists are stored in parts of the increment, with each object's run."""
     set_small_bounds(monkeypatch, max_listed=1)
-    monkeypatch.setattr(increment, "MAX_LISTED", 1)
+    monkeypatch.setattr(engine, "MAX_LISTED", 1)
     nights.select("parts", "night-1")
     nights.extract("parts")
     partitions = nights.label("parts", "night-1")

@@ -10,12 +10,12 @@ import pytest
 
 from infra.store.object_store import ObjectStore, join_uri
 from pipeline.audit.verify import verify_run
-from pipeline.runs import many_tasks
+from pipeline.runs import engine
 from pipeline.runs.commit import RecipeConflictError
+from pipeline.runs.engine import Distribute
 from pipeline.runs.manifest import Manifest as StepManifest
 from pipeline.runs.manifest import manifest_uri, read_manifest
 from pipeline.runs.outputs import OutputsInParts
-from pipeline.runs.step import Distribute
 from pipeline.steps.ingestion import manifest_rows
 from pipeline.steps.ingestion.formats import Table
 from pipeline.steps.ingestion.ingest_manifests import Manifest, ManifestIngestion, ingest_manifests
@@ -76,7 +76,7 @@ def large(small: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cor
     """To be ingested in parts of three outputs, one commit folded at a time."""
     del small  # made within the usual bounds
     set_small_bounds(monkeypatch)
-    monkeypatch.setattr(many_tasks, "GROUP_BYTES", 1)
+    monkeypatch.setattr(engine, "GROUP_BYTES", 1)
     monkeypatch.setattr(buckets, "OBJECTS_AT_A_TIME", 4)
     return Corpus(tmp_path, "large")
 
@@ -114,7 +114,7 @@ def test_a_driver_receives_the_outputs_of_few_tasks_at_a_time(large: Corpus) -> 
 
 def test_commits_are_folded_by_their_bytes(large: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
     """Commits that are small together are one group, whatever their number below the bound."""
-    monkeypatch.setattr(many_tasks, "GROUP_BYTES", 2**20)
+    monkeypatch.setattr(engine, "GROUP_BYTES", 2**20)
     groups: list[int] = []
 
     def seen(elements: Sequence[Any], function: Callable[[Any], Any], name: str) -> list[Any]:

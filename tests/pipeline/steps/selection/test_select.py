@@ -309,7 +309,7 @@ def test_an_utterance_in_two_buckets_is_kept_by_the_first(tmp_path: Path) -> Non
     }
     write_buckets(store, corpus_uri, buckets)
     manifest = select(store, run_uri, corpus_uri, replace(CONFIG, hours=20 / 3600))
-    assert ledger_reasons(store, run_uri, manifest.ledgers) == {"duplicate_utterance": 10}
+    assert ledger_reasons(manifest.ledgers) == {"duplicate_utterance": 10}
     assert manifest.quarantined == Tally(10, 30_000)
     assert manifest.tally_in == Tally(40, 100_000)
     lost = [

@@ -16,9 +16,9 @@ from jobs.planning.volumes import spark_volumes
 from jobs.planning.workload import Workload, ingested
 from pipeline.filters import SelectionFilters
 from pipeline.records import Tally
+from pipeline.runs.engine import Distribute
 from pipeline.runs.manifest import Output, manifest_uri
 from pipeline.runs.names import SUBSETS, selection_step
-from pipeline.runs.step import Distribute
 from pipeline.steps import hash_ranges
 from pipeline.steps.selection import deduplicate, subset_overlap
 from pipeline.steps.selection.buckets import require_known_subsets
