@@ -32,7 +32,7 @@ def distribute_on_spark(job: Job) -> Iterator[Distribute]:
             run_task: Callable[[T], Any] = function
             observer = None
             if isinstance(function, WatchedFunction):
-                run_task, observer = function.run_task, Observer(measured_loss, function.watch.see)
+                run_task, observer = function.run_task, Observer(measured_loss, function.see)
             measured = MeasuredFunction(run_task)
             found = run_tasks(start(), elements, measured, description, observer=observer)
             return [job.tasks.add(each) for each in found]

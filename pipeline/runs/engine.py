@@ -32,7 +32,6 @@ from pipeline.runs.commit import (
 )
 from pipeline.runs.increment import BaseStep, read_base
 from pipeline.runs.manifest import (
-    Extended,
     Manifest,
     Output,
     Outputs,
@@ -245,18 +244,13 @@ def write_manifest(context: StepContext, manifest: Manifest) -> None:
 
 def _joined(context: StepContext, base: BaseStep, own: Manifest, extension: Extension) -> Manifest:
     """Join what an increment's step has made with all that its base has."""
-    before = base.manifest
-    tallies = before.tally_in, before.tally_out, before.quarantined, before.unselected
-    ledgers = own.ledgers
-    if extension.all_again:
-        tallies = before.tally_out, before.tally_out, _NOTHING, _NOTHING
-    else:
-        ledgers = _union(context, "ledgers", base.seen(before.ledgers), ledgers, list)
-    extends = Extended(base.run_uri, base.sha256, *tallies)
+    before, extends = base.manifest, base.extended(all_again=extension.all_again)
+    # One that has judged all again has also the ledger rows that the base has.
+    ledgers = () if extension.all_again else base.seen(before.ledgers)
     return replace(
         own,
         outputs=_union(context, "outputs", base.seen(before.outputs), own.outputs, extension.order),
-        ledgers=ledgers,
+        ledgers=_union(context, "ledgers", ledgers, own.ledgers, list),
         tally_in=extends.tally_in + own.tally_in,
         tally_out=extends.tally_out + own.tally_out,
         quarantined=extends.quarantined + own.quarantined,
@@ -404,36 +398,35 @@ class LossWatch:
     def __init__(self, limit: LossLimit) -> None:
         self.limit = limit
         self.total = Loss("all tasks")
-        self.seen: set[str] = set()
 
     def see(self, result: Commit | Loss) -> None:
-        """Count a task's loss, once; LossBudgetExceededError when the step has lost too much."""
-        loss = Loss.of(result)
-        if loss.task not in self.seen:
-            self.seen.add(loss.task)
-            self.total += loss
-            self.limit.check(self.total.num_lost, self.total)
-
-    def end_wave(self) -> None:
-        """Forget the names of tasks that have ended, and that none will report again."""
-        self.seen.clear()
+        """Count a task's loss; LossBudgetExceededError when the step has lost too much."""
+        self.total += Loss.of(result)
+        self.limit.check(self.total.num_lost, self.total)
 
 
 class WatchedFunction(Generic[T, W]):
     """WatchedFunction runs a task and lets the watch see its loss, as a plain loop needs it.
 
-    A cluster runs `run_task` on its workers, and gives `watch` in the driver each result's loss.
+    A cluster runs `run_task` on its workers, and in the driver gives `see` each result's loss.
     """
 
     def __init__(self, run_task: Callable[[T], W], watch: LossWatch) -> None:
         self.run_task = run_task
-        self.watch = watch
+        self._watch = watch
+        self._seen: set[str] = set()
 
     def __call__(self, task: T) -> W:
         """Run the task; LossBudgetExceededError when all tasks so far have lost too much."""
         result = self.run_task(task)
-        self.watch.see(result)
+        self.see(result)
         return result
+
+    def see(self, result: Commit | Loss) -> None:
+        """Let the watch see a task's loss, once."""
+        if result.task not in self._seen:
+            self._seen.add(result.task)
+            self._watch.see(result)
 
 
 def _run_watched(
@@ -445,10 +438,31 @@ def _run_watched(
 ) -> list[W]:
     if watch is None:
         return distribute(tasks, run_task, description)
-    found = distribute(tasks, WatchedFunction(run_task, watch), description)
+    watched = WatchedFunction(run_task, watch)
+    found = distribute(tasks, watched, description)
     for result in found:
-        watch.see(result)  # a cluster shows the last ones only now
+        watched.see(result)  # a cluster shows the last ones only now
     return found
+
+
+def _commit_each(
+    committed: Mapping[str, Commit],
+    tasks: Mapping[str, T],
+    run_task: Callable[[T], Commit | Loss],
+    distribute: Distribute,
+    description: str,
+    watch: LossWatch | None,
+) -> dict[str, Commit]:
+    """Run the tasks that are not among the `committed`; return the commits of all by name."""
+    by_name = {name: found for name in tasks if (found := committed.get(name))}
+    if watch is not None:
+        for commit in by_name.values():
+            watch.see(commit)
+    pending = [task for name, task in tasks.items() if name not in by_name]
+    for result in _run_watched(pending, run_task, distribute, description, watch):
+        assert isinstance(result, Commit), "a watch has ended the step over its budget"
+        by_name[result.task] = result
+    return by_name
 
 
 class ScratchTasks:
@@ -474,15 +488,10 @@ class ScratchTasks:
 
         LossBudgetExceededError as soon as `watch` has seen too much lost.
         """
-        names = [task.name for task in tasks]
-        by_name = {name: found for name in names if (found := self._committed.get(name))}
-        if watch is not None:
-            for commit in by_name.values():
-                watch.see(commit)
-        pending = [task for task in tasks if task.name not in by_name]
-        new = _run_watched(pending, run_task, self.distribute, description, watch)
-        by_name |= {commit.task: commit for commit in new}
-        return [by_name[name] for name in names]
+        named = {task.name: task for task in tasks}
+        arguments = self._committed, named, run_task, self.distribute, description, watch
+        commits = _commit_each(*arguments)
+        return [commits[name] for name in named]
 
 
 class NumberedTasks(Mapping[str, T], Generic[Input, T]):
@@ -537,10 +546,11 @@ class TaskPlan(Generic[T]):
     first_outputs: Sequence[Output] = ()
     has_many_outputs: bool = False
 
-    def longest_first(self, names: Iterable[str]) -> list[T]:
+    def longest_first(self, names: Iterable[str]) -> dict[str, T]:
         """Return the tasks of these names in the order in which they start."""
         # Results go back by name, so the order in which tasks start changes no byte.
-        return sorted((self.tasks[name] for name in names), key=self.size, reverse=True)
+        tasks = ((name, self.tasks[name]) for name in names)
+        return dict(sorted(tasks, key=lambda task: self.size(task[1]), reverse=True))
 
 
 def run_tasks(step: StepRun, plan: TaskPlan[T]) -> Manifest:
@@ -633,8 +643,7 @@ class _Driver(Generic[T]):
         self.names = list(plan.tasks)
         self.watch = None
         if plan.num_utterances is not None:
-            limit = LossLimit(plan.loss_budget, plan.num_utterances)
-            self.watch = LossWatch(limit)
+            self.watch = LossWatch(LossLimit(plan.loss_budget, plan.num_utterances))
         # Commits of a small step stay in the driver.
         self.is_held = len(self.names) <= MAX_HELD and not plan.has_many_outputs
         self.held: dict[str, Commit] = {}
@@ -647,26 +656,33 @@ class _Driver(Generic[T]):
     def run(self) -> Manifest:
         """Run the tasks without a commit, fold all commits, and check the loss budget."""
         # After a kill, the commits of earlier attempts are the place to resume from.
-        committed = self._hold_earlier() if self.is_held else self._fold_earlier()
-        pending = [name for name in self.names if name not in committed]
-        for first in range(0, len(pending), WAVE_TASKS):
-            self._run_wave(pending[first : first + WAVE_TASKS])
-        if self.plan.has_many_outputs and pending:
-            self.sizes = self._sizes_of_commits()
+        if self.is_held:
+            tasks, run_task = self.plan.longest_first(self.names), self.plan.run_task
+            where = self.plan.distribute, self.context.step, self.watch
+            self.held = _commit_each(committed_tasks(self.context), tasks, run_task, *where)
+        else:
+            self._run_in_waves()
         for fold in self._folded([g for g in self._groups() if g.number not in self.folds]):
             self._keep(fold)
         return self._manifest()
 
-    def _hold_earlier(self) -> Collection[str]:
-        """Read the commits of earlier attempts: other recipes are refused, losses count."""
-        self.held = committed_tasks(self.context)
-        for commit in self.held.values():
-            if self.watch is not None:
-                self.watch.see(commit)
-        return frozenset(self.held)
+    def _run_in_waves(self) -> None:
+        committed = self._fold_earlier()
+        pending = [name for name in self.names if name not in committed]
+        for first in range(0, len(pending), WAVE_TASKS):
+            names = pending[first : first + WAVE_TASKS]
+            tasks = list(self.plan.longest_first(names).values())
+            run_task = _LossOnly(self.plan.run_task)
+            description = f"{self.context.step} {names[0]}..{names[-1]}"
+            _run_watched(tasks, run_task, self.plan.distribute, description, self.watch)
+        if self.plan.has_many_outputs and pending:
+            self.sizes = self._sizes_of_commits()
 
     def _fold_earlier(self) -> Collection[str]:
-        """Let tasks fold what earlier attempts have committed, as `_hold_earlier` reads it."""
+        """Let tasks fold what earlier attempts have committed; return the names of those tasks.
+
+        Other recipes are refused, and losses count, before any task runs.
+        """
         committed = self._sizes_of_commits()
         if self.plan.has_many_outputs:
             self.sizes = committed
@@ -694,21 +710,6 @@ class _Driver(Generic[T]):
             found.uri.rpartition("/")[2].removesuffix(".json"): found.num_bytes
             for found in self.context.store.list_each(folder)
         }
-
-    def _run_wave(self, names: Sequence[str]) -> None:
-        tasks, distribute = self.plan.longest_first(names), self.plan.distribute
-        description = self.context.step
-        if self.is_held:
-            for result in _run_watched(
-                tasks, self.plan.run_task, distribute, description, self.watch
-            ):
-                assert isinstance(result, Commit), "a watch has ended the step over its budget"
-                self.held[result.task] = result
-            return
-        description += f" {names[0]}..{names[-1]}"
-        _run_watched(tasks, _LossOnly(self.plan.run_task), distribute, description, self.watch)
-        if self.watch is not None:
-            self.watch.end_wave()
 
     def _groups(self) -> Iterator[_Group]:
         num_bytes = [self.sizes.get(name, 0) for name in self.names]

@@ -15,6 +15,7 @@ from infra.store.object_store import (
     normalize_uri,
     read_checked,
 )
+from pipeline.records import Tally
 from pipeline.runs.manifest import (
     Extended,
     Manifest,
@@ -172,6 +173,15 @@ class BaseStep:
                 "run without --extends"
             )
 
+    def extended(self, *, is_whole: bool = False, all_again: bool = False) -> Extended:
+        """Say what the increment takes over; of a step that judges `all_again`, outputs alone."""
+        found = self.manifest
+        if all_again:
+            tallies = found.tally_out, found.tally_out, Tally(), Tally()
+        else:
+            tallies = found.tally_in, found.tally_out, found.quarantined, found.unselected
+        return Extended(self.run_uri, self.sha256, *tallies, is_whole)
+
     def seen(self, outputs: Iterable[Output]) -> Iterator[Output]:
         """Yield outputs of its manifest as the increment's manifest names them."""
         return (output.seen_from(self.run_uri) for output in outputs)
@@ -227,7 +237,6 @@ def inherit(store: ObjectStore, run_uri: str, base_uri: str, steps: Sequence[str
 
 def _store_inherited(store: ObjectStore, run_uri: str, base: BaseStep) -> None:
     found = base.manifest
-    tallies = found.tally_in, found.tally_out, found.quarantined, found.unselected
     inherited = replace(
         found,
         # Their objects stay where they are; of a few hundred, so without parts.
@@ -235,7 +244,7 @@ def _store_inherited(store: ObjectStore, run_uri: str, base: BaseStep) -> None:
         ledgers=tuple(base.seen(found.ledgers)),
         id_index=tuple(base.seen(found.id_index)),
         stream_means=tuple(base.seen(found.stream_means)),
-        extends=Extended(base.run_uri, base.sha256, *tallies, is_whole=True),
+        extends=base.extended(is_whole=True),
     )
     uri, data = manifest_uri(run_uri, found.step), inherited.to_bytes()
     if not store.put_if_absent(uri, data) and store.get(uri) != data:

@@ -316,7 +316,7 @@ def label_statistics(sums: Statistics) -> Statistics:
     With how many utterances have no lattice, by reason, if there are some, and how many have the
     targets of a clearer version.
     """
-    mass, reasons = sums["retained_mass"], sums[LATTICE_REASONS]
+    mass, reasons = float(sums["retained_mass"]), sums[LATTICE_REASONS]
     return _label_statistics(sums["num_frames"], mass, reasons, sums[HEARD_ELSEWHERE])
 
 
