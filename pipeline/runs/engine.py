@@ -180,15 +180,23 @@ def run_step(
     # Inputs count by their manifests' digests, so changed inputs change the fingerprint.
     inputs = {**input_digests(spec.store, spec.run_uri, spec.reads), **spec.digests}
     inputs |= base.digests if base else {}
-    place = spec.store, spec.run_uri, spec.step
-    context = step_context(*place, spec.config, inputs, spec.repetition, spec.engines)
+    context = step_context(
+        spec.store,
+        spec.run_uri,
+        spec.step,
+        spec.config,
+        inputs,
+        spec.repetition,
+        spec.engines,
+    )
     if (finished := finished_manifest(context, spec.config, inputs)) is not None:
         return StepResult(finished, was_finished=True)
     # Until its manifest is stored, the step does not exist for its readers.
     made = make(StepRun(context, spec.config, inputs, base))
     if made is None:
         barrier()
-        return StepResult(read_manifest(*place), was_finished=False)
+        stored = read_manifest(spec.store, spec.run_uri, spec.step)
+        return StepResult(stored, was_finished=False)
     if base is not None and spec.extension is not None:
         made = _joined(context, base, made, spec.extension)
     # Parts come before the manifest: without it they are orphans, and the same bytes come again.
@@ -489,8 +497,9 @@ class ScratchTasks:
         LossBudgetExceededError as soon as `watch` has seen too much lost.
         """
         named = {task.name: task for task in tasks}
-        arguments = self._committed, named, run_task, self.distribute, description, watch
-        commits = _commit_each(*arguments)
+        commits = _commit_each(
+            self._committed, named, run_task, self.distribute, description, watch
+        )
         return [commits[name] for name in named]
 
 
@@ -657,9 +666,14 @@ class _Driver(Generic[T]):
         """Run the tasks without a commit, fold all commits, and check the loss budget."""
         # After a kill, the commits of earlier attempts are the place to resume from.
         if self.is_held:
-            tasks, run_task = self.plan.longest_first(self.names), self.plan.run_task
-            where = self.plan.distribute, self.context.step, self.watch
-            self.held = _commit_each(committed_tasks(self.context), tasks, run_task, *where)
+            self.held = _commit_each(
+                committed_tasks(self.context),
+                self.plan.longest_first(self.names),
+                self.plan.run_task,
+                self.plan.distribute,
+                self.context.step,
+                self.watch,
+            )
         else:
             self._run_in_waves()
         for fold in self._folded([g for g in self._groups() if g.number not in self.folds]):

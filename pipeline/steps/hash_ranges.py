@@ -288,11 +288,6 @@ def cut_and_merge(
     return tuple(output for commit in merged for output in commit.outputs)
 
 
-def gathering(name: str) -> str:
-    """Name a gathering task; commits of earlier versions, an object a range, have other names."""
-    return f"gathered-{name}"
-
-
 def gathered_objects(commits: Sequence[Commit]) -> list[Output]:
     """Return the one object of each gathering task."""
     return [output for commit in commits for output in commit.outputs]

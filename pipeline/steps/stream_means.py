@@ -29,7 +29,6 @@ from pipeline.steps.hash_ranges import (
     commit_objects,
     commit_ranges,
     cut_and_merge,
-    gathering,
     range_edges,
 )
 from pipeline.steps.selection.id_index import range_of
@@ -208,7 +207,7 @@ def merge_means(
         _GatherTask(
             place.scratch,
             context,
-            gathering(f"means-from-{first:06d}-in-{num_parts:05d}"),
+            f"gathered-means-from-{first:06d}-in-{num_parts:05d}",
             tuple(names[first : first + GROUP_TASKS]),
             num_ranges,
         )

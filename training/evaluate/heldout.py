@@ -268,10 +268,17 @@ def evaluate(
         statistics["num_unknown_words"] = unknown
         return scored(step, fold(step.context, decoded), about, statistics)
 
-    digests = {**lexicon.digests, **files.digests}
-    place = store, run_uri, EVALUATION_STEP, plain(config), reads, digests
-    # A word at the edge of the beam may be another one where logits have other last bits.
-    return run_step(StepSpec(*place, Repetition.OTHER_LAST_BITS), score)
+    spec = StepSpec(
+        store,
+        run_uri,
+        EVALUATION_STEP,
+        plain(config),
+        reads,
+        {**lexicon.digests, **files.digests},
+        # A word at the edge of the beam may be another one where logits have other last bits.
+        Repetition.OTHER_LAST_BITS,
+    )
+    return run_step(spec, score)
 
 
 def decode_all(

@@ -147,7 +147,7 @@ def tune(
     config: EvaluationConfig,
     tuning: TuningConfig,
     models: ModelsToDecode,
-    step: str = TUNING_STEP,
+    name: str = TUNING_STEP,
 ) -> StepResult:
     """Decode the development speakers over the grid; write each model's choice and curve.
 
@@ -182,9 +182,16 @@ def tune(
         return step.lossless(tally, (output,), {"settings": settings})
 
     resolved = {"evaluation": plain(config), "tuning": plain(tuning)}
-    digests = {**lexicon.digests, **files.digests}
-    place = store, run_uri, step, resolved, reads, digests
-    return run_step(StepSpec(*place, Repetition.OTHER_LAST_BITS), choose)
+    spec = StepSpec(
+        store,
+        run_uri,
+        name,
+        resolved,
+        reads,
+        {**lexicon.digests, **files.digests},
+        Repetition.OTHER_LAST_BITS,
+    )
+    return run_step(spec, choose)
 
 
 def recipe_settings(config: EvaluationConfig) -> DecodingSettings:

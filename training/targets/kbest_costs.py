@@ -261,11 +261,16 @@ def measure_kbest_costs(
 
     reads = [features, *teachers.reads, model_step(STUDENT)]
     settings = kbest_costs_settings(config, teachers.config)
-    place = store, run_uri, KBEST_COSTS_STEP, settings, reads
-    engines = tuple(teachers.hearing.engines)
-    return run_step(
-        StepSpec(*place, repetition=Repetition.OTHER_LAST_BITS, engines=engines), measure
+    spec = StepSpec(
+        store,
+        run_uri,
+        KBEST_COSTS_STEP,
+        settings,
+        reads,
+        repetition=Repetition.OTHER_LAST_BITS,
+        engines=tuple(teachers.hearing.engines),
     )
+    return run_step(spec, measure)
 
 
 def _labels(

@@ -151,8 +151,10 @@ def ingest_manifests(
         return made
 
     engines = ingestion.simulated.engines if ingestion.simulated else ()
-    place = store, run_uri, INGEST_STEP, ingestion.settings
-    return run_step(StepSpec(*place, digests=digests, engines=engines), make)
+    spec = StepSpec(
+        store, run_uri, INGEST_STEP, ingestion.settings, digests=digests, engines=engines
+    )
+    return run_step(spec, make)
 
 
 def _pieces(ingestion: ManifestIngestion) -> dict[str, tuple[Manifest, Piece]]:

@@ -26,7 +26,6 @@ from pipeline.steps.hash_ranges import (
     HashRange,
     cut_into_ranges,
     gathered_objects,
-    gathering,
     put_extents,
 )
 from pipeline.steps.selection.buckets import Bucket, Filtered, RecordRules
@@ -44,7 +43,7 @@ class IndexTask:
     @property
     def name(self) -> str:
         """The task's name."""
-        return gathering(self.bucket.name)
+        return f"gathered-{self.bucket.name}"
 
 
 @once

@@ -31,7 +31,6 @@ from pipeline.steps.hash_ranges import (
     commit_objects,
     commit_ranges,
     cut_and_merge,
-    gathering,
     range_edges,
 )
 from pipeline.steps.selection.buckets import Bucket
@@ -257,7 +256,7 @@ def _bucket_tasks(
     numbers = {uri: n for n, uri in enumerate(sorted(chain(*(each.uris for each in buckets))))}
     for bucket in buckets:
         own = tuple(numbers[uri] for uri in bucket.uris)
-        yield _HashTask(scratch, gathering(f"ids-of-{bucket.name}"), bucket, own, num_ranges)
+        yield _HashTask(scratch, f"gathered-ids-of-{bucket.name}", bucket, own, num_ranges)
 
 
 def _file_tasks(
@@ -269,8 +268,8 @@ def _file_tasks(
         some = files[begin : begin + FILES_A_TASK]
         first = num_inputs + begin
         own = tuple(range(first, first + len(some)))
-        name = f"ids-of-files-{begin:06d}-to-{begin + len(some):06d}"
-        yield _HashTask(scratch, gathering(name), some, own, num_ranges)
+        name = f"gathered-ids-of-files-{begin:06d}-to-{begin + len(some):06d}"
+        yield _HashTask(scratch, name, some, own, num_ranges)
 
 
 @once

@@ -308,9 +308,8 @@ def select_utterances(
     of this one. An increment selects from the unlabelled metadata that no run before it has read.
     """
     applied = config if subset == UNLABELLED else config.without_rules()
-    settings, may_grow = plain(config), subset == UNLABELLED
-    place = store, run_uri, selection_step(subset)
-    extended = extended_selection(*place, settings) if may_grow else None
+    name, settings, may_grow = selection_step(subset), plain(config), subset == UNLABELLED
+    extended = extended_selection(store, run_uri, name, settings) if may_grow else None
     everything = list_metadata(store, metadata_uri, ingested)
     listing = listing_to_read(store, run_uri, metadata_uri, everything, applied, extended)
     # Digests go into the fingerprint, so a finished step is found without parsing a record.
@@ -343,11 +342,15 @@ def select_utterances(
         statistics = {**made.statistics, **unread_statistics(everything, listing), **read}
         return replace(made, statistics=statistics, id_index=index)
 
-    digests = input_digests_of(buckets, metadata_uri)
-    if extended is None:
-        return run_step(StepSpec(*place, settings, digests=digests), select)
-    spec = StepSpec(*place, settings, digests=digests, extension=extended.extension)
-    return run_step(spec, select, base=extended.base)
+    spec = StepSpec(
+        store,
+        run_uri,
+        name,
+        settings,
+        digests=input_digests_of(buckets, metadata_uri),
+        extension=extended.extension if extended else None,
+    )
+    return run_step(spec, select, base=extended.base if extended else None)
 
 
 def listing_to_read(
@@ -428,8 +431,8 @@ def _selected_before(
     if extended is None:
         return NOTHING_BEFORE
     hashed = hash_buckets(scratch, buckets, ranges)
-    chain = extended.bases, extended.base.manifest.step
-    found = find_selected_before(scratch, *chain, hashed, ranges)
+    step = extended.base.manifest.step
+    found = find_selected_before(scratch, extended.bases, step, hashed, ranges)
     return SelectedBefore(found, extended.is_read_again)
 
 

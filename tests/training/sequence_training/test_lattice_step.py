@@ -13,7 +13,7 @@ import pytest
 
 from infra.store.object_store import ObjectStore
 from pipeline.audit.verify import Expectation, verify_run
-from pipeline.runs import step
+from pipeline.runs import engine
 from pipeline.runs.engine import LossBudgetExceededError
 from pipeline.runs.manifest import Manifest, read_manifest, read_output
 from pipeline.runs.names import ALIGNMENT_STEP, BASELINE, task_name
@@ -90,7 +90,7 @@ def test_lattices_of_many_partitions_fold_their_commits(
     held = simulate_ranks(2, partial(decode, place=place))[0]
     shutil.rmtree(Path(place[1]) / "lattices")
     set_small_bounds(monkeypatch, max_listed=1)
-    monkeypatch.delattr(step, "committed_tasks")  # reads all commits
+    monkeypatch.delattr(engine, "committed_tasks")  # reads all commits
     folded = simulate_ranks(2, partial(decode, place=place))[0]
     assert isinstance(folded.outputs, OutputsInParts)
     assert tuple(folded.outputs) == held.outputs
