@@ -148,7 +148,7 @@ COMPARED_SHARE = 0.48
 """Work of hashing a selected record for the comparison of subsets: 10 us of selection's 21."""
 
 INDEXED_SHARE = 0.18
-"""Work of an entry in the id index, as a share of a record's: `tests.benchmarks.id_index`."""
+"""Work of an entry in the id index, as a share of a record's (decision 0082)."""
 
 ALL_OFFSETS_WORK = 2.0
 """CPU time of the targets step at all offsets over that at one, without the teacher; measured."""
@@ -365,7 +365,7 @@ def _step(
 
 
 LATTICE_BYTES_PER_FRAME = 14.3 * 2.54
-"""AN4's lattices have 14.3 arcs a low-rate frame, and an arc 2.54 bytes (RESULTS.md)."""
+"""AN4's lattices have 14.3 arcs a low-rate frame, and an arc 2.54 bytes (measured)."""
 
 SENONE_BYTES = 2
 """An alignment's bytes for each frame of 10 ms."""

@@ -29,10 +29,9 @@ from pipeline.runs.names import (
     model_step,
     teachers,
 )
-from tests.architecture.call_depth import plain_loop
 from tests.job_programs import RunJob
 from tests.jobs.planning.test_throughputs import CALIBRATION
-from tests.small_corpus import serially
+from tests.small_corpus import plain_loop, serially
 from tests.training.sequence_training.toy_run import finish
 from tests.training.targets.unlabelled_toy_run import write_unlabelled_toy_run
 from tests.whole_path.processes import TINY

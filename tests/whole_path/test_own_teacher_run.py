@@ -20,9 +20,8 @@ from jobs.run import has_own_teacher, launches
 from pipeline.kbest import select_kbest
 from pipeline.runs.manifest import read_manifest, read_output
 from pipeline.shards import read_targets
-from tests.architecture.call_depth import plain_loop
 from tests.job_programs import RunJob
-from tests.small_corpus import flac
+from tests.small_corpus import flac, plain_loop
 from tests.training.decode.toy_language import LEXICON_TXT
 from tests.whole_path.processes import REPOSITORY, TINY
 from training.align.network_alignment import read_tree

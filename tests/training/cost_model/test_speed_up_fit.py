@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jobs.planning.scaling import read_scaling
-from training.cost_model.speed_up_fit import (
+from tests.papers.speed_ups import (
     K80,
     V100,
     WORKLOAD,

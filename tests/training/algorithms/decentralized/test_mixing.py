@@ -8,13 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jaxtyping import Float64
 
-from training.algorithms.mixing import (
-    Ring,
-    drawn_partner,
-    fixed_ring,
+from tests.papers.mixing_theory import (
     pair_matrix,
-    partners,
-    permuted_ring,
     permuted_ring_contraction,
     permuted_ring_distance,
     rho,
@@ -23,6 +18,7 @@ from training.algorithms.mixing import (
     spectral_gap,
     uniform_matrix,
 )
+from training.algorithms.mixing import Ring, drawn_partner, fixed_ring, partners, permuted_ring
 
 Matrix = Float64[np.ndarray, "ranks ranks"]
 SIZES = st.integers(1, 64)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
+from tests.papers.mixing_theory import permuted_ring_distance, ring_matrix, ring_rho, uniform_matrix
 from tests.training.trainers.decentralized.mixing_runs import (
     SEED,
     TRAINERS,
@@ -21,14 +22,7 @@ from tests.training.trainers.decentralized.mixing_runs import (
     spread_then_mix,
 )
 from tests.training.trainers.ranks import RankPool
-from training.algorithms.mixing import (
-    fixed_ring,
-    permuted_ring,
-    permuted_ring_distance,
-    ring_matrix,
-    ring_rho,
-    uniform_matrix,
-)
+from training.algorithms.mixing import fixed_ring, permuted_ring
 from training.distributed.simulated_group import simulate_ranks
 from training.trainers import D1dPsgd, DPsgd, RandPsgd, Synchronous
 
