@@ -1,4 +1,4 @@
-"""The house rules that hold for the whole source: layers, who may import what, sizes, recipes."""
+"""The house rules that hold for the whole source: layers, who may import what, recipes."""
 
 import ast
 import subprocess
