@@ -45,11 +45,6 @@ def rho(matrix: Float64[np.ndarray, "ranks ranks"]) -> float:
     return float(np.linalg.norm(matrix - uniform_matrix(len(matrix)), 2))
 
 
-def spectral_gap(matrix: Float64[np.ndarray, "ranks ranks"]) -> float:
-    """Return 1 - rho: 1 for T_u, 0 where some ranks never meet."""
-    return 1 - rho(matrix)
-
-
 def ring_rho(num_ranks: int) -> float:
     """Return rho of a ring by eq. (6), 1/3 + 2/3 cos(2 pi / L).
 

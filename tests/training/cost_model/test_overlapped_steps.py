@@ -50,14 +50,6 @@ def all_seconds(model: CostModel, num_ranks: int) -> dict[str, float]:
     }
 
 
-@pytest.mark.parametrize("num_ranks", [2, 16, 128])
-def test_an_infinite_link_leaves_the_computing(num_ranks: int) -> None:
-    """Without latency, work on messages or waiting, a step of every trainer is its gradients."""
-    model = model_of(INFINITE, Fitted(0.0, 0.0), AT_ONCE)
-    expected = dict.fromkeys(all_seconds(model, num_ranks), model.computing_seconds)
-    assert all_seconds(model, num_ranks) == pytest.approx(expected)
-
-
 def test_only_those_who_meet_wait() -> None:
     """Of 64 ranks, the slowest delays all who sum, three on a ring, and no pair."""
     model = model_of(INFINITE, Fitted(0.05, 0.0), AT_ONCE)

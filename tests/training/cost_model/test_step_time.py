@@ -18,9 +18,6 @@ from training.cost_model.step_time import (
 )
 
 MODEL = CostModel(WORKLOAD, CALIBRATION)
-INFINITE = replace(
-    NETWORK, within_gbps=1e18, between_gbps=1e18, connection_gbps=1e18, all_gather="ring"
-)
 
 
 def model_of(
@@ -28,46 +25,6 @@ def model_of(
 ) -> CostModel:
     """Return a model of the same workload on another network."""
     return CostModel(WORKLOAD, Calibration("by hand", rank, network, fitted))
-
-
-def all_speed_ups(model: CostModel, num_ranks: int) -> list[float]:
-    """Return the speed-ups of the four trainers, in groups of four and blocks of ten."""
-    seconds = (
-        model.synchronous(num_ranks),
-        model.gtc(num_ranks),
-        model.bmuf(num_ranks, 10),
-        model.htm(num_ranks, min(num_ranks, 4), 10),
-    )
-    return [model.speed_up(num_ranks, each) for each in seconds]
-
-
-def test_one_rank_is_as_fast_as_itself() -> None:
-    """If encoding takes no time, the speed-up of one rank is 1 for every trainer."""
-    assert all_speed_ups(MODEL, 1) == pytest.approx([1.0] * 4)
-    assert MODEL.computing_seconds == pytest.approx(0.1)
-
-
-@pytest.mark.parametrize("num_ranks", [4, 32, 128])
-def test_an_infinite_link_makes_every_trainer_linear(num_ranks: int) -> None:
-    """Without latency, work on messages or waiting, N ranks are N times as fast."""
-    assert all_speed_ups(model_of(INFINITE), num_ranks) == pytest.approx([num_ranks] * 4)
-
-
-def test_waiting_remains_on_an_infinite_link() -> None:
-    """Each doubling of the ranks costs every trainer the same share of the step's computing."""
-    waiting = model_of(INFINITE, Fitted(waiting=0.05, congestion=1.0))
-    assert all_speed_ups(waiting, 32) == pytest.approx([32 / (1 + 0.05 * log2(32))] * 4)
-
-
-def test_endless_blocks_make_bmuf_linear() -> None:
-    """An exchange once in an endless block costs a step nothing."""
-    assert MODEL.speed_up(128, MODEL.bmuf(128, 10**12)) == pytest.approx(128)
-    assert MODEL.speed_up(128, MODEL.bmuf(128, 10)) < 112
-
-
-def test_endless_blocks_make_htm_its_groups_gtc() -> None:
-    """In endless blocks a step of HTM costs what a step of GTC in one group costs."""
-    assert MODEL.htm(128, 4, 10**12) == pytest.approx(MODEL.gtc(4))
 
 
 def seconds_by_hand(num_ranks: int, block_size: int) -> dict[str, float]:
@@ -146,56 +103,10 @@ def test_groups_may_span_whole_hosts() -> None:
     assert MODEL.htm(32, 8, 10) == pytest.approx(0.1 + gather + (ring + broadcast) / 10)
 
 
-@settings(max_examples=50, deadline=None)
-@given(st.sampled_from([4, 8, 16, 64, 128]), st.floats(0.01, 100), st.floats(1.0, 100.0))
-def test_more_bandwidth_never_slows_a_trainer(num_ranks: int, gbps: float, factor: float) -> None:
-    """Speed-up is monotonic in the link between hosts."""
-    slow = replace(NETWORK, between_gbps=gbps, connection_gbps=gbps)
-    fast = replace(slow, between_gbps=factor * gbps, connection_gbps=factor * gbps)
-    fitted = Fitted(waiting=0.05, congestion=0.01)
-    pairs = zip(
-        all_speed_ups(model_of(slow, fitted), num_ranks),
-        all_speed_ups(model_of(fast, fitted), num_ranks),
-        strict=True,
-    )
-    assert all(before <= after * (1 + 1e-12) for before, after in pairs)
-
-
-@settings(max_examples=50, deadline=None)
-@given(st.integers(2, 60), st.floats(1e-6, 1e-1), st.floats(0.01, 100))
-def test_without_congestion_twice_the_hosts_hardly_slow_gtc(
-    num_hosts: int, density: float, gbps: float
-) -> None:
-    """Costs that are linear in the ranks cannot halve a speed-up, as it does in the papers.
-
-    From 8 to 16 hosts they take 7 % of it at most: the share of messages from other hosts grows.
-    """
-    network = replace(NETWORK, between_gbps=gbps, connection_gbps=gbps, between_latency_us=50.0)
-    rank = replace(RANK, decoded_words_per_s=1e8)
-    workload = replace(WORKLOAD, density=density)
-    model = CostModel(workload, replace(CALIBRATION, rank=rank, network=network))
-    fewer, more = 4 * num_hosts, 8 * num_hosts
-    kept = model.speed_up(more, model.gtc(more)) / model.speed_up(fewer, model.gtc(fewer))
-    assert kept >= 2 * (num_hosts - 1) / (2 * num_hosts - 1) * (1 - 1e-12)
-
-
-def test_messages_are_worked_on_by_every_rank() -> None:
-    """The time of encoding grows with the model, that of decoding with the ranks."""
-    rates = RankRates(1000.0, 1_000_000, encoded_elements_per_s=1e7, decoded_words_per_s=1e6)
-    model = CostModel(WORKLOAD, replace(CALIBRATION, rank=rates, network=INFINITE))
-    assert model.gtc(4) == pytest.approx(0.1 + 0.1 + 4 * 0.01)
-
-
 def test_messages_are_never_longer_than_the_map() -> None:
     """Above 1/16 density two bits an element are shorter than a word an element sent."""
     lengths = [replace(WORKLOAD, density=density).message_bytes for density in (0.01, 0.0625, 0.5)]
     assert lengths == [40_004, 250_004, 250_004]
-
-
-def test_a_larger_model_takes_longer_in_proportion() -> None:
-    """A model with twice the parameters takes half the frames a second."""
-    doubled = CostModel(replace(WORKLOAD, num_parameters=2_000_000), CALIBRATION)
-    assert doubled.computing_seconds == pytest.approx(0.2)
 
 
 @pytest.mark.parametrize(

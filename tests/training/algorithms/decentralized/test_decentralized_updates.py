@@ -147,53 +147,6 @@ def test_mixing_leaves_its_arguments_alone() -> None:
     assert all(map(torch.equal, models, before))
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2, 3, 5])
-def test_updates_before_uniform_mixing_are_synchronous_sgd(num_ranks: int) -> None:
-    """(W - alpha g) T_u is torch.optim.SGD on the mean of the ranks' gradients.
-
-    So a frame counts 1 / L: the sum of the gradients has the rate alpha / L.
-    """
-    models = random_models(1, 3) * num_ranks
-    parameter = torch.nn.Parameter(models[0].clone())
-    optimizer = torch.optim.SGD([parameter], lr=ALPHA / num_ranks)
-    for step in range(20):
-        parameter.grad = sum(gradient(parameter.detach(), rank, step) for rank in range(num_ranks))
-        optimizer.step()
-        updated = [
-            local_update(model, gradient(model, rank, step), ALPHA)
-            for rank, model in enumerate(models)
-        ]
-        models = mixed_uniformly(updated)
-        for model in models:
-            torch.testing.assert_close(model, parameter.detach(), rtol=1e-12, atol=1e-12)
-
-
-def test_a_ring_of_three_ranks_is_synchronous_sgd_bitwise() -> None:
-    """T_0 is T_u there, and all ranks have the same bits after every round."""
-    ring_models = uniform_models = random_models(1, 3, torch.float32) * 3
-    for step in range(5):
-        ring_models = mixed_by(
-            fixed_ring(3),
-            [local_update(w, gradient(w, rank, step), ALPHA) for rank, w in enumerate(ring_models)],
-        )
-        uniform_models = mixed_uniformly(
-            [local_update(w, gradient(w, r, step), ALPHA) for r, w in enumerate(uniform_models)]
-        )
-        assert all(torch.equal(w, uniform_models[0]) for w in [*ring_models, *uniform_models])
-
-
-@given(SIZES, SEEDS)
-def test_the_mean_moves_by_the_mean_gradient(num_ranks: int, seed: int) -> None:
-    """Whatever doubly stochastic T: mean(W_{k+1}) = mean(W_k) - alpha mean(g) within 1e-13."""
-    models = random_models(num_ranks, seed)
-    for step in range(3):
-        gradients = [gradient(model, rank, step) for rank, model in enumerate(models)]
-        expected = stacked(models).mean(1) - ALPHA * stacked(gradients).mean(1)
-        mixed = mixed_by(permuted_ring(seed, step, num_ranks), models)
-        models = [local_update(*each, ALPHA) for each in zip(mixed, gradients, strict=True)]
-        np.testing.assert_allclose(stacked(models).mean(1), expected, rtol=0, atol=1e-13)
-
-
 Gradient = Callable[[Tensor, int, int], Tensor]
 
 

@@ -41,22 +41,6 @@ def test_a_drawn_partner_is_a_stated_function() -> None:
     assert drawn == [3, 3, 3, 1, 1, 1, 3, 1, 3, 3]
 
 
-@given(SEEDS, COUNTERS, SIZES)
-def test_every_round_is_a_permutation(seed: int, round_index: int, num_ranks: int) -> None:
-    """Each rank occurs once."""
-    assert sorted(permutation(seed, round_index, num_ranks)) == list(range(num_ranks))
-
-
-def test_a_resumed_counter_gives_the_undisturbed_rounds() -> None:
-    """Seed and counter are the generator's whole state: no earlier round must have been drawn."""
-    undisturbed = [permutation(3, round_index, 16) for round_index in range(20)]
-    assert [permutation(3, round_index, 16) for round_index in (19, 7, 12)] == [
-        undisturbed[19],
-        undisturbed[7],
-        undisturbed[12],
-    ]
-
-
 def chi_squared(counts: Counter[object], num_cells: int) -> float:
     """Return the statistic of equally probable cells."""
     expected = counts.total() / num_cells
