@@ -181,11 +181,6 @@ def changed(jobs_of: Callable[..., dict[str, Any]]) -> str:
     return str(failed.value)
 
 
-def test_the_example_has_twenty_lines() -> None:
-    """As its reader was promised, without blank lines."""
-    assert len([line for line in block("python").splitlines() if line]) <= 20
-
-
 def test_no_job_trains_a_teacher() -> None:
     """It is left out of a run, but for the rounds whose teacher learns from targets."""
     factory = ["targets.teacher.factory='my_teachers:waveform'"]

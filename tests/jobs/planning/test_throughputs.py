@@ -28,7 +28,6 @@ from jobs.planning.run_plan import (
     STUDENT_PIPELINE,
     RunPlan,
     StepPlan,
-    core_seconds,
     num_devices,
     plan_run,
     plan_spark_step,
@@ -145,11 +144,6 @@ def test_parameters_are_counted_without_making_the_model() -> None:
     assert num_parameters(TINY.models.student, 60) == sum(p.numel() for p in made.parameters())
 
 
-def test_a_model_twice_as_large_trains_half_as_fast() -> None:
-    """Time goes as the number of parameters."""
-    assert ModelRate(1_000, 10).of(20) == 500
-
-
 def test_training_frames_are_those_of_the_sub_epochs() -> None:
     """One pass over the unlabelled hours and 18 over the labelled; twelve epochs of the teacher."""
     workload = planned_workload(1e6, 7_000)
@@ -184,17 +178,6 @@ def test_twice_the_hours_cost_twice(hours: float) -> None:
         for name in costs[:2] if once.step == "select_utterances" else costs:
             planned = 2 * getattr(once, name)
             assert getattr(twice, name) == pytest.approx(planned, rel=0.12), once.step
-
-
-@given(st.floats(1e3, 1e6), st.sampled_from(list(asdict(CORE))))
-@settings(max_examples=5, deadline=None)
-def test_faster_cores_never_take_longer(hours: float, name: str) -> None:
-    """A higher rate lowers or keeps every step's core-seconds and wall-clock time."""
-    faster = replace(CORE, **{name: 2 * getattr(CORE, name)})
-    slow, fast = plan(hours), plan(hours, replace(CALIBRATION, core=faster))
-    for before, after in zip(slow.steps, fast.steps, strict=True):
-        assert after.core_seconds <= before.core_seconds
-        assert after.wall_seconds <= before.wall_seconds
 
 
 def cluster(**changes: object) -> Cluster:
@@ -240,11 +223,6 @@ def test_devices_are_the_hosts_or_the_ranks() -> None:
     assert num_devices(load_cluster("train_student")) == 64
     assert num_devices(load_cluster("train_teacher")) == 16
     assert num_devices(load_cluster("demo")) == 2
-
-
-def test_core_seconds_add_up() -> None:
-    """Each kind of work over its rate."""
-    assert core_seconds(Work(30_000, 4_000, 60_000, 40_000, 1e9), CORE) == 1 + 2 + 3 + 4 + 5
 
 
 SPEECH = planned_workload(1_000, 100, 3.6, dev_hours=2, heldout_hours=3)

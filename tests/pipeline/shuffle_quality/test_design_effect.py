@@ -91,27 +91,11 @@ def test_a_design_effect_is_a_ratio_of_variances() -> None:
     assert design_effect(batches_of(600, 12), values) == pytest.approx(expected)
 
 
-def test_a_uniform_order_mixes_all_files() -> None:
-    """Shuffled samples of 200 files: about 200 effective files, design effect about 1.25."""
-    files = np.repeat(np.arange(200), 500)[shuffled_order(100_000, 3)]
-    batches = batches_of(100_000, 512)
-    assert effective_number(batches, files) == pytest.approx(200, rel=0.05)
-    effect = predicted_design_effect(batches, files, 0.1)
-    assert effect == pytest.approx(1 + 511 * 0.1 / 200, rel=0.02)
-
-
 def test_files_read_one_after_another_do_not_mix() -> None:
     """Whole minibatches of one file: one effective file, the variance of clusters (Kish)."""
     files, batches = np.repeat(np.arange(10), 512), batches_of(5120, 512)
     assert effective_number(batches, files) == 1
     assert predicted_design_effect(batches, files, 0.1) == pytest.approx(1 + 511 * 0.1)
-
-
-def test_minibatches_of_distinct_files_are_perfect() -> None:
-    """No two samples of a file together: the design effect is 1."""
-    files, batches = np.tile(np.arange(8), 4), batches_of(32, 8)
-    assert effective_number(batches, files) == float("inf")
-    assert predicted_design_effect(batches, files, 0.5) == 1
 
 
 def test_unequal_files_count_by_their_share() -> None:

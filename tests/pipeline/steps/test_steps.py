@@ -12,7 +12,7 @@ from infra.store.object_store import ObjectStore, join_uri
 from pipeline.kbest import KBest, select_kbest
 from pipeline.records import Tally
 from pipeline.runs.commit import Commit, step_context
-from pipeline.runs.ledger import LossBudgetExceededError, ledger_reasons
+from pipeline.runs.ledger import LossBudgetExceededError
 from pipeline.runs.manifest import (
     Manifest,
     manifest_uri,
@@ -28,7 +28,6 @@ from pipeline.shards import (
     read_targets,
 )
 from pipeline.splicing import splice
-from pipeline.steps import audio_reads
 from pipeline.steps.features import ExtractionConfig, FileTask, extract_features
 from pipeline.steps.repartition import RepartitionConfig, repartition
 from pipeline.steps.selection.select import SelectionConfig, metadata_uri, select_utterances
@@ -40,7 +39,6 @@ from tests.small_corpus import (
     local_store,
     serially,
     tone,
-    wav,
     write_corpus,
     write_metadata,
 )
@@ -188,64 +186,6 @@ def test_a_different_second_attempt_is_refused(tmp_path: Path) -> None:
         context.commit(Commit("0", context.fingerprint, (second,), None, Tally(), Tally()))
 
 
-def test_bad_audio_lands_in_the_ledger_with_its_reason(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A corrupt FLAC, an empty object, a 44.1 kHz stereo file, a missing and a foreign one."""
-    monkeypatch.setattr(audio_reads, "CONFIRMING_WAITS_S", (0.0,) * 3)
-    store, run_uri, corpus_uri = local_store(tmp_path)
-    records = write_corpus(store, corpus_uri, "unlabelled", 4, 4)
-    stereo = np.stack([tone(1, 1.0), tone(2, 1.0)], axis=1)
-    whole = flac(tone(0, 1.0))
-    damage = {
-        0: whole[: len(whole) // 2],
-        1: b"",
-        2: flac(stereo, 44_100),
-        3: wav(tone(0, 0.0)),
-        4: b"RIFF" + bytes(range(256)),
-    }
-    for number, data in damage.items():
-        store.put(join_uri(corpus_uri, str(records[number]["audio_uri"])), data)
-    records[5]["audio_uri"] = "audio/nowhere.flac"
-    records[6]["audio_uri"] = "/etc/passwd"
-    records[7]["audio_uri"] = "s3://somebody-elses/bucket.flac"
-    write_metadata(store, corpus_uri, "unlabelled", records)
-    select(store, run_uri, corpus_uri)
-    manifest = extract(store, run_uri, corpus_uri)
-    reasons = ledger_reasons(store, run_uri, manifest.ledgers)
-    assert manifest.quarantined.utterances == sum(reasons.values()) == 8
-    assert manifest.tally_out.utterances == 8
-    assert reasons == {
-        "truncated": 1,
-        "empty_object": 1,
-        "wrong_sample_rate": 1,
-        "too_short": 1,
-        "not_audio": 1,
-        "missing_object": 1,
-        "outside_prefixes": 2,
-    }
-
-
-def test_bad_metadata_lands_in_the_ledger(tmp_path: Path) -> None:
-    """Broken JSON, a negative duration, a missing speaker and a repeated utterance."""
-    store, run_uri, corpus_uri = local_store(tmp_path)
-    records = write_corpus(store, corpus_uri, "unlabelled", 3, 3)
-    broken = [
-        "{not json",
-        {**records[0], "utterance_id": "negative", "duration_s": -1.0},
-        {**records[0], "utterance_id": "nan", "duration_s": float("nan")},
-        {key: value for key, value in records[0].items() if key != "speaker_id"},
-        records[0],
-    ]
-    write_metadata(store, corpus_uri, "unlabelled", [*records, *broken])
-    manifest = select(store, run_uri, corpus_uri)
-    assert ledger_reasons(store, run_uri, manifest.ledgers) == Counter(
-        malformed_json=1, bad_duration=2, missing_field=1, duplicate_utterance=1
-    )
-    assert manifest.tally_in.utterances == 14
-    assert manifest.tally_out.utterances == 9
-
-
 def test_the_loss_budget_fails_the_step_and_says_why(tmp_path: Path) -> None:
     """One of four lost is more than 10 %: no manifest; with a larger budget the commits serve."""
     store, run_uri, corpus_uri = local_store(tmp_path)
@@ -256,15 +196,6 @@ def test_the_loss_budget_fails_the_step_and_says_why(tmp_path: Path) -> None:
         extract(store, run_uri, corpus_uri, loss_budget=0.1)
     assert not store.exists(manifest_uri(run_uri, "features/unlabelled"))
     assert extract(store, run_uri, corpus_uri, loss_budget=0.25).quarantined.utterances == 1
-
-
-def test_the_budget_of_hours_is_met_within_one_utterance(tmp_path: Path) -> None:
-    """Ten seconds of about thirty are selected; the rest is counted as unselected."""
-    store, run_uri, corpus_uri = local_store(tmp_path)
-    write_corpus(store, corpus_uri, "unlabelled", 6, 5)
-    manifest = select(store, run_uri, corpus_uri, SelectionConfig(10 / 3600, 5 / 3600, 3))
-    assert 10_000 <= manifest.tally_out.duration_ms < 11_500
-    assert manifest.tally_in == manifest.tally_out + manifest.unselected
 
 
 def test_missing_and_empty_metadata_are_named(tmp_path: Path) -> None:
@@ -318,21 +249,6 @@ def test_damaged_objects_of_ours_are_refused(tmp_path: Path) -> None:
     store.put(join_uri(run_uri, output.key), data[:-2] + b"~\n")
     with pytest.raises(ValueError, match="SHA-256"):
         extract(store, run_uri, corpus_uri)
-
-
-def test_stored_features_have_the_causal_mean_removed(tmp_path: Path) -> None:
-    """The first frame of a speaker's stream is zero, in whatever shard and row it lies."""
-    store, run_uri = run_all(tmp_path)
-    rows = [
-        row
-        for output in read_manifest(store, run_uri, "features/unlabelled").outputs
-        for row in read_features(read_output(store, run_uri, output))
-    ]
-    for row in rows:
-        if row.utterance_id.endswith("-000"):
-            assert not row.features[0].any()
-        else:
-            assert row.features[0].any()
 
 
 def test_target_shards_keep_the_row_order_of_the_features(tmp_path: Path) -> None:

@@ -53,12 +53,6 @@ def test_it_is_the_log_of_the_mean_posterior(members: np.ndarray) -> None:
     np.testing.assert_allclose(np.exp(found).sum(axis=1), 1, rtol=1e-12)
 
 
-def test_it_is_no_mean_of_logits() -> None:
-    """Two members who are sure of different senones leave half of the mass to each."""
-    sure = np.array([[30.0, 0, 0]], np.float32), np.array([[0.0, 60, 0]], np.float32)
-    np.testing.assert_allclose(np.exp(log_mean([*sure])), [[0.5, 0.5, 0]], atol=1e-12)
-
-
 def test_logits_beyond_exp_are_no_infinity() -> None:
     """The mean is finite where exp overflows, and where one member alone gives a senone mass."""
     far = np.array([[1e4, 0, -1e4]], np.float32), np.array([[-1e4, 0, 1e4]], np.float32)

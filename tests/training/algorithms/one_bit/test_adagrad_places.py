@@ -124,13 +124,6 @@ def test_each_place_is_where_table_3_has_it(place: AdaGradPlace) -> None:
     torch.testing.assert_close(updates_at(place), expected_at(place), rtol=1e-4, atol=1e-4)
 
 
-def test_places_differ_from_each_other() -> None:
-    """No two places give the same second update."""
-    updates = [updates_at(place, 2)[1] for place in AdaGradPlace if place.value != "raw"]
-    for number, update in enumerate(updates):
-        assert all((update - other).abs().max() > 0.1 for other in updates[:number])
-
-
 def test_the_raw_place_needs_one_rank_which_quantizes_nothing() -> None:
     """Alone, it normalizes and smooths the gradient itself; among others it is refused."""
     raw = AdaGrad(place=AdaGradPlace.RAW)
