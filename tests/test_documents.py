@@ -1,4 +1,4 @@
-"""The documents name what exists: paths, modules, commands, links, examples and figures."""
+"""The documents name what exists: paths, modules, commands, links, examples, figures and tests."""
 
 import ast
 import importlib.util
@@ -14,6 +14,7 @@ import soundfile
 
 from docs.figures.data_flow import pictures
 from jobs.cli.catalogue import STORY
+from tests.source_trees import REPOSITORY
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("pipeline", "training", "jobs", "infra")
@@ -194,3 +195,30 @@ def test_citation_has_the_version_of_the_project() -> None:
     version = tomllib.loads(text_of(ROOT / "pyproject.toml"))["project"]["version"]
     assert re.findall(r"^version: (.*)", citation, re.M) == [version]
     assert len(re.findall(r"^  - type:", citation, re.M)) == 4
+
+
+PAGE = REPOSITORY / "docs/threat_model.md"
+_NAMED = re.compile(r"`(tests/[\w/]+\.py)(?:::(\w+))?`")
+
+
+def test_every_named_test_exists() -> None:
+    """A file of tests, or a function in it: a defence without its test is not claimed."""
+    named = _NAMED.findall(PAGE.read_text())
+    assert len(named) > 20
+    missing = [f"{path}::{name}" for path, name in named if name not in _tests_of(path)]
+    assert missing == []
+
+
+def _tests_of(path: str) -> set[str]:
+    """Return the names of a file's tests, and the empty name, which stands for the file."""
+    tree = ast.parse((REPOSITORY / path).read_text())
+    names = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+    found = {name for name in names if name.startswith("test_")}
+    assert found, path
+    return {"", *found}
+
+
+def test_other_documents_name_the_page() -> None:
+    """SECURITY.md and the README."""
+    assert "(docs/threat_model.md)" in (REPOSITORY / "SECURITY.md").read_text()
+    assert "(docs/threat_model.md)" in (REPOSITORY / "README.md").read_text()

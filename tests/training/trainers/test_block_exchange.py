@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
-from tests.training.algorithms.sparsification.top_k_reference import sent_of
+from tests.training.algorithms.test_top_k import sent_of
 from tests.training.trainers.ranks import RankPool, all_equal, sgd, small_model, take_step, weights
 from training.algorithms.top_k_lengths import num_message_words
 from training.checkpoints.training_state import load_whole_state, reshard, whole_state
