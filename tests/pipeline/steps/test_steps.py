@@ -10,9 +10,6 @@ import pytest
 
 from infra.store.object_store import ObjectStore, join_uri
 from pipeline.kbest import KBest, select_kbest
-from pipeline.records import Tally
-from pipeline.runs.commit import Commit, step_context
-from pipeline.runs.ledger import LossBudgetExceededError
 from pipeline.runs.manifest import (
     Manifest,
     manifest_uri,
@@ -28,7 +25,7 @@ from pipeline.shards import (
     read_targets,
 )
 from pipeline.splicing import splice
-from pipeline.steps.features import ExtractionConfig, FileTask, extract_features
+from pipeline.steps.features import ExtractionConfig, extract_features
 from pipeline.steps.repartition import RepartitionConfig, repartition
 from pipeline.steps.selection.select import SelectionConfig, metadata_uri, select_utterances
 from pipeline.steps.targets import TargetsConfig, generate_targets
@@ -130,41 +127,6 @@ def test_the_same_seed_gives_byte_identical_manifests(tmp_path: Path) -> None:
         assert first == second
 
 
-def test_a_finished_step_is_not_done_again(tmp_path: Path) -> None:
-    """The second call finds the manifest and runs no task."""
-    store, run_uri, corpus_uri = local_store(tmp_path)
-    write_corpus(store, corpus_uri, "unlabelled", 2, 2)
-    select(store, run_uri, corpus_uri)
-    arguments = (store, run_uri, "unlabelled", corpus_uri, EXTRACTION, 0.5)
-    assert not extract_features(*arguments, serially).was_finished
-    assert extract_features(*arguments, serially).was_finished
-
-
-def test_a_step_resumes_from_its_commits(tmp_path: Path) -> None:
-    """Tasks that were committed before the step stopped are not run again."""
-    store, run_uri, corpus_uri = local_store(tmp_path)
-    write_corpus(store, corpus_uri, "unlabelled", 6, 5)
-    select(store, run_uri, corpus_uri)
-
-    def breaking(elements, function, description):
-        del description
-        function(elements[0])
-        raise KeyboardInterrupt
-
-    counted = []
-
-    def counting(elements, function, description):
-        counted.extend(each for each in elements if isinstance(each, FileTask))
-        return serially(elements, function, description)
-
-    arguments = (store, run_uri, "unlabelled", corpus_uri, EXTRACTION, 0.5)
-    with pytest.raises(KeyboardInterrupt):
-        extract_features(*arguments, breaking)
-    extract_features(*arguments, counting)
-    num_files = len(read_manifest(store, run_uri, "selection/unlabelled").outputs)
-    assert len(counted) == num_files - 1
-
-
 def test_another_recipe_in_a_finished_run_is_refused(tmp_path: Path) -> None:
     """The message names the manifest and the remedy."""
     store, run_uri, corpus_uri = local_store(tmp_path)
@@ -172,30 +134,6 @@ def test_another_recipe_in_a_finished_run_is_refused(tmp_path: Path) -> None:
     select(store, run_uri, corpus_uri)
     with pytest.raises(ValueError, match=r"another recipe.*use another --run"):
         select(store, run_uri, corpus_uri, SelectionConfig(0.0, 1.0, seed=4))
-
-
-def test_a_different_second_attempt_is_refused(tmp_path: Path) -> None:
-    """A task that commits other bytes under the same name is not deterministic."""
-    store, run_uri, _ = local_store(tmp_path)
-    context = step_context(store, run_uri, "features/x", {}, {})
-    first = context.put_output("0", ".bin", b"one", Tally())
-    second = context.put_output("0", ".bin", b"two", Tally())
-    context.commit(Commit("0", context.fingerprint, (first,), None, Tally(), Tally()))
-    context.commit(Commit("0", context.fingerprint, (first,), None, Tally(), Tally()))
-    with pytest.raises(ValueError, match="not deterministic"):
-        context.commit(Commit("0", context.fingerprint, (second,), None, Tally(), Tally()))
-
-
-def test_the_loss_budget_fails_the_step_and_says_why(tmp_path: Path) -> None:
-    """One of four lost is more than 10 %: no manifest; with a larger budget the commits serve."""
-    store, run_uri, corpus_uri = local_store(tmp_path)
-    records = write_corpus(store, corpus_uri, "unlabelled", 2, 2)
-    store.put(join_uri(corpus_uri, str(records[0]["audio_uri"])), b"")
-    select(store, run_uri, corpus_uri)
-    with pytest.raises(LossBudgetExceededError, match=r"1 of 4.*empty_object.*raise loss_budget"):
-        extract(store, run_uri, corpus_uri, loss_budget=0.1)
-    assert not store.exists(manifest_uri(run_uri, "features/unlabelled"))
-    assert extract(store, run_uri, corpus_uri, loss_budget=0.25).quarantined.utterances == 1
 
 
 def test_missing_and_empty_metadata_are_named(tmp_path: Path) -> None:
@@ -231,24 +169,6 @@ def test_compressed_metadata_is_read_and_a_broken_archive_is_named(tmp_path: Pat
     store.put(join_uri(folder, "part-00000.jsonl.gz"), data[:-20])
     with pytest.raises(ValueError, match=r"part-00000.jsonl.gz: no whole gzip file"):
         select(store, f"{run_uri}/other", corpus_uri)
-
-
-def test_a_missing_input_manifest_names_the_step_to_run(tmp_path: Path) -> None:
-    """Extraction before selection says what is missing."""
-    store, run_uri, corpus_uri = local_store(tmp_path)
-    with pytest.raises(ValueError, match="run the step that writes selection/unlabelled first"):
-        extract(store, run_uri, corpus_uri)
-
-
-def test_damaged_objects_of_ours_are_refused(tmp_path: Path) -> None:
-    """A changed byte in a selection file is found by its digest."""
-    store, run_uri, corpus_uri = local_store(tmp_path)
-    write_corpus(store, corpus_uri, "unlabelled", 2, 2)
-    output = select(store, run_uri, corpus_uri).outputs[0]
-    data = store.get(join_uri(run_uri, output.key))
-    store.put(join_uri(run_uri, output.key), data[:-2] + b"~\n")
-    with pytest.raises(ValueError, match="SHA-256"):
-        extract(store, run_uri, corpus_uri)
 
 
 def test_target_shards_keep_the_row_order_of_the_features(tmp_path: Path) -> None:
@@ -314,20 +234,6 @@ def test_a_teacher_may_hear_the_clearest_version(tmp_path: Path, offsets: Offset
             np.testing.assert_array_equal(found.senones, expected.senones)
             np.testing.assert_array_equal(found.logits, expected.logits.astype(np.float16))
     assert len(asked) == len(labelled)
-
-
-def test_manifests_that_lose_an_utterance_cannot_be_made() -> None:
-    """In must be out plus quarantined plus unselected, to the utterance."""
-    with pytest.raises(ValueError, match="an utterance was lost"):
-        Manifest("x", {}, {}, (), tally_in=Tally(3, 30), tally_out=Tally(2, 20))
-
-
-def test_manifests_read_back_as_written(tmp_path: Path) -> None:
-    """`from_bytes` undoes `to_bytes`."""
-    store, run_uri = run_all(tmp_path)
-    data = store.get(manifest_uri(run_uri, "features/unlabelled"))
-    assert Manifest.from_bytes(data).to_bytes() == data
-    assert json.loads(data)["tally_out"]["hours"] > 0
 
 
 def test_the_largest_seed_passes_through_all_steps(
