@@ -1,4 +1,4 @@
-"""Target generation on real device servers that die, vanish, run out of memory or meet poison."""
+"""Target generation on real device servers that die, run out of memory or meet poison."""
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
