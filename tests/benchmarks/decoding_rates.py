@@ -16,7 +16,6 @@ import torch
 from infra.store.object_store import ObjectStore, join_uri
 from jobs.cli.job import recipe_path
 from pipeline.runs.names import BASELINE, BOOTSTRAP_STEP, CORPUS_FOLDER, LABELLED
-from pipeline.shards import Lattice
 from tests.benchmarks.measure import Figure, interleaved, show
 from tests.benchmarks.rotation.scores import rows_of
 from training.align.labelled import read_lexicon, transcribed
@@ -63,13 +62,6 @@ def works(arguments: argparse.Namespace) -> tuple[float, dict[str, Callable[[], 
         "lattices": lambda: [decode_lattice(weak, each, beams) for each in scores],
         "decoding": lambda: [decode(usual, each, decoder) for each in scores],
     }
-
-
-def decoded_lattices(arguments: argparse.Namespace) -> list[Lattice]:
-    """Return the lattices of a run's first labelled utterances."""
-    _, functions = works(arguments)
-    found: list[Lattice] = functions["lattices"]()
-    return found
 
 
 def parsed(description: str) -> argparse.Namespace:
