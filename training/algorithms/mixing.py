@@ -1,4 +1,4 @@
-"""Mix models by doubly stochastic matrices, and measure how fast they agree (paper 001).
+"""Mix models by doubly stochastic matrices (paper 001).
 
 W has a column for each rank's model. A round of every method of the family is eq. (2),
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from jaxtyping import Float64
 from torch import Tensor
 
-from tests.papers.mixing_theory import (
+from tests.papers.mixing_matrices import (
     pair_matrix,
     permuted_ring_contraction,
     permuted_ring_distance,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jobs.planning.scaling import read_scaling
-from tests.papers.speed_ups import (
+from tests.training.cost_model.speed_up_fit import (
     K80,
     V100,
     WORKLOAD,

@@ -10,7 +10,12 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from tests.papers.mixing_theory import permuted_ring_distance, ring_matrix, ring_rho, uniform_matrix
+from tests.papers.mixing_matrices import (
+    permuted_ring_distance,
+    ring_matrix,
+    ring_rho,
+    uniform_matrix,
+)
 from tests.training.trainers.decentralized.mixing_runs import (
     SEED,
     TRAINERS,

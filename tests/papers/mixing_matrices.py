@@ -1,4 +1,4 @@
-"""State how fast mixing matrices make the ranks' models agree: paper 001, section 3."""
+"""The mixing matrices of paper 001, and how fast ranks agree by them."""
 
 import math
 
