@@ -22,9 +22,9 @@ from typing import TypeVar
 
 from infra.store.object_store import ObjectStore
 from pipeline.steps.ingestion import manifest_rows
-from pipeline.steps.ingestion.formats import Table
 from pipeline.steps.ingestion.ingest_manifests import Manifest, ManifestIngestion, ingest_manifests
 from pipeline.steps.ingestion.manifest_records import RecordRules
+from pipeline.steps.ingestion.tables import Table
 
 NUM_DAYS, NUM_BUCKETS, ROWS_A_PIECE = 28, 64, 500
 NUM_WORKERS = 2

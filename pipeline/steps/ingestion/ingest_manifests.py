@@ -14,13 +14,14 @@ from itertools import chain
 from typing import Any
 
 from infra.store.object_store import ObjectStore, join_uri
+from pipeline.audio.conversion import NO_CONVERSION, AudioConversion
 from pipeline.records import Quarantined, Tally
 from pipeline.runs.commit import Commit, StepContext, once
 from pipeline.runs.manifest import Output, sha256
 from pipeline.runs.many_tasks import Folding, runner_of
 from pipeline.runs.names import DEV, INGEST_STEP, LABELLED, METADATA_FOLDER
 from pipeline.runs.step import Distribute, StepContents, StepResult, StepSpec, TaskPlan, run_step
-from pipeline.steps.ingestion.formats import ManifestFormat
+from pipeline.steps.ingestion.manifest_format import ManifestFormat
 from pipeline.steps.ingestion.manifest_records import (
     MetadataObjects,
     RecordRules,
@@ -33,7 +34,7 @@ from pipeline.steps.ingestion.placed_audio import (
     BLOCK_ROWS,
     PlacedAudio,
     PlacementRules,
-    SimulatedPlacements,
+    Simulation,
 )
 from pipeline.steps.selection.buckets import require_only
 
@@ -75,8 +76,8 @@ class ManifestIngestion:
 
     `texts` are language models, by their names in the corpus. Only `manifest_store`
     may read the manifests; the step's own store may read the audio. An increment's ingestion
-    `adds` to a corpus that others have written. With `simulated` placements each utterance is
-    stored as it sounds there.
+    `adds` to a corpus that others have written. With a simulation each utterance is stored as it
+    sounds in its placements, converted before as extraction would do it.
     """
 
     manifest_store: ObjectStore
@@ -85,12 +86,13 @@ class ManifestIngestion:
     settings: Mapping[str, Any]
     texts: Mapping[str, bytes] = field(default_factory=dict)
     adds: bool = False
-    simulated: SimulatedPlacements | None = None
+    simulation: Simulation | None = None
+    conversion: AudioConversion = NO_CONVERSION
 
     @property
     def num_shares(self) -> int:
         """The tasks of a piece: where audio is simulated, a whole piece would take an hour."""
-        return 1 if self.simulated is None else SHARES_PER_PIECE
+        return 1 if self.simulation is None else SHARES_PER_PIECE
 
 
 def ingest_manifests(
@@ -106,8 +108,11 @@ def ingest_manifests(
     digests = _digests(ingestion, [piece for _, piece in pieces.values()], distribute)
 
     def make(context: StepContext) -> StepContents:
-        simulated = ingestion.simulated
-        rules = simulated.stored(store, corpus_uri) if simulated else None
+        rules = None
+        if simulation := ingestion.simulation:
+            given = (ingestion.rules.subsets_of(each.subset) for each in ingestion.manifests)
+            subsets = chain.from_iterable(given)
+            rules = simulation.stored(store, corpus_uri, subsets, ingestion.conversion)
         tasks = {
             each.name: each
             for name, (manifest, piece) in pieces.items()
@@ -135,7 +140,7 @@ def ingest_manifests(
         _put_texts(store, corpus_uri, ingestion.texts)
         return contents
 
-    engines = ingestion.simulated.engines if ingestion.simulated else ()
+    engines = ingestion.simulation.engines if ingestion.simulation else ()
     place = store, run_uri, INGEST_STEP, ingestion.settings
     return run_step(StepSpec(*place, digests=digests, engines=engines), make)
 
