@@ -135,10 +135,6 @@ class _Copy:
     audio: _Audio
     record: Utterance
 
-    @property
-    def subset(self) -> str:
-        return self.audio.utterance.subset
-
 
 @dataclass(frozen=True, slots=True)
 class _Object:
@@ -207,15 +203,23 @@ class _Corpus:
 class PlannedCopy:
     """PlannedCopy holds what is to be written, and the ledger rows of what is not.
 
-    `records` are by subset. `num_unlisted` utterances are of speakers that are in no list.
+    `num_unlisted` utterances are of speakers that are in no list.
     """
 
     copies: Sequence[_Copy]
-    records: Mapping[str, Sequence[Utterance]]
     language_data: Mapping[str, bytes]
     quarantined: Sequence[Quarantined]
     num_unlisted: int
     sound: _Sound | None
+
+    @property
+    def records(self) -> dict[str, list[Utterance]]:
+        """The records by subset."""
+        by_subset: dict[str, list[Utterance]] = {subset: [] for subset in ALL_SUBSETS}
+        for each in self.copies:
+            by_subset[each.audio.utterance.subset].append(each.record)
+        # A corpus without development speakers is as it was before there were any.
+        return {s: some for s, some in by_subset.items() if some or s in SUBSETS}
 
     @property
     def tally_out(self) -> Tally:
@@ -322,16 +326,8 @@ def plan_copy(ingestion: DirectoryIngestion) -> PlannedCopy:
                 quarantined.append(each)
             else:
                 copies.append(each)
-    records = {s: [each.record for each in copies if each.subset == s] for s in ALL_SUBSETS}
-    return PlannedCopy(
-        copies,
-        # A corpus without development speakers is as it was before there were any.
-        {subset: some for subset, some in records.items() if some or subset in SUBSETS},
-        directory.language_data,
-        quarantined,
-        directory.num_unlisted,
-        sound,
-    )
+    language_data, num_unlisted = directory.language_data, directory.num_unlisted
+    return PlannedCopy(copies, language_data, quarantined, num_unlisted, sound)
 
 
 def versions(
