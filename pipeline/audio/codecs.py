@@ -36,6 +36,11 @@ _OTHERS = {
 """What files that are not read begin with, for messages."""
 
 
+def is_audio(head: bytes) -> bool:
+    """Return whether bytes begin as an audio file that is read, or as a tag before one."""
+    return head.startswith(_ID3) or any(each.is_ours(head) for each in CODECS)
+
+
 def codec_of(content: bytes) -> Codec:
     """Return the codec of a file by its first bytes; AudioError for another container."""
     if found := next((each for each in CODECS if each.is_ours(content)), None):

@@ -24,6 +24,7 @@ import pyarrow.parquet as pq
 
 from infra.settings import printable
 from infra.store.object_store import ObjectInfo, ObjectStore, join_uri, normalize_uri
+from pipeline.audio.codecs import is_audio
 from pipeline.records import MAX_LINE_BYTES, MetadataError, Quarantined, without_repeats
 from pipeline.steps.ingestion.formats import IGNORE_COLUMNS
 
@@ -38,12 +39,7 @@ CSV_SUFFIXES = (".csv", ".csv.gz", ".tsv", ".tsv.gz")
 PARQUET_SUFFIXES = (".parquet",)
 
 _MARKS = re.compile(r"_SUCCESS|\..*|.*_\$folder\$")
-_AUDIO = "an audio file", "name a manifest that lists it"
 _MAGIC = {
-    b"fLaC": _AUDIO,
-    b"RIFF": _AUDIO,
-    b"OggS": _AUDIO,
-    b"ID3": _AUDIO,
     b"PK\x03\x04": ("a zip archive", "unpack it"),
     b"\xff\xfe": ("UTF-16", "write it as UTF-8"),
     b"\xfe\xff": ("UTF-16", "write it as UTF-8"),
@@ -193,6 +189,8 @@ def _content_of(data: bytes, *, is_table: bool) -> Content | None:
     for magic, (called, remedy) in _MAGIC.items():
         if data.startswith(magic):
             return Content(called, remedy)
+    if is_audio(data):
+        return Content("an audio file", "name a manifest that lists it")
     text = data.decode("utf-8-sig", "replace").strip()
     lines = text.splitlines()
     for line in lines[:100]:

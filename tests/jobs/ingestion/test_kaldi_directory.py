@@ -91,13 +91,6 @@ def test_labelled_utterance_needs_a_transcript(kaldi_dir: Path) -> None:
         read_kaldi_directory(kaldi_dir)
 
 
-def test_file_that_is_not_text_is_named(kaldi_dir: Path) -> None:
-    """Latin-1 transcripts are refused by name."""
-    (kaldi_dir / "text").write_bytes("ann-1 CAFÉ\n".encode("latin-1"))
-    with pytest.raises(ValueError, match="text: not UTF-8"):
-        read_kaldi_directory(kaldi_dir)
-
-
 def test_corpus_holds_audio_and_metadata(kaldi_dir: Path, tmp_path: Path) -> None:
     """Audio is copied as it is, records point to it, and unlabelled text is nowhere."""
     write(kaldi_dir, "utt2placement", ["eve-1 DP3"])
