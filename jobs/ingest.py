@@ -34,7 +34,7 @@ from jobs.ingestion.sources import (
 )
 from jobs.synthesis.corpus import draw_acoustics, draw_development_acoustics
 from pipeline.audio.placements import PLACEMENTS, Acoustics
-from pipeline.runs.names import DEV, HELDOUT
+from pipeline.runs.names import DEV, HELDOUT, LABELLED, UNLABELLED
 from pipeline.steps.ingestion.copied_directory import DirectoryIngestion, ingest_directory
 from pipeline.steps.ingestion.ingest_manifests import ingest_manifests
 from pipeline.steps.ingestion.kaldi_directory import UNDETERMINED_LOCALE
@@ -108,18 +108,19 @@ def _refusing(option: str) -> Iterator[None]:
 
 
 def draw(seed: int, subsets: Collection[str]) -> dict[str, Acoustics]:
-    """Draw the rooms and noises of subsets; ConfigurationError if a simulator is absent.
+    """Draw the rooms and noises of subsets, in their order.
 
-    Those of development and of held-out speakers are in no other subset.
+    Those of development and of held-out speakers are in no other subset. ConfigurationError if a
+    simulator is absent.
     """
     if not subsets:
         return {}
     require_simulators()
     drawn = {DEV: draw_development_acoustics(seed)} if DEV in subsets else {}
-    if others := [subset for subset in subsets if subset != DEV]:
+    if {*subsets} != {DEV}:
         training, heldout = draw_acoustics(seed)
-        drawn |= {each: heldout if each == HELDOUT else training for each in others}
-    return drawn
+        drawn |= {LABELLED: training, UNLABELLED: training, HELDOUT: heldout}
+    return {subset: drawn[subset] for subset in subsets}
 
 
 def require_simulators() -> None:

@@ -332,8 +332,8 @@ def _format(arguments: argparse.Namespace) -> ManifestFormat:
     for option, value in given.items():
         if value and option not in reader.takes:
             takers = [name for name in FORMATS if option in reader_of(name).takes]
-            need = f"need --format {' or '.join(takers)}"
-            raise ConfigurationError(f"{option} with --format {chosen}: {need}")
+            remedy = f"need --format {takers[0]}" if len(takers) == 1 else "leave it out"
+            raise ConfigurationError(f"{option} with --format {chosen}: {remedy}")
     ignored = frozenset(filter(None, arguments.ignore_columns.split(",")))
     recordings_uri = normalize_uri(arguments.recordings) if arguments.recordings else ""
     return reader(FormatOptions(_columns(arguments.columns), ignored, recordings_uri))

@@ -160,7 +160,8 @@ class Simulation:
         conversion: AudioConversion,
     ) -> PlacementRules:
         """Draw the acoustics of subsets, and store them in the corpus, where tasks read them."""
-        simulated = {s for s in subsets if {*self.choices.choice(s).placements} != {CLEAN}}
+        placements = {subset: self.choices.choice(subset).placements for subset in subsets}
+        simulated = [subset for subset, names in placements.items() if {*names} != {CLEAN}]
         outputs = {}
         for subset, acoustics in self.draw(simulated).items():
             file = io.BytesIO()
