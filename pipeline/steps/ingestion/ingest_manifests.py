@@ -192,7 +192,8 @@ def digest_object(element: tuple[ObjectStore, str]) -> str:
 @once
 def ingest_piece(task: PieceTask) -> Commit:
     """Read the piece row by row; write records, and make ledger rows of what is none."""
-    objects = {subset: _objects(task, subset) for subset in _subsets(task)}
+    subsets = task.rules.subsets_of(task.manifest.subset)
+    objects = {subset: _objects(task, subset) for subset in subsets}
     placed = _placed_audio(task)
     quarantined: list[Quarantined] = []
     for record in placed.versions(_records(task)) if placed else _records(task):
@@ -202,6 +203,7 @@ def ingest_piece(task: PieceTask) -> Commit:
             subset = task.rules.subset_of(task.manifest.subset, record.speaker_id)
             objects[subset].add(record)
     by_subset = {subset: each.finish() for subset, each in objects.items()}
+    counts = {subset: sum(o.utterances for o in some) for subset, some in by_subset.items()}
     stored = placed.outputs if placed else ()
     outputs = (*stored, *chain.from_iterable(by_subset.values()))
     # A piece that another writer replaced was read in part before, and in part after.
@@ -216,13 +218,9 @@ def ingest_piece(task: PieceTask) -> Commit:
         tally_in=written + lost,
         quarantined=lost,
         # Without a share a manifest is as it was before there was one.
-        statistics=_utterances(by_subset) if task.rules.dev_share else {},
+        statistics={_UTTERANCES: counts} if task.rules.dev_share else {},
     )
     return task.context.commit(record_of_task)
-
-
-def _subsets(task: PieceTask) -> tuple[str, ...]:
-    return task.rules.subsets_of(task.manifest.subset)
 
 
 def _placed_audio(task: PieceTask) -> PlacedAudio | None:
@@ -235,14 +233,6 @@ def _placed_audio(task: PieceTask) -> PlacedAudio | None:
 def _objects(task: PieceTask, subset: str) -> MetadataObjects:
     place = task.context.store, task.corpus_uri, join_uri(METADATA_FOLDER, subset)
     return MetadataObjects(*place, task.name, task.rules.num_buckets)
-
-
-def _utterances(by_subset: Mapping[str, Sequence[Output]]) -> dict[str, Any]:
-    counts = {
-        subset: sum(output.utterances for output in outputs)
-        for subset, outputs in by_subset.items()
-    }
-    return {_UTTERANCES: counts}
 
 
 def count_utterances(commits: Sequence[Commit]) -> dict[str, Any]:

@@ -187,15 +187,6 @@ class _Choice:
 
 
 @dataclass(frozen=True, slots=True)
-class _Fault:
-    """_Fault holds why an utterance's audio cannot be used, and its number of bytes."""
-
-    reason: str
-    detail: str
-    num_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
 class _Version:
     """_Version is an utterance in a placement, with the FLAC to store, or a ledger row."""
 
@@ -275,29 +266,31 @@ class PlacedAudio:
                 yield self._version(each.record, name, heard)
         next(audio, None)  # the end of the readers' threads
 
-    def _heard(self, record: Utterance, found: FoundAudio) -> Samples | _Fault:
+    def _heard(self, record: Utterance, found: FoundAudio) -> Samples | Quarantined:
         """Decode an utterance as extraction would; the checksum of a FLAC is compared here."""
         if isinstance(found, StoreError):
             if (reason := REFUSALS.get(type(found))) is None:
                 raise found
-            return _Fault(reason, str(found), 0)
+            return quarantine(record, reason, str(found), 0)
         if isinstance(found, AudioError):
-            return _Fault(found.reason, found.detail, 0)
+            return quarantine(record, found.reason, found.detail, 0)
         about, conversion = (record.utterance_id, record.duration_s), self._rules.conversion
         try:
             return decode_utterance(found.data, *about, "kaldi", conversion).samples
         except AudioError as error:
-            return _Fault(error.reason, error.detail, len(found.data))
+            return quarantine(record, error.reason, error.detail, len(found.data))
 
-    def _version(self, record: Utterance, name: str, heard: Samples | _Fault | None) -> _Version:
+    def _version(
+        self, record: Utterance, name: str, heard: Samples | Quarantined | None
+    ) -> _Version:
         key = version_id(record.utterance_id, name)
         stream = name if record.stream is None else f"{record.stream}-{name}"
         version = replace(record, utterance_id=key, placement=name, stream=stream)
         if name == CLEAN:
             return _Version(version)
         assert heard is not None, "the audio of simulated placements is read"
-        if isinstance(heard, _Fault):
-            return _Version(quarantine(version, heard.reason, heard.detail, heard.num_bytes))
+        if isinstance(heard, Quarantined):
+            return _Version(replace(heard, utterance_id=key))
         seed = sampling_priority(self._rules.choices.seed, key)
         data = record_flac(heard, name, self._acoustics_of(record.speaker_id), seed)
         duration_s = round(max(len(heard) / SAMPLE_RATE_HZ, MIN_DURATION_S), 6)
