@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobs.report import CurvePoint
+from jobs.report_page.collect import CurvePoint
 from pipeline.audit.job_records import parse_begun_record, parse_job_record
 from pipeline.normalization import Moments
 from pipeline.records import Member, Quarantined, Segment, Tally, part_from_text, part_to_text

@@ -12,6 +12,7 @@ from infra.store.object_store import ObjectStore, StoreError, join_uri
 from jobs import report
 from jobs.cli.job import Job
 from jobs.report_page.collect import (
+    REQUIRED_READS,
     compared,
     dollars_of,
     origin_of,
@@ -44,7 +45,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
     monkeypatch.setattr(report, "render_report", lambda found: f"page {found['number']}")
     monkeypatch.setattr(report, "format_table", lambda _: "")
     store, run_uri = ObjectStore((str(tmp_path),)), str(tmp_path)
-    for step in report.REQUIRED_READS:
+    for step in REQUIRED_READS:
         write_manifest(step_context(store, run_uri, step, {}, {}), Manifest(step, {}, {}, ()))
     arguments, recipe = (
         Namespace(json=False, curve=[], compare=None, oracle=None),
@@ -149,9 +150,9 @@ def test_dollars_are_instances_by_the_hour_and_requests_to_s3() -> None:
         "requests": {"get": 0, "put": 1000, "head": 0, "list": 0, "retries": 7},
     }
     assert dollars_of(record, is_in_s3=True) == pytest.approx(3.005)
-    early = {"seconds": 60, "finished_at": "2026-11-24T09:00:00+00:00"}
+    early = {**record, "seconds": 60, "finished_at": "2026-11-24T09:00:00+00:00", "commit": ""}
     found = origin_of({"align": early, "evaluate": record}, "runs/mine")
-    assert (found["dollars"], found["steps"]["align"]["dollars"]) == (3.0, None)
+    assert (found["dollars"], found["steps"]["align"]["dollars"]) == (3.1, 0.1)
     assert (found["step_seconds"], found["elapsed_seconds"]) == (1860, 3660)
     assert (found["machines"], found["commits"]) == (["a machine"], ["abc"])
 
