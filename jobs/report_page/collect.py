@@ -130,6 +130,7 @@ def build_report(job: Job) -> dict[str, Any]:
     bases = job.increment.bases if job.increment else ()
     ingests = ingests_of(job.store, (*reversed(bases), job.run_uri))
     evaluation = output_of(manifests[EVALUATION_STEP], EVALUATION_SCORES)
+    cluster = job.arguments.cluster or recipe.cluster
     steps = step_records(job)
     if EVALUATE not in steps:
         record = join_uri(job.run_uri, job_record(EVALUATE))
@@ -145,7 +146,9 @@ def build_report(job: Job) -> dict[str, Any]:
         "origin": origin_of(steps, job.run_uri),
         **({"extends": list(bases)} if bases else {}),
         "waterfall": waterfall_of(job.store, job.run_uri, ingests.values()),
-        "plan": planned_and_actual(job, steps),
+        "plan": compare_plan(
+            job.store, job.run_uri, recipe, lambda step: load_cluster(cluster or step), steps
+        ),
         "curves": {
             name: manifests[model_step(name)].statistic("curve", list[CurvePoint])
             for name in models
@@ -207,14 +210,6 @@ def required_reads(recipe: Recipe) -> list[str]:
     return [step for step in REQUIRED_READS if recipe.num_teachers or step != model_step(TEACHER)]
 
 
-def planned_and_actual(job: Job, steps: Mapping[str, Record]) -> dict[str, Any]:
-    """Compare the plan of each step with its record."""
-    cluster = job.arguments.cluster or job.recipe.cluster
-    return compare_plan(
-        job.store, job.run_uri, job.recipe, lambda step: load_cluster(cluster or step), steps
-    )
-
-
 def step_records(job: Job) -> dict[str, Any]:
     """Read the summaries that the steps before this one stored, in the order of their ends."""
     records = [_read_record(job, uri) for uri in record_uris(job.store, job.run_uri)]
@@ -222,9 +217,22 @@ def step_records(job: Job) -> dict[str, Any]:
 
 
 def _read_record(job: Job, uri: str) -> dict[str, Any]:
-    step = uri.rpartition("/")[2].removesuffix(".json")
-    remedy = f"run megahour {step} again, which stores the record again"
+    remedy = f"run megahour {_job_of(uri)} again, which stores the record again"
     return read_checked(job.store, uri, lambda data: parse_job_record(data, remedy))
+
+
+def record_uris(store: ObjectStore, run_uri: str) -> list[str]:
+    """List the jobs' records, without the report's own; metrics and notes of a begun job are none.
+
+    A record's URI is the one that its name has.
+    """
+    listed = [found.uri for found in store.list(join_uri(run_uri, STEP_RECORDS_FOLDER))]
+    records = [uri for uri in listed if uri == join_uri(run_uri, job_record(_job_of(uri)))]
+    return [uri for uri in records if _job_of(uri) != REPORT]
+
+
+def _job_of(uri: str) -> str:
+    return uri.rpartition("/")[2].removesuffix(".json")
 
 
 def step_entry(record: Record) -> dict[str, Any]:
@@ -247,20 +255,6 @@ def development_errors(store: ObjectStore, run_uri: str) -> dict[str, Mapping[st
         name: next(point["word_errors"] for point in curves[name] if point["settings"] == settings)
         for name, settings in chosen.items()
     }
-
-
-def record_uris(store: ObjectStore, run_uri: str) -> list[str]:
-    """List the jobs' records, without the report's own; metrics and notes of a begun job are none.
-
-    A record's URI is the one that its name has.
-    """
-    listed = [found.uri for found in store.list(join_uri(run_uri, STEP_RECORDS_FOLDER))]
-    records = [uri for uri in listed if uri == join_uri(run_uri, job_record(_job_of(uri)))]
-    return [uri for uri in records if _job_of(uri) != REPORT]
-
-
-def _job_of(uri: str) -> str:
-    return uri.rpartition("/")[2].removesuffix(".json")
 
 
 _REQUESTS = ("get", "put", "head", "list")

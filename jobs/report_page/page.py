@@ -78,6 +78,7 @@ def render_report(report: Report) -> str:
         paper_werr=PAPER_WERR,
         least_mass=LEAST_MASS,
         low_masses=low_masses(report),
+        amounts=list(amounts(report)),
         changed_settings=changed_settings(report),
         figures=figures,
     )
@@ -246,6 +247,23 @@ def outside(name: str, figure: Mapping[str, float | None]) -> Literal["", "worse
     return "better" if is_high == falls else "worse"
 
 
+def development_words(report: Report) -> int:
+    """Return the number of reference words of the development speakers; 0 without any."""
+    counts = report["development"].values()
+    return max((each["reference_words"] for each in counts), default=0)
+
+
+def amounts(report: Report) -> Iterator[tuple[str, float | None, float | None]]:
+    """Yield the hours of each subset, then the seconds of each step: name, there, here."""
+    other = with_all_parts(report["comparison"])
+    there, here = other["hours"], report["hours"]
+    for name in {**here, **there}:
+        yield f"hours, {name}", there.get(name), here.get(name)
+    there, here = other["steps"], report["steps"]
+    for name in {**here, **there}:
+        yield f"seconds, {name}", *(each.get(name, {}).get("seconds") for each in (there, here))
+
+
 def changed_settings(report: Report) -> list[tuple[str, str, str]]:
     """Return the settings that differ from the compared run's: name, there, here."""
     here, there = (_flat(each.get("recipe") or {}) for each in (report, report["comparison"]))
@@ -269,7 +287,8 @@ def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
 
 
 FILTERS = (
-    *(by_count, by_k, by_placement, certainty, counted, date, development_rates, duration),
+    *(by_count, by_k, by_placement, certainty, counted, date, development_rates),
+    *(development_words, duration),
     *(evaluated_models, frames_in_block, gain_on_baseline, headline, hours, in_order, interval),
     *(lost_ms, mean, models_and_oracle, number, probability, recovery_statement, reductions),
     *(run_name, scopes, unaccounted_ms, waterfall_bars),

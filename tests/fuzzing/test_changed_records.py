@@ -71,6 +71,8 @@ JOB_RECORD: dict[str, Any] = {
     "requests": {"get": 1, "put": 2, "head": 3, "list": 4},
     "cluster": {"num_instances": 1, "price_per_instance_hour": 0.5},
     "device_faults": [],
+    "machine": "a machine",
+    "commit": "8140d000f00d",
 }
 BEGUN: dict[str, Any] = {
     "step": "align",

@@ -32,6 +32,7 @@ from pipeline.runs.names import (
 )
 from pipeline.runs.sealed_json import seal
 from pipeline.runs.step import write_manifest
+from tests.jobs.job_records import RECORD
 from tests.whole_path.processes import TINY
 from training.evaluate.word_errors import UtteranceErrors, WordErrors
 from training.settings.recipe import read_recipe
@@ -141,14 +142,8 @@ def test_runs_of_other_utterances_are_not_paired() -> None:
 
 def test_dollars_are_instances_by_the_hour_and_requests_to_s3() -> None:
     """2 instances at $3 for half an hour, and 1,000 PUTs at $0.005; on disk requests are free."""
-    record = {
-        "seconds": 1800,
-        "finished_at": "2026-11-24T10:00:00+00:00",
-        "machine": "a machine",
-        "commit": "abc",
-        "cluster": {"instance_type": "x", "num_instances": 2, "price_per_instance_hour": 3.0},
-        "requests": {"get": 0, "put": 1000, "head": 0, "list": 0, "retries": 7},
-    }
+    requests = {**RECORD["requests"], "put": 1000, "retries": 7}
+    record = {**RECORD, "seconds": 1800, "requests": requests}
     assert dollars_of(record, is_in_s3=True) == pytest.approx(3.005)
     early = {**record, "seconds": 60, "finished_at": "2026-11-24T09:00:00+00:00", "commit": ""}
     found = origin_of({"align": early, "evaluate": record}, "runs/mine")

@@ -1,6 +1,7 @@
-"""Write what a report reads of a run: manifests, ledgers, evaluation files and a job record."""
+"""Write what a report reads of a run, report it as the program does, and read what that wrote."""
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from pipeline.runs.names import (
     EVALUATION_SCORES,
     EVALUATION_STEP,
     MODELS_FOLDER,
+    REPORT_DOCUMENT,
+    REPORT_PAGE,
     TARGETS_STEP,
     TUNING_STEP,
     folder_of,
@@ -23,6 +26,8 @@ from pipeline.runs.names import (
 )
 from pipeline.runs.sealed_json import seal
 from pipeline.runs.step import write_manifest
+from tests.job_programs import RunJob, Said
+from tests.jobs.job_records import RECORD
 from tests.whole_path.processes import TINY
 from training.evaluate.decoded import DecodedUtterance, reference_trn
 from training.evaluate.scores import speaker_scores, word_error_scores
@@ -44,6 +49,28 @@ CURVE = [
 TRANSCRIPT = "see the wasp that sat on my lamp and would"
 TARGETS = {"k": 20}
 TARGETS_STATISTICS = {"mean_retained_mass": 0.95, "num_frames": 400}
+
+
+def report(run_job: RunJob, run: Path, *options: str) -> Said:
+    """Report a run; it must succeed."""
+    said = try_to_report(run_job, run, *options)
+    assert said.code == 0, said.err
+    return said
+
+
+def try_to_report(run_job: RunJob, run: Path, *options: str) -> Said:
+    return run_job("report", "--recipe", str(TINY), "--run", str(run), *options)
+
+
+def document(run: Path) -> dict[str, Any]:
+    """Return report.json."""
+    found: dict[str, Any] = json.loads((run / REPORT_DOCUMENT).read_text())
+    return found
+
+
+def text_of_page(run: Path) -> str:
+    """Return the page's text with single blanks."""
+    return " ".join(re.sub(r"<[^>]*>", " ", (run / REPORT_PAGE).read_text()).split())
 
 
 def utterances(errors: Mapping[str, Sequence[int]]) -> list[UtteranceErrors]:
@@ -106,19 +133,8 @@ def write_reported_run(
     inputs = {"arpa": arpa} if arpa else {}
     evaluated = Manifest(EVALUATION_STEP, {}, inputs, outputs, tally_in=tally, tally_out=tally)
     store.put(join_uri(run_uri, EVALUATION_STEP, "manifest.json"), evaluated.to_bytes())
-    record = {
-        "step": "evaluate",
-        "finished_at": "2026-11-24T10:00:00+00:00",
-        "seconds": 60,
-        "manifests": {},
-        "pace": {},
-        "device_faults": [],
-        "requests": dict.fromkeys(("get", "put", "head", "list", "retries"), 0),
-        "machine": "a machine",
-        "commit": "abc",
-        "cluster": {"num_instances": 1, "price_per_instance_hour": 3.0},
-        "recipe": plain(read_recipe(str(TINY), overrides)),
-    }
+    recipe = plain(read_recipe(str(TINY), overrides))
+    record = {**RECORD, "step": "evaluate", "recipe": recipe}
     store.put(join_uri(run_uri, job_record("evaluate")), seal(record))
 
 

@@ -49,13 +49,14 @@ def rows(report: dict[str, Any]) -> list[list[str]]:
         "with probability 0.0005.",
         "the student recovers 31.0 % of what the oracle gains on the baseline, with a 95 % "
         "interval from 22.0 to 40.0 %.",
-        "this run's from 0.30 h. Recovery is the share of the oracle's gain on the baseline that a "
-        "model has; after sMBR all three have it. The two runs are not known to",
+        "this run's baseline on 0.30 h. Recovery is the share of the oracle's gain over the "
+        "baseline that a model achieves. After sMBR, all three models have had it. The two runs "
+        "are not known to",
         "A difference below 0 and a WERR above 0 favour this run.",
-        "It is of 510 and 512 words: not of the same speakers.",
+        "It covers 510 and 512 words, so the speakers are not the same.",
         f"speaker-03-0007-{'x' * 40} (speaker-03, DP5): 3 errors in 16 words",
         "The student makes fewer errors than the baseline for 12 of 12 speakers, and more for 0",
-        "no held-out speaker then has a part in the choice",
+        "then no held-out speaker influences the choice",
         "612,345 parameters, 8 sub-epochs, 960,000 frames, 8.00 h, learning rates 0.002 to "
         "0.00025; a block ends about every 0.34 h (ticks on the axis)",
         "Throughput of student: 77 to 90 hours of speech an hour",
@@ -67,9 +68,9 @@ def rows(report: dict[str, Any]) -> list[list[str]]:
         "--step features/unlabelled --reason silent,truncated",
         "k = 20 highest logits of the teacher in each frame. They hold 98.77 % of its probability",
         "Verdict: 4 of 8 figures lie outside the range of 10 uniform orders",
-        "of a uniform order about 1 would. Less mixed than any of them: design effect",
-        "Looked at: 51,200 chunks in 64 steps of 4 ranks.",
-        "Wall-clock time, 660.0 s together",
+        "about 1 would for a uniform order. Less mixed than any of them: design effect",
+        "Examined: 51,200 chunks in 64 steps of 4 ranks.",
+        "Wall-clock time, 660.0 s in total",
         f"from a calibration on {MACHINE}.",
     ],
 )
@@ -237,7 +238,7 @@ def test_an_ensembles_targets_are_of_mean_posteriors(report: dict[str, Any]) -> 
     report["targets"] |= {"num_teachers": 3, "offsets": "all"}
     stated = "of the mean posteriors of 3 teachers in each frame. They hold 98.77 % of their"
     assert stated in text_of(report)
-    assert "frames at all three offsets, of which each pass reads the next." in text_of(report)
+    assert "frames at all three offsets; each pass reads the next one." in text_of(report)
 
 
 @pytest.mark.parametrize(("mass", "is_low"), [(0.9499, True), (0.95, False), (0.99, False)])
@@ -292,8 +293,8 @@ def test_unpaired_runs_and_unknown_commits_are_named(report: dict[str, Any]) -> 
 def test_an_oracle_that_learnt_less_is_none(report: dict[str, Any]) -> None:
     """The note says so, and names what the oracle lacks."""
     report["oracle"] |= {"labelled_hours": {"this": 4.1, "oracle": 4.1}, "lacks": "baseline_smbr"}
-    assert "It learnt from no more than this run's, so it is no oracle" in text_of(report)
-    assert "The oracle has no baseline_smbr, so nothing is recovered after" in text_of(report)
+    assert "It was trained on no more than this run's baseline, so" in text_of(report)
+    assert "The oracle has no baseline_smbr, so there is no recovery after" in text_of(report)
 
 
 def test_the_certificate_may_lack_figures(report: dict[str, Any]) -> None:
@@ -308,7 +309,7 @@ def test_the_certificate_may_lack_figures(report: dict[str, Any]) -> None:
     shown = text_of(report)
     group = "whole utterances, minibatches of a step"
     assert [group, "autocorrelation, lag 16", DASH, "8.12", "8.12", "8.12"] in rows(report)
-    assert "Looked at: 4,321 whole utterances in 17 steps of 3 ranks." in shown
+    assert "Examined: 4,321 whole utterances in 17 steps of 3 ranks." in shown
     assert "has 123.4 files and 567.8 speakers" in shown
     assert "all 1 figures lie within the range of 10 uniform orders." in shown
 
