@@ -227,11 +227,11 @@ def shuffle_figures(certificate: Mapping[str, Any]) -> Iterator[ShuffleFigure]:
     """Yield the figures of each form's steps and ranks."""
     for form in ("chunks", "whole_utterances"):
         for minibatch in ("step", "rank"):
-            figures = certificate.get(form, {}).get(minibatch, {})
+            found = certificate.get(form, {}).get(minibatch, {})
             group = f"{form.replace('_', ' ')}, minibatches of a {minibatch}"
             for name, title in FIGURE_TITLES.items():
-                if name in figures:
-                    yield ShuffleFigure(group, title, figures[name], outside(name, figures[name]))
+                if name in found:
+                    yield ShuffleFigure(group, title, found[name], outside(name, found[name]))
 
 
 def outside(name: str, figure: Mapping[str, float | None]) -> Literal["", "worse", "better"]:
@@ -259,9 +259,11 @@ def amounts(report: Report) -> Iterator[tuple[str, float | None, float | None]]:
     there, here = other["hours"], report["hours"]
     for name in {**here, **there}:
         yield f"hours, {name}", there.get(name), here.get(name)
-    there, here = other["steps"], report["steps"]
+    there, here = (
+        {name: step["seconds"] for name, step in each["steps"].items()} for each in (other, report)
+    )
     for name in {**here, **there}:
-        yield f"seconds, {name}", *(each.get(name, {}).get("seconds") for each in (there, here))
+        yield f"seconds, {name}", there.get(name), here.get(name)
 
 
 def changed_settings(report: Report) -> list[tuple[str, str, str]]:
@@ -288,9 +290,8 @@ def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
 
 FILTERS = (
     *(by_count, by_k, by_placement, certainty, counted, date, development_rates),
-    *(development_words, duration),
-    *(evaluated_models, frames_in_block, gain_on_baseline, headline, hours, in_order, interval),
-    *(lost_ms, mean, models_and_oracle, number, probability, recovery_statement, reductions),
-    *(run_name, scopes, unaccounted_ms, waterfall_bars),
+    *(development_words, duration, evaluated_models, frames_in_block, gain_on_baseline, headline),
+    *(hours, in_order, interval, lost_ms, mean, models_and_oracle, number, probability),
+    *(recovery_statement, reductions, run_name, scopes, unaccounted_ms, waterfall_bars),
 )
 """The functions that the layout applies to parts of the report."""
