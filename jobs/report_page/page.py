@@ -7,11 +7,12 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cache
 from importlib import resources
 from itertools import pairwise
 from typing import Any, Literal
 
-from jinja2 import Environment, StrictUndefined
+from jinja2 import Environment, StrictUndefined, Template
 from markupsafe import Markup
 
 from jobs.report_page import figures
@@ -45,6 +46,8 @@ LEAST_MASS = 0.95
 
 MS_PER_HOUR = 3_600_000
 
+_FILES = resources.files("jobs.report_page")
+
 Stage = Mapping[str, Any]
 """A step's milliseconds in, out, not selected and quarantined, as collect.stage_of made it."""
 
@@ -54,23 +57,12 @@ def render_report(report: Report) -> str:
 
     Empty and missing parts of the report are left out; all its texts are escaped.
     """
-    files = resources.files("jobs.report_page")
-    environment = Environment(
-        autoescape=True,
-        finalize=_printable,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        extensions=["jinja2.ext.do"],
-    )
-    environment.filters |= {each.__name__: each for each in FILTERS}
-    layout = environment.from_string(files.joinpath("layout.html").read_text("utf-8"))
     report = with_all_parts(report)
-    return layout.render(
+    return _layout().render(
         report=report,
         comparison=with_all_parts(report["comparison"]),
         # The style is ours; an escaped one would have no > and no quotes.
-        style=Markup(files.joinpath("style.css").read_text("utf-8")),  # noqa: S704
+        style=Markup(_FILES.joinpath("style.css").read_text("utf-8")),  # noqa: S704
         recipe=json.dumps(report["recipe"], indent=2, ensure_ascii=False).split("\n"),
         speakers=Speakers.of(report["speakers"]),
         shuffle=list(shuffle_figures(report["certificate"])),
@@ -82,6 +74,20 @@ def render_report(report: Report) -> str:
         changed_settings=changed_settings(report),
         figures=figures,
     )
+
+
+@cache
+def _layout() -> Template:
+    environment = Environment(
+        autoescape=True,
+        finalize=_printable,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        extensions=["jinja2.ext.do"],
+    )
+    environment.filters |= {each.__name__: each for each in FILTERS}
+    return environment.from_string(_FILES.joinpath("layout.html").read_text("utf-8"))
 
 
 def _printable(value: object) -> object:
