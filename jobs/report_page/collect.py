@@ -8,10 +8,9 @@ another run, and with an oracle, a baseline that learnt from more transcripts.
 import json
 import shlex
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from functools import partial
 from typing import Any, NotRequired, TypedDict
 
 from infra.cluster import load_cluster
@@ -460,19 +459,17 @@ def hours_point(report: Mapping[str, Any]) -> dict[str, Any]:
 KEPT = ("run", "wer", "werr", "development", "hours", "steps", "recipe")
 """The parts of the other run's report that the comparison keeps."""
 
-OTHER, THIS = "other", "this"
-Errors = Callable[[], list[UtteranceErrors]]
 
-
-def compared(other: Mapping[str, Any], here: Errors, there: Errors) -> dict[str, Any]:
+def comparison(job: Job, other: OtherReport) -> dict[str, Any]:
     """Return the other run's scores beside the tests of each model that both runs have.
 
-    `here` and `there` read the word errors by utterance. Runs of other utterances, and reports
-    without them, are not paired: the comparison says why.
+    Runs of other utterances are not paired: the comparison says why.
     """
-    kept = {name: other[name] for name in KEPT if name in other}
+    kept = {name: other.document[name] for name in KEPT if name in other.document}
     try:
-        return kept | {"pairs": paired(here(), there())}
+        here = utterance_errors(job.store, job.run_uri)
+        there = utterance_errors(other.store, other.run_uri)
+        return kept | {"pairs": paired(here, there)}
     except ValueError as error:
         return kept | {"pairs": [], "not_paired": str(error)}
 
@@ -484,21 +481,12 @@ def paired(here: list[UtteranceErrors], there: list[UtteranceErrors]) -> list[di
     models = [model for model in here[0].errors if model in there[0].errors]
     found = []
     for model in models:
-        both = joined(of_models(there, {model: OTHER}), of_models(here, {model: THIS}))
+        both = joined(of_models(there, {model: "other"}), of_models(here, {model: "this"}))
         counts = SpeakerCounts.of(both)
-        if counts.errors[OTHER].sum():  # nothing is reduced where the other has no errors
-            test = compare(resample(counts), OTHER, THIS)
+        if counts.errors["other"].sum():  # nothing is reduced where the other has no errors
+            test = compare(resample(counts), "other", "this")
             found.append({"model": model, **test.to_json()})
     return found
-
-
-def comparison(job: Job, other: OtherReport) -> dict[str, Any]:
-    """Compare this run with another one, on the utterances that both were evaluated on."""
-    return compared(
-        other.document,
-        partial(utterance_errors, job.store, job.run_uri),
-        partial(utterance_errors, other.store, other.run_uri),
-    )
 
 
 def utterance_errors(store: ObjectStore, run_uri: str) -> list[UtteranceErrors]:
@@ -526,12 +514,14 @@ def recovered(job: Job, oracle: OtherReport, hours: Mapping[str, float]) -> dict
     `hours` are this run's by subset. ValueError for an oracle that was evaluated on other
     utterances or words.
     """
-    places = (job.store, job.run_uri), (oracle.store, oracle.run_uri)
-    here, there = (utterance_errors(*place) for place in places)
+    here = utterance_errors(job.store, job.run_uri)
+    there = utterance_errors(oracle.store, oracle.run_uri)
     names = {old: new for old, new in ORACLES.items() if there and old in there[0].errors}
     try:
         both = joined(here, of_models(there, names))
-        _check_transcripts(*(_transcripts(*place) for place in places))
+        _check_transcripts(
+            _transcripts(job.store, job.run_uri), _transcripts(oracle.store, oracle.run_uri)
+        )
     except ValueError as error:
         raise ValueError(
             f"--oracle {oracle.run_uri}: {error}; give the oracle's run the held-out list of this "
@@ -542,7 +532,7 @@ def recovered(job: Job, oracle: OtherReport, hours: Mapping[str, float]) -> dict
         "run": oracle.run_uri,
         "labelled_hours": {
             "this": hours.get(LABELLED),
-            "oracle": (oracle.document.get("hours") or {}).get(LABELLED),
+            "oracle": oracle.document["hours"].get(LABELLED),
         },
         "has_same_language_model": _has_same_language_model(job, oracle),
         "lacks": after if after in here[0].errors and after not in names else "",
@@ -591,19 +581,20 @@ def _scores(counts: SpeakerCounts) -> dict[str, Any]:
         "reference_words": int(counts.words.sum()),
         "wer": {name: drawn.word_error_rate(name).to_json() for name in counts.errors},
         "recovery": {
-            name: _recovery(drawn, name, *stage) for name, stage in _stages(list(counts.errors))
+            name: _recovery(drawn, name, baseline, oracle)
+            for name, baseline, oracle in _stages(list(counts.errors))
         },
     }
 
 
-def _stages(models: Sequence[str]) -> Iterator[tuple[str, tuple[str, str]]]:
+def _stages(models: Sequence[str]) -> Iterator[tuple[str, str, str]]:
     """Yield each model with the baseline and the oracle of its stages, where both are there."""
     after = set(map(sequence_trained, models))
     for name in models:
         change = sequence_trained if name in after else str
-        stage = change(BASELINE), change(ORACLE)
-        if name not in stage and set(stage) <= set(models):
-            yield name, stage
+        baseline, oracle = change(BASELINE), change(ORACLE)
+        if name not in (baseline, oracle) and {baseline, oracle} <= set(models):
+            yield name, baseline, oracle
 
 
 def _recovery(

@@ -13,7 +13,6 @@ from jobs import report
 from jobs.cli.job import Job
 from jobs.report_page.collect import (
     REQUIRED_READS,
-    compared,
     dollars_of,
     origin_of,
     quarantine_reasons,
@@ -34,7 +33,6 @@ from pipeline.runs.sealed_json import seal
 from pipeline.runs.step import write_manifest
 from tests.jobs.job_records import RECORD
 from tests.whole_path.processes import TINY
-from training.evaluate.word_errors import UtteranceErrors, WordErrors
 from training.settings.recipe import read_recipe
 
 
@@ -110,34 +108,6 @@ def test_what_teachers_failed_at_is_in_the_quarantine(job: Job) -> None:
     ]
     for step in ("selection/dev", "ingest", "alignments/labelled", "lattices/baseline"):
         assert retry_commands({step: {"missing_object": 1}}, "run", "demo", []) == []
-
-
-def errors(model: str, counts: dict[str, int]) -> list[UtteranceErrors]:
-    """Return an utterance of ten words a speaker, with so many substitutions."""
-    return [
-        UtteranceErrors(f"{speaker}-1", speaker, "all", 1000, {model: WordErrors(count, 0, 0, 10)})
-        for speaker, count in counts.items()
-    ]
-
-
-def test_two_runs_are_compared_by_the_same_speakers() -> None:
-    """Four speakers all gain a word of 16: WERR 25 %, and p = 2/16, of all signs those two."""
-    here = errors("student", dict.fromkeys("abcd", 3))
-    there = errors("student", dict.fromkeys("abcd", 4))
-    found = compared({"run": "other", "wer": {}, "curves": {}}, lambda: here, lambda: there)
-    assert found.keys() == {"run", "wer", "pairs"}
-    (pair,) = found["pairs"]
-    assert (pair["model"], pair["reduction"]["value"]) == ("student", 25.0)
-    assert pair["p_value"] == pytest.approx(2 / 16)
-
-
-def test_runs_of_other_utterances_are_not_paired() -> None:
-    """The comparison keeps the scores and says why it has no test."""
-    found = compared(
-        {"run": "other"}, lambda: errors("student", {"a": 1}), lambda: errors("student", {"b": 1})
-    )
-    assert found["pairs"] == []
-    assert "a-1 is in one evaluation alone" in found["not_paired"] or "b-1" in found["not_paired"]
 
 
 def test_dollars_are_instances_by_the_hour_and_requests_to_s3() -> None:
