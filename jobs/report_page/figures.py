@@ -350,16 +350,16 @@ def _plot_sub_epochs(axes: Axes, curve: Curve, key: str, scale: float) -> None:
     hours = [hours_of(frames) for frames in accumulate(point["num_frames"] for point in curve)]
     points = list(zip(hours, curve, strict=True))
 
-    def plot(some: list[tuple[float, float]], label: str, **style: str | float) -> None:
+    def plot(some: list[tuple[float, float]], style: Mapping[str, Any]) -> None:
         if some:
-            axes.plot(*zip(*some, strict=True), label=label, **style)
+            axes.plot(*zip(*some, strict=True), **style)
 
     for labelled, (label, marker, colour) in SUB_EPOCHS.items():
         of_kind = [(at, scale * each[key]) for at, each in points if each["labelled"] is labelled]
-        plot(of_kind, label, marker=marker, markersize=3.5, color=colour)
+        plot(of_kind, {"label": label, "marker": marker, "markersize": 3.5, "color": colour})
     name = f"validation_{key}"
     held_out = [(at, scale * each[name]) for at, each in points if name in each]
-    plot(held_out, "held out", linestyle="--", color=INK)
+    plot(held_out, {"label": "held out", "linestyle": "--", "color": INK})
     axes.set_xlabel("hours of speech seen")
     axes.grid(visible=False, axis="x")
 

@@ -15,7 +15,7 @@ THERE = {"baseline": [18, 18, 18], "teacher": [11, 10, 10], "student": [15, 12, 
 NOTE = "then no held-out speaker influences the choice"
 
 
-def test_the_rate_of_the_chosen_settings_is_text_of_page(run_job: RunJob, tmp_path: Path) -> None:
+def test_the_rate_of_the_chosen_settings_is_shown(run_job: RunJob, tmp_path: Path) -> None:
     """18 of 50 words are 36 % of the second scale tried; 9 errors of the first of two equal."""
     write_reported_run(tmp_path, ERRORS, development=HERE)
     said = report(run_job, tmp_path)
