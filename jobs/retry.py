@@ -6,14 +6,13 @@ megahour retry --recipe demo --run runs/demo --reason missing_object,access_deni
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import asdict
-from typing import Any, get_args
+from typing import Any
 
 from infra.settings import ConfigurationError
 from infra.store.object_store import join_uri
 from jobs.cli.catalogue import EXTRACT_FEATURES, READS, STEPS, WRITES, writes_of
 from jobs.cli.command_line import Answer, Query, main
 from jobs.cli.job import Job
-from pipeline.audio.errors import AudioReason
 from pipeline.runs.ledger import LostRows, find_lost_rows, has_begun, remove_step, take_back
 from pipeline.runs.names import (
     DEV_ALIGNMENT_STEP,
@@ -24,10 +23,10 @@ from pipeline.runs.names import (
     TARGETS_TUNING_STEP,
     targets_rounds,
 )
-from pipeline.steps.features import REFUSALS
+from pipeline.steps.features import AUDIO_REASONS
 from pipeline.steps.targets import TEACHER_FAILED
 
-REASONS = (*REFUSALS.values(), *get_args(AudioReason), TEACHER_FAILED)
+REASONS = (*AUDIO_REASONS, TEACHER_FAILED)
 
 
 def retry(job: Job) -> Answer:

@@ -9,11 +9,11 @@ import pytest
 
 from infra.store.object_store import ObjectStore
 from infra.task_metrics import FAULTS, MeasuredFunction
-from jobs import report
 from jobs.cli.catalogue import GENERATE_TARGETS
 from jobs.cli.command_line import Step, StepResults
 from jobs.cli.job import Job, open_job
 from jobs.cli.record import metrics_path, metrics_text, write_metrics
+from jobs.report_page.collect import device_faults, step_records
 from pipeline.records import Tally
 from pipeline.runs.names import TARGETS_STEP
 from pipeline.runs.step import StepContents, StepSpec, run_step
@@ -56,12 +56,7 @@ def test_a_job_says_which_devices_failed(tmp_path: Path) -> None:
         job.arguments,
         is_leader=True,
     )
-    assert report.device_faults(report.step_records(reading)) == {GENERATE_TARGETS: [fault]}
-
-
-def test_records_of_earlier_versions_have_no_faults() -> None:
-    """A step without faults has no rows in the report."""
-    assert report.device_faults({"train_student": {}, "ingest": {"device_faults": []}}) == {}
+    assert device_faults(step_records(reading)) == {GENERATE_TARGETS: [fault]}
 
 
 HELP = re.compile(r"# HELP (megahour_[a-z_]+) [^\n]+")
