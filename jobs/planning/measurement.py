@@ -53,7 +53,7 @@ from training.models.store import make_model
 from training.settings.model_training import SupervisedConfig
 from training.settings.models import ModelConfig
 from training.settings.recipe import Recipe, StudentConfig
-from training.trainers.registry import make_optimizer
+from training.trainers.from_recipe import make_optimizer
 
 T = TypeVar("T")
 R = TypeVar("R")

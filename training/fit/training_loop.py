@@ -7,7 +7,7 @@ of the sub-epoch, and the learning curve, whose points are a sub-epoch's means o
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import chain, islice
 from typing import Any
@@ -38,16 +38,8 @@ from training.fit.steps import (
 )
 from training.models.acoustic_model import AcousticModel
 from training.models.precision import set_float32_products
-from training.trainers.registry import make_optimizer, make_trainer
-from training.trainers.trainer import (
-    AdPsgdStatistics,
-    BmufStatistics,
-    GtcStatistics,
-    HtmStatistics,
-    Statistics,
-    between,
-    density,
-)
+from training.trainers.from_recipe import make_optimizer, make_trainer
+from training.trainers.trainer import Statistics, between, density
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,18 +54,8 @@ class SubEpochPace:
     seconds: float
 
 
-@dataclass(slots=True)
-class ExchangeTotals:
-    """ExchangeTotals: one rank's sums over a sub-epoch of what its trainer gave to exchanges."""
-
-    bytes_sent: int = 0
-    num_elements: int = 0
-    num_elements_sent: int = 0
-
-    def add(self, counted: Statistics) -> None:
-        """Add the counts of some steps."""
-        for each in fields(self):
-            setattr(self, each.name, getattr(self, each.name) + getattr(counted, each.name, 0))
+EXCHANGED = ("bytes_sent", "num_elements", "num_elements_sent")
+"""What a rank's trainer gave to exchanges, as summed over a sub-epoch."""
 
 
 @dataclass(slots=True)
@@ -97,7 +79,7 @@ class Progress:
 
     cursor: DataCursor = field(default_factory=DataCursor)
     totals: RunningTotals = field(default_factory=RunningTotals)
-    exchanged: ExchangeTotals = field(default_factory=ExchangeTotals)
+    exchanged: Statistics = field(default_factory=lambda: dict.fromkeys(EXCHANGED, 0))
     curve: list[dict[str, Any]] = field(default_factory=list)
     newbob: NewbobState | None = None
     minibatch: SelectedMinibatch = field(default_factory=lambda: SelectedMinibatch(1))
@@ -106,7 +88,7 @@ class Progress:
         """Return plain values for a checkpoint; the host waits for the totals' device."""
         return {
             "cursor": asdict(self.cursor),
-            "totals": asdict(self.totals.read()) | {"exchanged": asdict(self.exchanged)},
+            "totals": asdict(self.totals.read()) | {"exchanged": dict(self.exchanged)},
             "curve": list(self.curve),
             "newbob": None if self.newbob is None else asdict(self.newbob),
             "minibatch": asdict(self.minibatch),
@@ -119,15 +101,11 @@ class Progress:
         return cls(
             DataCursor(**state["cursor"]).resumed(num_ranks),
             RunningTotals.of(FrameTotals(**totals)),
-            ExchangeTotals(**state["totals"].get("exchanged", {})),
+            state["totals"]["exchanged"],
             state["curve"],
             None if state["newbob"] is None else NewbobState(**state["newbob"]),
-            SelectedMinibatch(**state.get("minibatch", {"factor": 1})),
+            SelectedMinibatch(**state["minibatch"]),
         )
-
-
-RESIDUAL_NORMS = ("residual_norm", "stripe_residual_norm", "block_residual_norm")
-"""The numbers of a trainer that are norms of what this rank has not sent yet."""
 
 
 def curve_point(sub_epoch: SubEpoch, result: FrameTotals, group: ProcessGroup) -> dict[str, Any]:
@@ -150,35 +128,33 @@ def curve_point(sub_epoch: SubEpoch, result: FrameTotals, group: ProcessGroup) -
 
 
 def trainer_point(
-    exchanged: ExchangeTotals, statistics: Statistics, group: ProcessGroup
+    exchanged: Statistics, statistics: Statistics, group: ProcessGroup
 ) -> dict[str, Any]:
     """Return what the trainer exchanged in a sub-epoch, and its numbers at the sub-epoch's end.
 
     Bytes are the sum over the ranks, norms of residuals their root mean square, staleness the mean
     and the largest of all ranks.
     """
-    norms = [name for name in RESIDUAL_NORMS if hasattr(statistics, name)]
-    squares = [getattr(statistics, name) ** 2 for name in norms]
-    totals = torch.tensor([*asdict(exchanged).values(), *squares], dtype=torch.float64)
+    norms = [name for name in statistics if name.endswith("residual_norm")]
+    squares = [statistics[name] ** 2 for name in norms]
+    counts = [exchanged[name] for name in EXCHANGED]
+    totals = torch.tensor([*counts, *squares], dtype=torch.float64)
     collectives.all_reduce_sum(totals, group)
     bytes_sent, num_elements, num_elements_sent = totals[:3].tolist()
     point: dict[str, Any] = {"bytes_sent": int(bytes_sent)}
-    if isinstance(statistics, GtcStatistics | HtmStatistics):
-        point["density"] = density(int(num_elements_sent), int(num_elements))
+    if "density" in statistics:
+        point["density"] = density(num_elements_sent, num_elements)
     means = (totals[3:] / group.size()).sqrt().tolist()
     point |= dict(zip(norms, means, strict=True))
-    if isinstance(statistics, BmufStatistics | HtmStatistics):
-        point["block_update_norm"] = statistics.block_update_norm
-    if isinstance(statistics, AdPsgdStatistics):
-        point |= _staleness(statistics, group)
+    if "block_update_norm" in statistics:
+        point["block_update_norm"] = statistics["block_update_norm"]
+    if "mean_staleness" in statistics:
+        mean = torch.tensor([statistics["mean_staleness"]], dtype=torch.float64)
+        collectives.all_reduce_mean(mean, group)
+        point["mean_staleness"] = mean.item()
+        largest = int(statistics["max_staleness"])
+        point["max_staleness"] = collectives.maximum(largest, group)
     return point
-
-
-def _staleness(statistics: AdPsgdStatistics, group: ProcessGroup) -> dict[str, float]:
-    mean = torch.tensor([statistics.mean_staleness], dtype=torch.float64)
-    collectives.all_reduce_mean(mean, group)
-    largest = collectives.maximum(statistics.max_staleness, group)
-    return {"mean_staleness": mean.item(), "max_staleness": largest}
 
 
 class Fitting:
@@ -404,12 +380,14 @@ class Fitting:
         self.progress.curve.append(point | (facts or {}))
         self.progress.cursor = self.progress.cursor.next_sub_epoch()
         self.progress.totals = RunningTotals()
-        self.progress.exchanged = ExchangeTotals()
+        self.progress.exchanged = dict.fromkeys(EXCHANGED, 0)
         self._save()
 
     def _count_exchanges(self) -> None:
         before, self._statistics = self._statistics, self.trainer.statistics()
-        self.progress.exchanged.add(between(before, self._statistics))
+        counted = between(before, self._statistics)
+        for name in EXCHANGED:
+            self.progress.exchanged[name] += counted.get(name, 0)
 
     def _save(self) -> None:
         self._count_exchanges()

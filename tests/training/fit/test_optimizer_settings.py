@@ -32,7 +32,7 @@ from training.settings.trainers import (
     SgdConfig,
 )
 from training.trainers import Bmuf, Htm
-from training.trainers.registry import make_optimizer, make_trainer
+from training.trainers.from_recipe import make_optimizer, make_trainer
 
 EVERY_STEP = CheckpointConfig(steps=1, num_kept=1000)
 
@@ -162,9 +162,9 @@ def test_recipes_choose_the_block_filter(trainer: type[BmufConfig] | type[HtmCon
     chosen = trainer(block_momentum=0.25, form="as_printed", optimizer_state="average")
     made, usual = (simulate_ranks(4, make, each)[0] for each in (chosen, trainer()))
     assert made.filter == BlockFilter(1.0, 0.25, "as_printed")
-    assert made.optimizer_state == "average"
+    assert made.blocks.optimizer_state == "average"
     assert usual.filter == BlockFilter(1.0, 0.0 if isinstance(usual, Htm) else 0.75, "nesterov")
-    assert usual.optimizer_state == "keep"
+    assert usual.blocks.optimizer_state == "keep"
 
 
 def make(group: Any, config: BmufConfig | HtmConfig) -> Bmuf:
