@@ -173,8 +173,8 @@ class Fitting:
         self.dataset = dataset
         self.checkpoints = checkpoints
         self.group = group
-        self.optimizer = make_optimizer(fit.optimizer, model.parameters())
-        self.trainer = make_trainer(fit.trainer, model, self.optimizer, group)
+        self.optimizer = make_optimizer(fit.training.optimizer, model.parameters())
+        self.trainer = make_trainer(fit.training.trainer, model, self.optimizer, group)
         self.progress = Progress(
             newbob=fit.newbob.begin() if fit.newbob else None,
             minibatch=SelectedMinibatch(fit.minibatch_selection.factors[0]),
@@ -184,7 +184,7 @@ class Fitting:
         self._statistics = self.trainer.statistics()
         # A graph could not hold the exchanges of a model that ranks divide.
         is_whole = fit.model_parallel_ranks == 1
-        self._compute = gradients_of(model, fit.loop) if is_whole else None
+        self._compute = gradients_of(model, fit.training) if is_whole else None
         ahead = buffers_ahead(model.device)
         self._reader = SubEpochReader(dataset, fit.sub_epochs, group, ahead)
 
@@ -194,7 +194,7 @@ class Fitting:
             load_whole_state(state, self.model, self.optimizer, self.trainer)
             self.progress = Progress.from_state(state, self.group.size())
             self._log_resume()
-        set_float32_products(self.fit.loop.precision)
+        set_float32_products(self.fit.training.precision)
         # Entered once, the trainer lets BMUF's blocks run across sub-epochs.
         if self.fit.newbob is None:
             with self.trainer:
@@ -265,7 +265,7 @@ class Fitting:
             self.optimizer,
             minibatches,
             -(-self.progress.cursor.num_steps_left // factor),
-            self.fit.loop,
+            self.fit.training,
             self._norms,
             self._compute,
             factor,
@@ -285,7 +285,7 @@ class Fitting:
 
     @property
     def _frames_of_all(self) -> int:
-        return self.fit.loop.minibatch_frames * self.group.size()
+        return self.fit.training.minibatch_frames * self.group.size()
 
     def _is_selection_due(self) -> bool:
         """Return whether to try minibatch sizes now; a sub-epoch's end that is too short waits."""
@@ -310,7 +310,7 @@ class Fitting:
         num_minibatches = min(needed, self.progress.cursor.num_steps_left)
         tried = list(islice(minibatches, num_minibatches))
         self._count_exchanges()
-        frames = self.fit.loop.minibatch_frames
+        frames = self.fit.training.minibatch_frames
         with left(self.trainer):
             self._norms.check()
             found = select_minibatch(
@@ -331,7 +331,7 @@ class Fitting:
         self, minibatches: Sequence[Minibatch], num_minibatches: int, sub_epoch: SubEpoch, size: int
     ) -> float:
         """Train on the minibatches at a size; return percent of all ranks' frames right."""
-        factor, totals = size // self.fit.loop.minibatch_frames, RunningTotals()
+        factor, totals = size // self.fit.training.minibatch_frames, RunningTotals()
         self._set_rate(sub_epoch.learning_rate)
         with self.trainer:
             steps = take_steps(
@@ -339,7 +339,7 @@ class Fitting:
                 self.optimizer,
                 iter(minibatches),
                 -(-num_minibatches // factor),
-                self.fit.loop,
+                self.fit.training,
                 UncheckedNorms(),
                 self._compute,
                 factor,
@@ -352,7 +352,7 @@ class Fitting:
 
     def _set_rate(self, learning_rate: float) -> None:
         """Set the next step's rate, which rises over the warm-up, counted from the first step."""
-        factor = warm_up_factor(self.trainer.num_steps, self.fit.loop.warm_up_steps)
+        factor = warm_up_factor(self.trainer.num_steps, self.fit.training.warm_up_steps)
         for settings in self.optimizer.param_groups:
             settings["lr"] = learning_rate * factor
 

@@ -80,7 +80,8 @@ def test_selection_resumes_from_every_step(tmp_path: Path, trainer: str) -> None
     what = selecting(trainer)
     if trainer == "one_bit":
         nowhere = AdaGrad(place=AdaGradPlace.NOWHERE)
-        what = replace(what, trainer=OneBitConfig(adagrad=nowhere, double_buffering=True))
+        trainer = OneBitConfig(adagrad=nowhere, double_buffering=True)
+        what = replace(what, training=replace(what.training, trainer=trainer))
     write_run(tmp_path / "whole")
     expected = simulate_ranks(2, fit, tmp_path / "whole", what)
     assert sum(len(p["minibatch_trials"]) for p in expected[0][0].statistics["curve"]) > 1
