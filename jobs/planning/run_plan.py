@@ -479,7 +479,7 @@ def _fitted(
     is_teacher = fit.model == recipe.models.teacher
     rate = rates.teacher_training if is_teacher else rates.student_training
     frames_per_s = rate.of(num_parameters(fit.model, senones))
-    kept = rates.trainer_efficiency.get(fit.trainer.name, 1.0)
+    kept = rates.trainer_efficiency.get(fit.training.trainer.name, 1.0)
     seconds = num_training_frames(fit, workload) / frames_per_s / kept
     seconds += FORWARD_SHARE * num_validation_frames(fit, workload) / frames_per_s
     volume = training_volume(fit, workload, recipe, num_ranks, senones)

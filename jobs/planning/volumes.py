@@ -506,10 +506,10 @@ def training_volume(
     )
     weights = WEIGHT_BYTES * num_parameters(fit.model, num_senones)
     # A rank's checkpoint has the weights, and what optimizer and trainer keep.
-    copies = 1 + fit.optimizer.num_state_vectors + fit.trainer.num_state_vectors
+    copies = 1 + fit.training.optimizer.num_state_vectors + fit.training.trainer.num_state_vectors
     saves = len(fit.sub_epochs)
     if fit.checkpoints.steps:
-        step_frames = num_ranks * fit.loop.minibatch_frames
+        step_frames = num_ranks * fit.training.minibatch_frames
         # Checkpoints within sub-epochs come on top of those at their ends.
         saves += int(frames / step_frames / fit.checkpoints.steps)
     return Volume(

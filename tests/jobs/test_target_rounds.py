@@ -115,7 +115,7 @@ def test_the_sibling_learns_as_the_student_does() -> None:
         name=SIBLING,
         model=recipe.models.teacher,
         unlabelled="partitions/round_1",
-        trainer=recipe.teacher.trainer,
+        training=replace(student.training, trainer=recipe.teacher.trainer),
     )
     assert sibling.unlabelled != student.unlabelled
     assert sibling.model == teacher_fit(recipe).model != student.model
@@ -126,14 +126,14 @@ def test_an_ensemble_labels_each_round() -> None:
     several = ["targets.rounds=3", "teacher.ensemble=2", f"student.seed={2**64 - 1}"]
     recipe = read_recipe(str(TINY), several)
     fits = sibling_fits(recipe)
-    assert [(fit.name, fit.seed, fit.unlabelled) for fit in fits] == [
+    assert [(fit.name, fit.training.seed, fit.unlabelled) for fit in fits] == [
         (SIBLING, 2**64 - 1, "partitions/round_1"),
         (f"{SIBLING}_2", 0, "partitions/round_1"),
         ("teacher_round_3", 2**64 - 1, "partitions/round_2"),
         ("teacher_round_3_2", 0, "partitions/round_2"),
     ]
     one, two = fits[:2]
-    assert two == replace(one, name=two.name, seed=0)
+    assert two == replace(one, name=two.name, training=replace(one.training, seed=0))
     single = read_recipe(str(TINY), [each for each in several if "ensemble" not in each])
     assert [fit.config for fit in sibling_fits(single)] == [fits[0].config, fits[2].config]
     models = [labelling_models([TEACHER], 2, each) for each in (FIRST, LAST)]

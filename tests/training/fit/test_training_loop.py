@@ -26,13 +26,14 @@ from tests.training.fit.small_fits import (
     write_run,
     write_step,
 )
+from tests.training.training_settings import training_settings
 from training.algorithms.learning_rates import MinRateNewbob, NewbobState
 from training.data.dataset import Dataset
 from training.data.minibatch import Minibatch
 from training.data.sub_epochs import scheduled_learning_sub_epochs
 from training.data.targets import HardTargets
 from training.distributed.simulated_group import simulate_ranks
-from training.fit.model_specs import Fit, LoopConfig, baseline_fit
+from training.fit.model_specs import Fit, baseline_fit
 from training.fit.steps import GradientNorms, clip_gradients, take_steps, validation_loss
 from training.models.lstm import LstmModel
 from training.models.store import make_model
@@ -232,7 +233,7 @@ def test_targets_at_one_offset_do_not_rotate(tmp_path: Path) -> None:
     assert not list((tmp_path / "models").rglob("*.npz"))
 
 
-CONFIG = LoopConfig(minibatch_frames=20, max_gradient_norm=1.0)
+CONFIG = training_settings(minibatch_frames=20, max_gradient_norm=1.0)
 
 
 def minibatch(broken: float) -> Minibatch:

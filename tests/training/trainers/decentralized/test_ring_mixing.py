@@ -142,7 +142,7 @@ def test_permuted_rings_contract_as_expected() -> None:
     num_ranks, num_rounds, unit = 6, 2, np.eye(6)
     squares = []
     for seed in range(24):
-        make = partial(RandPsgd, seed=seed)
+        make = partial(RandPsgd, mixing_seed=seed)
         models = simulate_ranks(num_ranks, spread_then_mix, make, unit, num_rounds)
         squares.append(distance([seen[-1] for seen in models]) ** 2)
     error = stdev(squares) / len(squares) ** 0.5
