@@ -4,6 +4,7 @@ Trainers report what they do as plain numbers that a loop may log (003 VI-C tune
 say by which rules another number of ranks takes over the state that they stored.
 """
 
+import inspect
 import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -123,6 +124,15 @@ class Trainer(Replicated):
 
     record: ClassVar[type[TrainerConfig]]
     config: TrainerConfig
+
+    def __init_subclass__(cls) -> None:
+        # help() and editors show the record's fields as what they are: keyword arguments.
+        if "record" in vars(cls):
+            own = inspect.signature(Trainer.__init__).parameters
+            named = [own[name] for name in ("model", "optimizer", "group")]
+            settings = inspect.signature(cls.record).parameters
+            keywords = [each for name, each in settings.items() if name != TAG]
+            cls.__signature__ = inspect.Signature([*named, *keywords])  # type: ignore[attr-defined]
 
     def __init__(
         self,
