@@ -7,9 +7,9 @@ import sys
 from typing import Any
 
 from infra.settings import ConfigurationError
-from jobs.cli.catalogue import CERTIFY
 from jobs.cli.command_line import Step, StepResults, main
 from jobs.cli.job import Job
+from jobs.run_table import CERTIFY
 from pipeline.runs.manifest import manifest_uri, read_manifest
 from pipeline.runs.names import STUDENT, model_step
 from pipeline.shuffle_quality import FIGURE_TITLES

@@ -21,7 +21,6 @@ from jobs.cli.arguments import (
     add_source_arguments,
     require_source_options,
 )
-from jobs.cli.catalogue import INGEST
 from jobs.cli.command_line import Step, StepResults, main
 from jobs.cli.job import Job
 from jobs.cli.spark_steps import distribute_on_spark
@@ -32,6 +31,7 @@ from jobs.ingestion.sources import (
     require_same_speakers,
     require_usable_manifests,
 )
+from jobs.run_table import INGEST
 from jobs.synthesis.corpus import draw_acoustics, draw_development_acoustics
 from pipeline.audio.placements import PLACEMENTS, Acoustics
 from pipeline.runs.names import DEV, HELDOUT, LABELLED, UNLABELLED

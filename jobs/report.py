@@ -11,7 +11,6 @@ import sys
 from collections.abc import Mapping
 
 from infra.store.object_store import join_uri
-from jobs.cli.catalogue import REPORT
 from jobs.cli.command_line import Step, StepResults, main
 from jobs.cli.job import Job
 from jobs.report_page.collect import (
@@ -26,6 +25,7 @@ from jobs.report_page.collect import (
 )
 from jobs.report_page.page import render_report
 from jobs.report_page.terminal import format_table
+from jobs.run_table import REPORT
 from pipeline.runs.manifest import (
     input_digests,
     is_finished,

@@ -13,7 +13,7 @@ import pytest
 import soundfile
 
 from docs.figures.data_flow import pictures
-from jobs.cli.catalogue import STORY
+from jobs.cli.megahour import STORY
 from tests.source_trees import REPOSITORY
 
 ROOT = Path(__file__).parents[1]

@@ -15,7 +15,7 @@ from typing import NoReturn
 from infra.log_lines import LOG_FORMATS, log_format
 from infra.settings import ConfigurationError, Range, printable
 from infra.store.uris import normalize_uri
-from jobs.cli.catalogue import STEPS
+from jobs.run_table import STEPS
 from pipeline.runs.names import ALL_SUBSETS, DEV, LABELLED, UNLABELLED
 from pipeline.steps.ingestion.formats import COLUMNS, FORMATS, IGNORE_COLUMNS, RECORDINGS
 

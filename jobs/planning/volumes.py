@@ -10,8 +10,8 @@ from functools import lru_cache
 from math import ceil
 
 from infra.store.objects import ObjectInfo
-from jobs.cli.catalogue import EXTRACT_FEATURES, GENERATE_TARGETS, REPARTITION, SELECT_UTTERANCES
 from jobs.planning.workload import Requests, Subset, Volume, Work, Workload
+from jobs.run_table import EXTRACT_FEATURES, GENERATE_TARGETS, REPARTITION, SELECT_UTTERANCES
 from pipeline.filterbank import FRAME_SHIFT_MS, NUM_BINS
 from pipeline.packing import group_buckets
 from pipeline.runs.names import ALL_SUBSETS, DEV, LABELLED, UNLABELLED
@@ -315,6 +315,12 @@ def repartition(subset: Subset, recipe: Recipe) -> Volume:
     work = Work(repartitioned_seconds=subset.hours * 3600)
     requests = Requests(get=2 * shards + 5 + _record(subset))
     return _step(groups, num_partitions(subset, recipe), requests, read, written, work)
+
+
+def shard_by_shard(subset: Subset, recipe: Recipe) -> Volume:
+    """Compute the volume of a step with a task a feature shard, which writes one as large."""
+    read = features_of(subset, recipe)
+    return _searched(subset, recipe, read, read, Work())
 
 
 def features_of(subset: Subset, recipe: Recipe) -> float:

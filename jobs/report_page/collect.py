@@ -21,11 +21,11 @@ from infra.store.object_store import (
     normalize_uri,
     read_checked,
 )
-from jobs.cli.catalogue import EVALUATE, READS, REPORT
 from jobs.cli.job import Job
 from jobs.planning.run_plan import S3_STANDARD
 from jobs.planning.stored_plan import compare_plan
 from jobs.planning.workload import Requests
+from jobs.run_table import EVALUATE, REPORT
 from pipeline.audit.job_records import parse_job_record
 from pipeline.records import Tally
 from pipeline.runs.ledger import ledger_reasons
@@ -45,6 +45,7 @@ from pipeline.runs.names import (
     CERTIFICATE_STEP,
     DEV,
     DEV_ALIGNMENT_STEP,
+    EVALUATED_MODELS,
     EVALUATION_ERRORS,
     EVALUATION_SCORES,
     EVALUATION_STEP,
@@ -62,6 +63,7 @@ from pipeline.runs.names import (
     SELECTION_FOLDER,
     STEP_RECORDS_FOLDER,
     STUDENT,
+    SUBSETS,
     TARGETS_FOLDER,
     TARGETS_STEP,
     TEACHER,
@@ -96,7 +98,11 @@ from training.evaluate.word_errors import UtteranceErrors, joined, of_models, re
 from training.settings.recipe import Recipe
 
 OPTIONAL_READS = (selection_step(DEV), features_step(DEV))
-REQUIRED_READS = tuple(step for step in READS[REPORT] if step not in OPTIONAL_READS)
+REQUIRED_READS = (
+    *(EVALUATION_STEP, TARGETS_STEP, *map(model_step, EVALUATED_MODELS)),
+    *map(selection_step, SUBSETS),
+    *map(features_step, SUBSETS),
+)
 """The steps that every report reads, but for the teacher where it is the user's own."""
 
 EVERY_SUBSET = "all subsets"

@@ -16,7 +16,7 @@ import torch
 
 from infra.store.object_store import ObjectStore
 from jobs.cli import spark_steps
-from jobs.run import has_own_teacher, launches
+from jobs.run import launches
 from pipeline.kbest import select_kbest
 from pipeline.runs.manifest import read_manifest, read_output
 from pipeline.shards import read_targets
@@ -183,9 +183,6 @@ def changed(jobs_of: Callable[..., dict[str, Any]]) -> str:
 
 def test_no_job_trains_a_teacher() -> None:
     """It is left out of a run, but for the rounds whose teacher learns from targets."""
-    factory = ["targets.teacher.factory='my_teachers:waveform'"]
-    assert has_own_teacher(str(TINY), factory)
-    assert not has_own_teacher(str(TINY), [])
     own = [each.step for each in launches("data", 1, 1, has_own_teacher=True)]
     trained = [each.step for each in launches("data", 1, 1)]
     assert [*own[:5], "train_teacher", *own[5:]] == trained

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from infra.store.object_store import ObjectStore, join_uri
-from jobs.cli.catalogue import STEPS
 from jobs.cli.job import written_manifests
+from jobs.run_table import STEPS
 from pipeline.runs.increment import read_increment
 from pipeline.runs.manifest import manifest_uri, read_manifest
 from pipeline.runs.names import SUBSETS, features_step

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from jobs.cli.catalogue import STEPS, STORY, module_of, summary_of
-from jobs.cli.megahour import listing, main
+from jobs.cli.megahour import STORY, listing, main, module_of, summary_of
 from jobs.run import JOBS, launches
+from jobs.run_table import STEPS
 from megahour import main as script
 
 NAMES = [name for chapter in STORY.values() for name in chapter]
@@ -21,8 +21,8 @@ HEAVY = {"torch", "pyspark", "numpy", "boto3", "pyarrow", "matplotlib"}
 
 
 def test_the_list_is_complete() -> None:
-    """Each program at the top of jobs/ is listed once, and nothing else is."""
-    programs = {path.stem for path in JOBS.glob("*.py")} - {"__init__", "__main__"}
+    """Each program at the top of jobs/ is listed once, and nothing else is, nor the run table."""
+    programs = {path.stem for path in JOBS.glob("*.py")} - {"__init__", "__main__", "run_table"}
     assert sorted(map(module_of, NAMES)) == sorted(programs)
 
 
@@ -35,7 +35,8 @@ def test_each_line_is_the_first_of_the_jobs_docstring() -> None:
         docstring = ast.get_docstring(ast.parse((JOBS / f"{module_of(name)}.py").read_text()))
         assert docstring is not None
         assert line.endswith(f" {docstring.splitlines()[0]}")
-        assert (STEPS.get(name, "python") in line) == (STEPS.get(name, "python") != "python")
+        starter = STEPS[name].starter if name in STEPS else "python"
+        assert (starter in line) == (starter != "python")
     assert max(map(len, lines)) <= MAX_WIDTH
     assert "(003 IV-B2)" in summary_of("extract_features")
 
@@ -46,7 +47,7 @@ def test_the_steps_are_started_as_listed() -> None:
     assert [launch.step for launch in started] == list(STEPS)
     words = {"python": sys.executable, "Spark": "spark-submit", "torchrun": "--nproc-per-node"}
     for launch in started:
-        starter = words[STEPS[launch.step]]
+        starter = words[STEPS[launch.step].starter]
         assert any(part.endswith(starter) for part in launch.prefix)
 
 

@@ -9,11 +9,11 @@ import pytest
 
 from infra.store.object_store import ObjectStore
 from infra.task_metrics import FAULTS, MeasuredFunction
-from jobs.cli.catalogue import GENERATE_TARGETS
 from jobs.cli.command_line import Step, StepResults
 from jobs.cli.job import Job, open_job
 from jobs.cli.record import metrics_path, metrics_text, write_metrics
 from jobs.report_page.collect import device_faults, step_records
+from jobs.run_table import GENERATE_TARGETS
 from pipeline.records import Tally
 from pipeline.runs.names import TARGETS_STEP
 from pipeline.runs.step import StepContents, StepSpec, run_step

@@ -16,6 +16,7 @@ from infra.settings import plain
 from infra.store.object_store import ObjectStore, join_uri
 from jobs.cli.job import hours_read, job_parser, open_job
 from jobs.run import JOBS, Launch, chosen_steps, launches
+from jobs.run_table import Written
 from jobs.status import time_left
 from pipeline.records import Quarantined, Tally
 from pipeline.runs.commit import Commit, each_commit, step_context
@@ -226,7 +227,9 @@ def test_a_start_samples_the_commits_before_it(
 
     monkeypatch.setattr("jobs.cli.job.each_commit", counted)
     arguments = job_parser("status", "", "").parse_args(["--recipe", str(TINY), "--run", run_uri])
-    assert hours_read(open_job("status", arguments), "features/labelled") == pytest.approx(250.0)
+    assert hours_read(open_job("status", arguments), Written("features/labelled")) == pytest.approx(
+        250.0
+    )
     assert len(read) == 84
 
 

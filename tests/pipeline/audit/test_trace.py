@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from infra.store.object_store import ObjectStore, join_uri
+from jobs.run_table import utterance_reads
 from pipeline.audit.trace import StepTrace, Trace, UnknownUtteranceError, trace
 from pipeline.kbest import KBest, KBestWithoutLattice
 from pipeline.runs.manifest import Manifest, manifest_uri, read_manifest, sha256
@@ -34,8 +35,11 @@ from tests.small_run import (
     selected_ids,
     spoilt,
 )
+from tests.whole_path.processes import TINY
+from training.settings.recipe import read_recipe
 
 Run = tuple[ObjectStore, str]
+READS = utterance_reads(read_recipe(str(TINY)))
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +50,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 def follow(run: Run, utterance_id: str) -> tuple[Trace, dict[str, StepTrace]]:
     store, run_uri = run
-    traced = trace(store, run_uri, join_uri(run_uri, "corpus"), utterance_id)
+    traced = trace(store, run_uri, join_uri(run_uri, "corpus"), utterance_id, READS)
     return traced, {each.step.partition("/")[0]: each for each in traced.steps}
 
 
@@ -271,7 +275,7 @@ def test_only_the_shards_of_an_increment_are_read(
         nights.extract(name)
         nights.label(name, extends)
     place = nights.store, nights.run_uri("night-2"), nights.corpus_uri
-    seen = trace(*place, "bert-02-1")
+    seen = trace(*place, "bert-02-1", READS)
     assert [step.outcome for step in seen.steps] == ["read", "selected", *["written"] * 3]
     kept = {step.object for step in seen.steps}
     others = [
@@ -283,4 +287,4 @@ def test_only_the_shards_of_an_increment_are_read(
     assert len(others) >= 3 * 5
     for uri in others:
         nights.store.delete(uri)
-    assert trace(*place, "bert-02-1") == seen
+    assert trace(*place, "bert-02-1", READS) == seen
