@@ -4,11 +4,11 @@ megahour align --recipe demo --run runs/demo
 """
 
 from infra.log_lines import log
-from jobs.cli.catalogue import ALIGN
 from jobs.cli.command_line import Step, StepResults, main
 from jobs.cli.job import Job
 from jobs.cli.spark_steps import distribute_on_spark
 from jobs.cli.training_steps import arguments_with_device, own_device, training_ranks
+from jobs.run_table import ALIGN
 from pipeline.runs.manifest import Manifest, is_finished, read_manifest, subsets_of_run
 from pipeline.runs.names import (
     ALIGNER,

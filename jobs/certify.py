@@ -7,13 +7,13 @@ import sys
 from typing import Any
 
 from infra.settings import ConfigurationError
-from jobs.cli.catalogue import CERTIFY
 from jobs.cli.command_line import Step, StepResults, main
 from jobs.cli.job import Job
-from jobs.report_page.targets_and_shuffle import FORMS, NAMES
+from jobs.run_table import CERTIFY
 from pipeline.runs.manifest import manifest_uri, read_manifest
 from pipeline.runs.names import STUDENT, model_step
-from training.certificate import CertificateConfig, certify_run
+from pipeline.shuffle_quality import FIGURE_TITLES
+from training.certificate import FORMS, CertificateConfig, certify_run
 from training.fit.model_specs import student_fit
 
 USUAL_RANKS = 4
@@ -50,17 +50,17 @@ def format_certificate(certificate: Any) -> str:  # noqa: ANN401 - as JSON has i
         f"{whole['effective_files']:.1f} effective files, "
         f"{whole['effective_speakers']:.1f} effective speakers"
     ]
-    for form, form_title in FORMS.items():
+    for form in FORMS:
         if (part := certificate.get(form)) is None:
             continue
         counts = ("num_samples", "num_steps", "num_source_files", "num_speakers")
         samples, steps, files, speakers = (part[name] for name in counts)
         lines += [
-            f"{form_title}: {samples:,} in {steps} steps of sub-epochs {part['sub_epochs']}, "
-            f"from {files} files, {speakers} speakers",
+            f"{form.replace('_', ' ')}: {samples:,} in {steps} steps of sub-epochs "
+            f"{part['sub_epochs']}, from {files} files, {speakers} speakers",
             HEADER,
         ]
-        for name, title in NAMES.items():
+        for name, title in FIGURE_TITLES.items():
             pair = (part["step"][name], part["rank"].get(name, {}))
             cells = [_cell(each.get(key)) for each in pair for key in ("measured", "uniform")]
             lines.append(f"{title:32}{''.join(cells)}")

@@ -23,24 +23,25 @@ from jobs.cli.arguments import (
     require_used_options,
     subset_and_uri,
 )
-from jobs.cli.catalogue import (
-    CHECK,
-    EVALUATE,
-    GENERATE_TARGETS,
-    INGEST,
-    SELECT_UTTERANCES,
-    SPARK_STEPS,
-    STEPS,
-)
 from jobs.cli.command_line import fail
 from jobs.cli.host import choose_device, gpus_for
-from jobs.cli.job import Job, job_parser, open_job, require_base, written_steps
+from jobs.cli.job import Job, job_parser, open_job, require_base
+from jobs.cli.megahour import CHECK
 from jobs.ingestion.sources import (
     LanguageData,
     phone_notes,
     require_replaceable,
     require_usable_manifests,
     vocabulary_notes,
+)
+from jobs.run_table import (
+    EVALUATE,
+    GENERATE_TARGETS,
+    INGEST,
+    SELECT_UTTERANCES,
+    STEPS,
+    spark_steps,
+    written_steps,
 )
 from pipeline.runs.engine import LossBudgetExceededError
 from pipeline.runs.manifest import manifest_uri
@@ -126,7 +127,7 @@ def check(arguments: argparse.Namespace) -> Checked:
         choose_device(arguments.device, 0, num_ranks, gpus_for(arguments.device))
         if section in jobs[0].recipe.sequence_training.models:
             check_ranks(jobs[0].recipe, "sequence_training", num_ranks)
-    _check_spark([by_step[step].cluster for step in SPARK_STEPS])
+    _check_spark([by_step[step].cluster for step in spark_steps()])
     for job in jobs:
         for name in written_steps(job.recipe, job.name):
             prefixes = map(resolve_prefix, job.cluster.writable(job.run_uri, job.corpus_uri))

@@ -9,20 +9,25 @@ from pathlib import Path
 
 from infra.log_lines import begin_log
 from infra.store.uris import is_s3
-from jobs.cli.arguments import ON_CPU, Parser, add_run_arguments, dev_share_arguments
+from jobs.cli.arguments import (
+    ON_CPU,
+    Parser,
+    add_run_arguments,
+    dev_share_arguments,
+    recipe_path,
+)
 from jobs.run import (
     EXIT_CODES,
     Launch,
     check,
     exit_with,
-    has_own_teacher,
     launches,
-    num_target_rounds,
     run_chosen,
     run_steps,
 )
 from jobs.synthesis.speakers import SynthesisConfig
 from pipeline.runs.names import REPORT_STEP
+from training.settings.recipe import read_recipe
 
 
 def main() -> None:
@@ -80,8 +85,8 @@ def make_and_run(arguments: argparse.Namespace, directory: str) -> int:
     ranks = arguments.supervised_ranks, arguments.student_ranks
     development = dev_share_arguments(arguments)
     if not code:
-        recipe = arguments.recipe, arguments.set
-        repeats = num_target_rounds(*recipe), has_own_teacher(*recipe)
+        recipe = read_recipe(recipe_path(arguments.recipe), arguments.set)
+        repeats = recipe.targets.rounds, not recipe.num_teachers
         steps = launches(directory, *ranks, arguments.device, (), development, *repeats)
         code = run_chosen(steps, arguments)
     if not code and not arguments.dry_run:

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 import torch
 
-from jobs.cli.catalogue import EVALUATE
 from jobs.cli.command_line import Step, StepResults, main
 from jobs.cli.job import Job
 from jobs.cli.spark_steps import distribute_on_spark
 from jobs.cli.training_steps import arguments_with_device, own_device, report_device
+from jobs.run_table import EVALUATE
 from pipeline.runs.manifest import subsets_of_run
 from pipeline.runs.names import (
     BOOTSTRAP_STEP,

@@ -3,10 +3,10 @@
 megahour extract_features --recipe demo --run runs/demo
 """
 
-from jobs.cli.catalogue import EXTRACT_FEATURES
 from jobs.cli.command_line import Step, StepResults, main
 from jobs.cli.job import Job
 from jobs.cli.spark_steps import distribute_on_spark
+from jobs.run_table import EXTRACT_FEATURES
 from pipeline.runs.manifest import is_finished
 from pipeline.runs.names import ALL_SUBSETS, selection_step
 from pipeline.steps.features import extract_features

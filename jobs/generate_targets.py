@@ -11,10 +11,10 @@ import numpy as np
 
 from infra.devices.device_pool import DevicePool
 from infra.settings import canonical_json
-from jobs.cli.catalogue import GENERATE_TARGETS
 from jobs.cli.command_line import Step, StepResults, main
 from jobs.cli.job import Job
 from jobs.cli.spark_steps import distribute_on_spark
+from jobs.run_table import GENERATE_TARGETS
 from pipeline.kbest import joined
 from pipeline.runs.engine import Distribute, StepResult
 from pipeline.runs.manifest import is_finished, subsets_of_run

@@ -9,6 +9,7 @@ from typing import Any
 
 from jobs.cli.command_line import Answer, Query, main
 from jobs.cli.job import Job
+from jobs.run_table import utterance_reads
 from pipeline.audit.trace import StepTrace, Trace, run_that_selected, trace
 
 
@@ -17,7 +18,7 @@ def inspect(job: Job) -> Answer:
     place = job.corpus_uri, job.arguments.utterance
     # Of a chain, the run that selected the utterance has all of its objects.
     run_uri = run_that_selected(job.store, job.run_uri, *place)
-    found = trace(job.store, run_uri, *place)
+    found = trace(job.store, run_uri, *place, utterance_reads(job.recipe))
     by = f"selected by {run_uri}, which {job.run_uri} extends\n" if run_uri != job.run_uri else ""
     document = {"step": "inspect_utterance", "run": run_uri, **asdict(found)}
     return Answer(True, by + describe(found), document)

@@ -20,12 +20,9 @@ from infra.settings import ConfigurationError
 from infra.spark.packaging import write_code, write_dependencies
 from infra.spark.settings import launch_options
 from jobs.cli.arguments import add_log_argument
-from jobs.cli.catalogue import INGEST, SPARK_STEPS
+from jobs.run_table import INGEST, spark_steps
 
 PACKAGE = "package"
-
-PACKAGED = (*SPARK_STEPS, "verify")
-"""The programs whose tasks a cluster runs."""
 
 DEPENDENCIES = "dependencies"
 """The folder in an executor's working directory to which Spark unpacks the archive."""
@@ -71,7 +68,8 @@ def package_steps(folder: Path) -> dict[str, Package]:
     folder.mkdir(parents=True, exist_ok=True)
     code = write_code(folder)
     log(f"{code}: {code.stat().st_size >> 10} kB")
-    steps = progress_bar(PACKAGED, description="packages", unit="step")
+    programs = (*spark_steps(), "verify")  # those whose tasks a cluster runs
+    steps = progress_bar(programs, description="packages", unit="step")
     return {step: package_step(step, code, folder) for step in steps}
 
 

@@ -14,7 +14,6 @@ from infra.cluster import Cluster, load_cluster
 from infra.settings import ConfigurationError, printable
 from infra.store.object_store import ObjectStore, StoreError, normalize_uri
 from jobs.cli.arguments import Parser, recipe_path
-from jobs.cli.catalogue import STEPS
 from jobs.cli.command_line import fail
 from jobs.cli.job import add_recipe_arguments
 from jobs.planning.calibration import Calibration, read_calibration
@@ -28,6 +27,7 @@ from jobs.planning.workload import (
     planned_workload,
     run_workload,
 )
+from jobs.run_table import STEPS
 from training.settings.recipe import Recipe, read_recipe
 
 EPILOG = """\

@@ -3,10 +3,10 @@
 megahour repartition --recipe demo --run runs/demo
 """
 
-from jobs.cli.catalogue import REPARTITION
 from jobs.cli.command_line import Step, StepResults, main
 from jobs.cli.job import Job
 from jobs.cli.spark_steps import distribute_on_spark
+from jobs.run_table import REPARTITION
 from pipeline.runs.manifest import is_finished
 from pipeline.runs.names import targets_rounds
 from pipeline.steps.repartition import repartition

@@ -46,9 +46,9 @@ from jobs.cli.arguments import (
     require_manifest_options,
     subset_and_uri,
 )
-from jobs.cli.catalogue import INGEST, SPARK_STEPS, STEPS
 from jobs.cli.command_line import fail
 from jobs.cli.job import add_recipe_arguments, written_manifests
+from jobs.run_table import INGEST, STEPS, spark_steps
 from training.settings.recipe import read_recipe
 
 NAME = "request_cluster"
@@ -75,12 +75,12 @@ def make_request(arguments: argparse.Namespace, cluster: Cluster) -> LaunchReque
     account, run = load_account(arguments.account), arguments.run
     given = (arguments.step, run, cluster, account)
     parameters = step_arguments(arguments)
-    if arguments.step in SPARK_STEPS:
+    if STEPS[arguments.step].is_on_spark:
         # The driver draws rooms and noises; tasks read them from the corpus.
         extras = ("demo",) if arguments.step == INGEST and arguments.placements else ()
         return emr_request(*given, parameters, extras)
     module = f"jobs.{arguments.step}"
-    if STEPS[arguments.step] == "python":
+    if STEPS[arguments.step].starter == "python":
         return host_request(*given, ["python", "-m", module, *parameters])
     ranks = cluster.gpus_per_instance or cluster.executors_per_instance
     several = ("--rdzv-backend", "c10d", "--rdzv-endpoint", f"{LEADER}:{RENDEZVOUS_PORT}")
@@ -113,8 +113,8 @@ def _on_host(name_or_path: str) -> str:
 
 def kubernetes_command(arguments: argparse.Namespace, cluster: Cluster) -> list[str]:
     """Return the command line that submits a Spark step to Kubernetes."""
-    if arguments.step not in SPARK_STEPS:
-        names = ", ".join(SPARK_STEPS)
+    if not STEPS[arguments.step].is_on_spark:
+        names = ", ".join(spark_steps())
         raise ConfigurationError(f"--kubernetes: {arguments.step}: need a Spark step: {names}")
     if not arguments.image:
         raise ConfigurationError("--kubernetes: no image: need --image REPOSITORY:TAG")

@@ -6,51 +6,48 @@ megahour retry --recipe demo --run runs/demo --reason missing_object,access_deni
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import asdict
-from typing import Any, get_args
+from typing import Any
 
 from infra.settings import ConfigurationError
 from infra.store.object_store import join_uri
-from jobs.cli.catalogue import EXTRACT_FEATURES, READS, STEPS, WRITES, writes_of
 from jobs.cli.command_line import Answer, Query, main
 from jobs.cli.job import Job
-from pipeline.audio.errors import AudioReason
+from jobs.run_table import STEPS, written, written_steps
 from pipeline.runs.ledger import LostRows, find_lost_rows, has_begun, remove_step, take_back
 from pipeline.runs.names import (
+    ALL_SUBSETS,
     DEV_ALIGNMENT_STEP,
-    EVALUATED_MODELS,
-    OPTIONAL_STEPS,
-    STEP_RECORDS_FOLDER,
     TARGETS_STEP,
     TARGETS_TUNING_STEP,
+    features_step,
+    job_record,
     targets_rounds,
 )
-from pipeline.steps.features import REFUSALS
+from pipeline.steps.features import AUDIO_REASONS
 from pipeline.steps.targets import TEACHER_FAILED
+from training.settings.recipe import Recipe
 
-REASONS = (*REFUSALS.values(), *get_args(AudioReason), TEACHER_FAILED)
+REASONS = (*AUDIO_REASONS, TEACHER_FAILED)
 
 
 def retry(job: Job) -> Answer:
     """Take rows back, and remove the later steps that were made from them if that is asked for."""
     arguments = job.arguments
     rounds = targets_rounds(job.recipe.targets.rounds)
-    steps = [*WRITES[EXTRACT_FEATURES], *(each.targets for each in rounds)]
+    steps = [*map(features_step, ALL_SUBSETS), *(each.targets for each in rounds)]
     if arguments.step:
         steps = [arguments.step]
     reasons = parse_reasons(arguments.reason)
     rows = [
         each for step in steps for each in find_lost_rows(job.store, job.run_uri, step, reasons)
     ]
-    num_rounds = job.recipe.alignment.rounds
     # Only newbob's loss is of the development speakers' alignment.
     schedules = job.recipe.baseline.schedule, job.recipe.teacher.schedule
     unread = {*(() if "newbob" in schedules else (DEV_ALIGNMENT_STEP,))}
     # Where the recipe states the settings of the teacher's search, none is tuned.
     if not has_begun(job.store, job.run_uri, TARGETS_TUNING_STEP):
         unread.add(TARGETS_TUNING_STEP)
-    targets = job.recipe.targets
-    variations = job.recipe.num_teachers, targets.rounds, targets.source == "lattice"
-    made_from = later_steps({each.step for each in rows}, num_rounds, unread, *variations)
+    made_from = later_steps(job.recipe, {each.step for each in rows}, unread)
     later = [step for step in made_from if has_begun(job.store, job.run_uri, step)]
     is_refused = bool(later) and not arguments.with_later_steps
     is_done = bool(rows) and not is_refused and not arguments.dry_run
@@ -76,39 +73,26 @@ def parse_reasons(text: str) -> list[str]:
 
 
 def later_steps(
-    changed: Collection[str],
-    num_rounds: int,
-    unread: Collection[str] = (),
-    ensemble: int = 1,
-    num_target_rounds: int = 1,
-    has_lattice_targets: bool = False,
+    recipe: Recipe, changed: Collection[str], unread: Collection[str] = ()
 ) -> list[str]:
     """Return the steps that read what changes, directly or through others, in a run's order.
 
     What changes in the `unread` steps changes no other.
     """
     outdated, found = set(changed), list[str]()
-    for job in STEPS:
-        made = writes_of(
-            job, num_rounds, EVALUATED_MODELS, has_lattice_targets, ensemble, num_target_rounds
-        )
-        for written in made:
-            reads = {*OPTIONAL_STEPS.get(written, READS[job])} - {*unread}
-            if outdated & reads:
-                outdated.add(written)
-                found.append(written)
+    for name, each in written(recipe).items():
+        if outdated & {*each.reads} - {*unread}:
+            outdated.add(name)
+            found.append(name)
     return found
 
 
 def remove(job: Job, rows: Sequence[LostRows], later: Sequence[str]) -> None:
     """Remove the later steps, the last one first, then the rows' tasks; jobs' records go first."""
     changed = {*later, *(each.step for each in rows)}
-    recipe = job.recipe
-    variations = recipe.num_teachers, recipe.targets.rounds
-    made = recipe.alignment.rounds, EVALUATED_MODELS, True, *variations
-    for name in WRITES:
-        if changed & {*writes_of(name, *made)}:
-            job.store.delete(join_uri(job.run_uri, STEP_RECORDS_FOLDER, f"{name}.json"))
+    for name in STEPS:
+        if changed & {*written_steps(job.recipe, name)}:
+            job.store.delete(join_uri(job.run_uri, job_record(name)))
     for step in reversed(later):
         remove_step(job.store, job.run_uri, step)
     take_back(job.store, job.run_uri, rows)
@@ -157,7 +141,7 @@ if __name__ == "__main__":
     )
     parser.add_argument(
         "--step",
-        choices=(*WRITES[EXTRACT_FEATURES], TARGETS_STEP),
+        choices=(*map(features_step, ALL_SUBSETS), TARGETS_STEP),
         help="take rows back from this step alone; default: from all",
     )
     parser.add_argument(

@@ -13,9 +13,9 @@ from infra.settings import ConfigurationError, printable
 from infra.store.object_store import PrefixError, normalize_uri
 from infra.store.uris import is_s3
 from jobs.cli.arguments import Parser
-from jobs.cli.catalogue import EXTRACT_FEATURES, GENERATE_TARGETS, INGEST, SPARK_STEPS, STEPS
 from jobs.cli.command_line import fail
 from jobs.plan import step_clusters
+from jobs.run_table import STEPS, spark_steps
 
 QUERIES = ("export", "inspect_utterance", "retry", "status", "verify")
 """The queries that have a cluster file, and so a role, of their own.
@@ -23,11 +23,8 @@ QUERIES = ("export", "inspect_utterance", "retry", "status", "verify")
 `inspect` of an object needs the role of `inspect_utterance`; `transcribe` reads no store.
 """
 
-AUDIO_READERS = (
-    *(INGEST, EXTRACT_FEATURES, GENERATE_TARGETS),
-    *("export", "inspect_utterance", "verify"),
-)
-"""The steps and queries that read audio, and manifests of it, below corpus.audio_prefixes."""
+AUDIO_QUERIES = ("export", "inspect_utterance", "verify")
+"""The queries that, as some steps, read audio below corpus.audio_prefixes."""
 
 _MAX_LINE = 200
 
@@ -41,10 +38,12 @@ def template(clusters: Mapping[str, str], audio: Sequence[str] = ()) -> dict[str
     def cluster_of(step: str) -> Cluster:
         return load_cluster(clusters.get(step, step))
 
-    on_emr = {step: cluster_of(step) for step in SPARK_STEPS}
+    on_emr = {step: cluster_of(step) for step in spark_steps()}
     others = [step for step in (*STEPS, *QUERIES) if step not in on_emr]
     on_hosts = {step: cluster_of(step) for step in others}
-    return roles_template(on_emr, on_hosts, dict.fromkeys(AUDIO_READERS, _places(audio)))
+    readers = [name for name, step in STEPS.items() if step.reads_audio]
+    places = dict.fromkeys((*readers, *AUDIO_QUERIES), _places(audio))
+    return roles_template(on_emr, on_hosts, places)
 
 
 def _places(prefixes: Sequence[str]) -> tuple[str, ...]:

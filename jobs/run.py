@@ -11,10 +11,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from infra.log_lines import begin_log, elapsed_text, log, report_error, report_interrupt
-from infra.settings import ConfigurationError, apply_overrides, holds_password, printable, read_toml
+from infra.settings import ConfigurationError, holds_password, printable
 from infra.spark.session import spark_environment
 from infra.supervisor import command_of, describe_end, shell_code
 from jobs.cli.arguments import (
@@ -32,16 +31,16 @@ from jobs.cli.arguments import (
     recipe_path,
     require_used_options,
 )
-from jobs.cli.catalogue import (
-    CHECK,
+from jobs.cli.megahour import CHECK
+from jobs.run_table import (
     GENERATE_TARGETS,
     INGEST,
     REPARTITION,
     STEPS,
-    STEPS_WITH_DEVICE,
     TRAIN_STUDENT,
     TRAIN_TEACHER,
 )
+from training.settings.recipe import read_recipe
 
 JOBS = Path(__file__).parent
 RUN = "run"
@@ -88,37 +87,20 @@ def launches(
         "Spark": (str(Path(sys.executable).parent / "spark-submit"),),
         "torchrun": (sys.executable,) if is_increment else _torchrun(supervised_ranks),
     }
-    own: dict[str, tuple[str, ...]] = dict.fromkeys(STEPS_WITH_DEVICE, ("--device", device))
-    source = manifests if kaldi_dir is None else (KALDI_DIR, kaldi_dir)
-    own[INGEST] = (*source, *placements, *of_speakers)
     found = {
-        step: Launch(step, prefixes[starter], own.get(step, ())) for step, starter in STEPS.items()
+        name: Launch(name, prefixes[step.starter], ("--device", device) if step.has_device else ())
+        for name, step in STEPS.items()
     }
     found[TRAIN_STUDENT] = replace(found[TRAIN_STUDENT], prefix=_torchrun(student_ranks))
-    if manifests:
-        found[INGEST] = replace(found[INGEST], prefix=prefixes["Spark"])
+    source = manifests if kaldi_dir is None else (KALDI_DIR, kaldi_dir)
+    prefix = prefixes["Spark" if manifests else "python"]
+    found[INGEST] = Launch(INGEST, prefix, (*source, *placements, *of_speakers))
     if not source:
         del found[INGEST]
     again = (TRAIN_TEACHER, GENERATE_TARGETS, REPARTITION) * (num_target_rounds - 1)
     steps = [step for step in found if step != TRAIN_TEACHER or not has_own_teacher]
     place = steps.index(REPARTITION) + 1
     return [found[step] for step in (*steps[:place], *again, *steps[place:])]
-
-
-def num_target_rounds(recipe: str, overrides: Sequence[str]) -> int:
-    """Read the rounds of targets from a recipe that was checked, without its records' torch."""
-    return int(_targets(recipe, overrides).get("rounds", 1))
-
-
-def has_own_teacher(recipe: str, overrides: Sequence[str]) -> bool:
-    """Read whether a recipe that was checked names a teacher of the user's own."""
-    return "factory" in _targets(recipe, overrides).get("teacher", {})
-
-
-def _targets(recipe: str, overrides: Sequence[str]) -> dict[str, Any]:
-    targets = apply_overrides(read_toml(recipe_path(recipe)), overrides)["targets"]
-    assert isinstance(targets, dict), "the recipe was checked"
-    return targets
 
 
 def _torchrun(num_ranks: int) -> tuple[str, ...]:
@@ -278,8 +260,8 @@ def check_and_run(arguments: argparse.Namespace) -> int:
     manifests, directory = manifest_options(arguments), arguments.kaldi_dir
     if code := check(arguments, *source_options(directory, manifests, arguments)):
         return code
-    recipe = arguments.recipe, arguments.set
-    repeats = num_target_rounds(*recipe), has_own_teacher(*recipe)
+    recipe = read_recipe(recipe_path(arguments.recipe), arguments.set)
+    repeats = recipe.targets.rounds, not recipe.num_teachers
     launched = directory, *ranks, arguments.device, *ingested, *repeats
     return run_chosen(launches(*launched, manifests, bool(arguments.extends)), arguments)
 

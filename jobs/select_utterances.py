@@ -3,10 +3,10 @@
 megahour select_utterances --recipe demo --run runs/demo
 """
 
-from jobs.cli.catalogue import SELECT_UTTERANCES
 from jobs.cli.command_line import Step, StepResults, main
 from jobs.cli.job import Job
 from jobs.cli.spark_steps import distribute_on_spark
+from jobs.run_table import SELECT_UTTERANCES
 from pipeline.runs.names import UNLABELLED
 from pipeline.steps.selection.buckets import (
     NOTHING_INGESTED,

@@ -9,44 +9,26 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 
 from infra.store.object_store import ObjectNotFound, join_uri
-from jobs.cli.catalogue import STEPS
 from jobs.cli.command_line import Answer, Query, main
 from jobs.cli.job import (
     Job,
     begun,
-    fit_of,
     hours_read,
     reading_commits,
     training_hours,
-    written_steps,
 )
+from jobs.run_table import STEPS, Written
 from pipeline.audit.job_records import parse_job_record
 from pipeline.records import Tally
 from pipeline.runs.commit import each_commit
 from pipeline.runs.manifest import is_finished, manifest_uri, read_manifest
 from pipeline.runs.names import (
-    ALIGNMENT_STEP,
-    ALIGNMENTS_FOLDER,
     BOOTSTRAP_STEP,
-    DEV,
-    EVALUATION_STEP,
-    FEATURES_FOLDER,
-    HELDOUT,
     INGEST_STEP,
-    LABELLED,
-    LATTICES_FOLDER,
     METADATA_FOLDER,
-    MODELS_FOLDER,
-    OPTIONAL_STEPS,
-    PARTITIONS_FOLDER,
     SELECTION_FOLDER,
-    TARGETS_FOLDER,
-    UNLABELLED,
-    evaluated_models,
-    features_step,
     folder_of,
     job_record,
-    selection_step,
 )
 
 
@@ -68,10 +50,10 @@ class Progress:
 def status(job: Job) -> Answer:
     """Read manifests, commits of steps under way, and what jobs said as they began."""
     steps: dict[str, dict[str, Progress]] = {}
-    for name in STEPS:
-        written = written_steps(job.recipe, name)
-        there = [each for each in written if each not in OPTIONAL_STEPS or _has(job, each)]
-        steps[name] = {each: progress_of(job, name, each) for each in there}
+    for name, step in STEPS.items():
+        made = step.writes(job.recipe)
+        there = [each for each in made if not each.is_optional or _has(job, each.name)]
+        steps[name] = {each.name: progress_of(job, name, each, made) for each in there}
     plain = {name: {step: asdict(p) for step, p in each.items()} for name, each in steps.items()}
     document = {
         "step": "status",
@@ -87,10 +69,13 @@ def _has(job: Job, step: str) -> bool:
     return is_finished(job.store, job.run_uri, step)
 
 
-def progress_of(job: Job, name: str, step: str) -> Progress:
-    """Say how far one step is, by its manifest, its newest checkpoint, or its tasks' commits."""
-    if _has(job, step):
-        found = read_manifest(job.store, job.run_uri, step)
+def progress_of(job: Job, name: str, step: Written, made: Sequence[Written]) -> Progress:
+    """Say how far one of the steps that a job makes is.
+
+    Its manifest says so, its newest checkpoint, or its tasks' commits.
+    """
+    if _has(job, step.name):
+        found = read_manifest(job.store, job.run_uri, step.name)
         out, total, lost = found.tally_out, found.tally_in, found.quarantined
         return Progress("done", out.hours, total.hours, lost.utterances)
     work, started = work_of(job, step), begun(job, name)
@@ -98,11 +83,11 @@ def progress_of(job: Job, name: str, step: str) -> Progress:
         return Progress("to do", 0.0, 0.0, 0)
     left_s = -1.0
     if started is not None:
-        since, kin = since_other_kinds(job, name, step, started["started_at"])
+        since, kin = since_other_kinds(job, made, step, started["started_at"])
         elapsed_s = (datetime.now(UTC) - since).total_seconds()
         of_start = hours_of_start(job, step, kin, work.read, started.get("hours_before", {}))
         left_s = time_left(work.read, work.hours_in, elapsed_s, of_start)
-    times = times_read(job, step)
+    times = step.times_read
     return Progress("under way", work.made / times, work.hours_in / times, work.lost, left_s)
 
 
@@ -119,38 +104,37 @@ class Work:
     lost: int = 0
 
 
-def work_of(job: Job, step: str) -> Work:
+def work_of(job: Job, step: Written) -> Work:
     """Read the newest checkpoint of a training, or the commits of another step's tasks."""
-    if (fit := fit_of(job.recipe, step)) is not None:
-        trained, hours_in = training_hours(job, fit)
+    if step.fit is not None:
+        trained, hours_in = training_hours(job, step.fit)
         return Work(trained, trained, hours_in)
     read, made, lost = Tally(), Tally(), Tally()
-    for commit in each_commit(job.store, reading_commits(job, step)):
+    for commit in each_commit(job.store, reading_commits(job, step.name)):
         read, made = read + commit.tally_in, made + commit.tally_out
         lost += commit.quarantined
     return Work(read.hours, made.hours, hours_to_read(job, step), lost.utterances)
 
 
 def since_other_kinds(
-    job: Job, name: str, step: str, started_at: str
-) -> tuple[datetime, list[str]]:
+    job: Job, made: Sequence[Written], step: Written, started_at: str
+) -> tuple[datetime, list[Written]]:
     """Return since when a job's last start is at a step's kind, and the other steps of it since.
 
     A job does one after the other, such as the features of each subset. Steps of other kinds have
     other rates: alignment begins when its network is trained.
     """
-    others = [each for each in written_steps(job.recipe, name) if each != step]
-    written = {each: written_at(job, each) for each in others}
-    ends = [at for each, at in written.items() if at and kind_of(each) != kind_of(step)]
-    since = max([datetime.fromisoformat(started_at), *ends])
-    kin = [each for each in others if kind_of(each) == kind_of(step)]
-    return since, [each for each in kin if (written[each] or since) >= since]
+    ends = [(each, written_at(job, each.name)) for each in made if each.name != step.name]
+    of_others = [at for each, at in ends if at and kind_of(each) != kind_of(step)]
+    since = max([datetime.fromisoformat(started_at), *of_others])
+    kin = [(each, at) for each, at in ends if kind_of(each) == kind_of(step)]
+    return since, [each for each, at in kin if (at or since) >= since]
 
 
-def kind_of(step: str) -> str:
+def kind_of(step: Written) -> str:
     """Return what has the rate of a step: its folder, or a training or the bootstrap alone."""
-    is_alone = step == BOOTSTRAP_STEP or folder_of(step) == MODELS_FOLDER
-    return step if is_alone else folder_of(step)
+    is_alone = step.fit is not None or step.name == BOOTSTRAP_STEP
+    return step.name if is_alone else folder_of(step.name)
 
 
 def written_at(job: Job, step: str) -> datetime | None:
@@ -161,11 +145,11 @@ def written_at(job: Job, step: str) -> datetime | None:
 
 
 def hours_of_start(
-    job: Job, step: str, kin: Sequence[str], read: float, before: Mapping[str, float]
+    job: Job, step: Written, kin: Sequence[Written], read: float, before: Mapping[str, float]
 ) -> float:
     """Return the hours that a job's last start has read in a step and the others of its kind."""
     others = sum(hours_read(job, each) for each in kin)
-    return read + others - sum(before.get(each, 0.0) for each in (step, *kin))
+    return read + others - sum(before.get(each.name, 0.0) for each in (step, *kin))
 
 
 def time_left(
@@ -181,35 +165,18 @@ def time_left(
     return elapsed_s * (hours_in - hours_done) / of_start
 
 
-def times_read(job: Job, step: str) -> int:
-    """Return how often a step's tasks read each hour: evaluation's once for each model."""
-    if step != EVALUATION_STEP:
-        return 1
-    recipe = job.recipe
-    trained_on = recipe.sequence_training.models
-    return len(evaluated_models(trained_on, recipe.num_teachers, recipe.targets.rounds))
-
-
-def hours_to_read(job: Job, step: str) -> float:
+def hours_to_read(job: Job, step: Written) -> float:
     """Return the hours that a step's tasks read together; 0 where they are not known."""
-    folder, subset = folder_of(step), step.rpartition("/")[2]
-    if folder == SELECTION_FOLDER:
-        return ingested_hours(job, subset)
-    source = {EVALUATION_STEP: features_step(HELDOUT)}.get(step) or {
-        FEATURES_FOLDER: selection_step(subset),
-        ALIGNMENTS_FOLDER: features_step(DEV if subset == DEV else LABELLED),
-        LATTICES_FOLDER: ALIGNMENT_STEP,
-        TARGETS_FOLDER: features_step(UNLABELLED),
-        PARTITIONS_FOLDER: features_step(UNLABELLED),
-    }.get(folder)
-    if source is None or not _has(job, source):
+    if folder_of(step.name) == SELECTION_FOLDER:
+        return ingested_hours(job, step.name.rpartition("/")[2])
+    if not step.hours_of or not _has(job, step.hours_of):
         return 0.0
-    found = read_manifest(job.store, job.run_uri, source)
+    found = read_manifest(job.store, job.run_uri, step.hours_of)
     hours = found.tally_out.hours
     # An increment's tasks read what it has selected itself, and of its base what it inherits.
     if found.extends and not found.is_inherited:
         hours -= found.extends.tally_out.hours
-    return times_read(job, step) * hours
+    return step.times_read * hours
 
 
 def ingested_hours(job: Job, subset: str) -> float:

@@ -3,7 +3,6 @@
 torchrun --nproc-per-node 4 -- jobs/train_student.py --recipe demo --run runs/demo
 """
 
-from jobs.cli.catalogue import TRAIN_STUDENT
 from jobs.cli.command_line import Step, StepResults, main
 from jobs.cli.job import Job
 from jobs.cli.training_steps import (
@@ -13,6 +12,7 @@ from jobs.cli.training_steps import (
     training_ranks,
     training_stages,
 )
+from jobs.run_table import TRAIN_STUDENT
 from pipeline.runs.names import STUDENT
 from training.fit.model_specs import student_fit
 

@@ -3,7 +3,6 @@
 torchrun --nproc-per-node 2 -- jobs/train_teacher.py --recipe demo --run runs/demo
 """
 
-from jobs.cli.catalogue import TRAIN_TEACHER
 from jobs.cli.command_line import Step, StepResults, main
 from jobs.cli.job import Job
 from jobs.cli.training_steps import (
@@ -13,6 +12,7 @@ from jobs.cli.training_steps import (
     training_ranks,
     training_stages,
 )
+from jobs.run_table import TRAIN_TEACHER
 from pipeline.runs.manifest import is_finished
 from pipeline.runs.names import TEACHER
 from training.fit.model_specs import sibling_fits, teacher_fits

@@ -9,10 +9,10 @@ from dataclasses import asdict
 from infra.log_lines import progress_bar
 from infra.store.object_store import ObjectNotFound, join_uri
 from jobs.cli.arguments import recipe_path
-from jobs.cli.catalogue import TRAIN_BASELINE, TRAIN_STUDENT, TRAIN_TEACHER, WRITES
 from jobs.cli.command_line import Answer, Query, main
-from jobs.cli.job import Job, written_steps
+from jobs.cli.job import Job
 from jobs.cli.spark_steps import distribute_on_spark
+from jobs.run_table import STEPS, optional_steps, step_configs, written_steps
 from pipeline.audit.job_records import parse_job_record
 from pipeline.audit.step_records import Finding
 from pipeline.audit.verify import Expectation, Verification, sweep, verify_run
@@ -23,7 +23,6 @@ from pipeline.runs.names import (
     features_step,
     job_record,
 )
-from training.fit.model_specs import step_configs
 from training.settings.recipe import Recipe, read_recipe
 
 
@@ -38,10 +37,10 @@ def verify(job: Job) -> Answer:
             bar.total = total
             bar.update(num_bytes)
 
-        written = {name: written_steps(job.recipe, name) for name in WRITES}
+        jobs = {name: written_steps(job.recipe, name) for name in STEPS}
         has_dev = is_finished(job.store, job.run_uri, features_step(DEV))
         configs = step_configs(job.recipe, trained_recipe(job), has_dev)
-        expectation = Expectation(configs, written)
+        expectation = Expectation(configs, jobs, optional_steps(job.recipe))
         place = (job.store, job.run_uri, job.corpus_uri)
         # On one host threads read as fast as tasks, and Spark takes seconds to start.
         on_cluster = None if job.cluster.is_local else distribute
@@ -68,7 +67,7 @@ def verify(job: Job) -> Answer:
 def trained_recipe(job: Job) -> Recipe:
     """Return the recipe with the trainers that --trainer chose, as the jobs' records say."""
     trainers: dict[str, str] = {}
-    for name in (TRAIN_BASELINE, TRAIN_TEACHER, TRAIN_STUDENT):
+    for name in (name for name, step in STEPS.items() if step.trains):
         try:
             record = parse_job_record(job.store.get(join_uri(job.run_uri, job_record(name))), "")
         except (ObjectNotFound, ValueError):

@@ -31,7 +31,6 @@ from jobs.cli.arguments import (
     recipe_path,
     require_source_options,
 )
-from jobs.cli.catalogue import INGEST, STEPS
 from jobs.cli.command_line import fail
 from jobs.cli.job import add_recipe_arguments, require_extendable, written_manifests
 from jobs.run import (
@@ -41,6 +40,7 @@ from jobs.run import (
     shared_arguments,
     step_environment,
 )
+from jobs.run_table import INGEST, STEPS
 from pipeline.runs.increment import require_beside
 from training.settings.recipe import Recipe, read_recipe
 

@@ -127,6 +127,19 @@ NUM_ORDERS = 10
 
 Figures = dict[str, float]
 
+FIGURE_TITLES = {
+    "effective_files": "effective source files",
+    "effective_speakers": "effective speakers",
+    "design_effect": "design effect",
+    "predicted_design_effect": "design effect, predicted",
+    "autocorrelation_1": "autocorrelation, next minibatch",
+    "autocorrelation_4": "autocorrelation, lag 4",
+    "autocorrelation_16": "autocorrelation, lag 16",
+    "mean_displacement": "mean displacement",
+    "median_displacement": "median displacement",
+}
+"""What tables call the figures of an order."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Samples:

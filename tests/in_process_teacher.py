@@ -2,12 +2,13 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from pkgutil import resolve_name
 from typing import TypeVar
 
 import numpy as np
 
 from infra.devices.batches import PoolRequest, form_batches
-from infra.devices.device_client import LOOK_AHEAD_BATCHES
+from infra.devices.device_client import LOOK_AHEAD_BATCHES, PoolAnswer, RequestStream
 from pipeline.kbest import KBest, TeacherFailure
 from pipeline.steps.targets import TargetsConfig, Teacher, TeacherInput
 from training.settings.decoding import WindowsConfig
@@ -62,3 +63,12 @@ def stream_alone(
             yield TeacherFailure(f"{type(answer).__name__}: {answer}")
         else:
             yield decode(answer)
+
+
+def answers_here(stream: RequestStream, requests: Iterable[PoolRequest]) -> Iterator[PoolAnswer]:
+    """Yield the answers of the pool's server in this process, in the place of the device pool's."""
+    function = resolve_name(stream._pool.factory)("cpu", **stream._pool.arguments)
+    for each in requests:
+        answer = answer_alone(function, each.payload)
+        assert isinstance(answer, bytes)
+        yield answer

@@ -2,7 +2,8 @@
 
 import io
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 from typing import TypeVar
@@ -22,6 +23,12 @@ def serially(elements: Sequence[T], function: Callable[[T], R], description: str
     """Run a step's tasks one after the other, as a cluster of one would."""
     del description
     return [function(element) for element in elements]
+
+
+@contextmanager
+def plain_loop(_: object) -> Iterator[Distribute]:
+    """Run a job's tasks one after the other, in the place of Spark."""
+    yield serially
 
 
 def killed_at(call: int) -> Distribute:

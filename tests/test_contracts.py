@@ -1,4 +1,4 @@
-"""The house rules that hold for the whole source: layers, who may import what, sizes, recipes."""
+"""The house rules that hold for the whole source: layers, who may import what, recipes."""
 
 import ast
 import subprocess
@@ -15,8 +15,9 @@ from beartype.roar import BeartypeCallHintParamViolation
 from infra.cluster import load_cluster
 from infra.store.object_store import ObjectStore, join_uri
 from infra.store.uris import require_within
-from jobs.cli.catalogue import writes_of
+from jobs.cli.arguments import recipe_path
 from jobs.run import launches
+from jobs.run_table import STEPS, written_steps
 from pipeline.runs.manifest import manifest_uri
 from pipeline.runs.names import EVALUATED_MODELS
 from pipeline.splicing import splice
@@ -109,12 +110,16 @@ def test_our_clusters_can_be_read(path: Path) -> None:
 def test_every_steps_cluster_permits_what_the_step_does(step: str) -> None:
     """Its manifests lie within its own cluster's prefixes; what it writes, within the writable."""
     described = import_module(f"jobs.{step}").STEP
+    assert described.name == step
+    most = ["alignment.rounds=2", "targets.source='lattice'"]
+    most += [f"sequence_training.{name}=true" for name in EVALUATED_MODELS]
+    recipe = read_recipe(recipe_path("demo"), most)
     cluster = load_cluster(step)
     run_uri, corpus_uri = "s3://bucket/run", "s3://bucket/corpus"
     read = ObjectStore(cluster.readable(run_uri, corpus_uri))
     written = ObjectStore(cluster.writable(run_uri, corpus_uri))
-    for name in described.reads:
+    for name in STEPS[step].reads(recipe):
         require_within(manifest_uri(run_uri, name), read.allowed_prefixes)
-    for name in writes_of(step, 2, EVALUATED_MODELS, has_lattice_targets=True):
+    for name in written_steps(recipe, step):
         require_within(manifest_uri(run_uri, name), written.allowed_prefixes)
     require_within(join_uri(run_uri, "steps", f"{step}.json"), written.allowed_prefixes)

@@ -1,4 +1,4 @@
-"""The documents name what exists: paths, modules, commands, links, examples and figures."""
+"""The documents name what exists: paths, modules, commands, links, examples, figures and tests."""
 
 import ast
 import importlib.util
@@ -13,7 +13,8 @@ import pytest
 import soundfile
 
 from docs.figures.data_flow import pictures
-from jobs.cli.catalogue import STORY
+from jobs.cli.megahour import STORY
+from tests.source_trees import REPOSITORY
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("pipeline", "training", "jobs", "infra")
@@ -23,12 +24,13 @@ GUIDES = [
     *PAGES,
 ]
 DECISIONS = sorted((ROOT / "docs/decisions").glob("0*.md"))
-# The change log names what there was.
+# The change log names what there was, and so do measured results: finished studies left the tree.
+RESULTS = [ROOT / "tests/benchmarks/RESULTS.md", *(ROOT / "tests/benchmarks/results").glob("*.md")]
 DOCUMENTS = [
     *(ROOT / name for name in ("README.md", "GLOSSARY.md", "CONTRIBUTING.md", "SECURITY.md")),
     ROOT / "docs/decisions/README.md",
     *DECISIONS,
-    *GUIDES,
+    *(guide for guide in GUIDES if guide not in RESULTS),
 ]
 # Folders and files of a run, of a user's corpus, or of another system, not of the repository.
 ELSEWHERE = re.compile(
@@ -37,10 +39,7 @@ ELSEWHERE = re.compile(
     r"|(data|clips)/|mine\.toml"
 )
 # Names of other software, and of the Makefile.
-FOREIGN = {
-    *("ATEN_CPU_CAPABILITY", "EnforceNotMet", "KALDI_DIR", "connectFullMesh"),
-    *("error_if_nonfinite", "espeak_Terminate", "get_acc", "use_local_synchronization"),
-}
+FOREIGN = {"ATEN_CPU_CAPABILITY", "EnforceNotMet", "KALDI_DIR", "connectFullMesh"}
 WORD = re.compile(r"\b(?:[A-Za-z]\w*_\w+|\w*[a-z][A-Z]\w*)\b")
 PATH = re.compile(r"[\w.-]+(/[\w.-]+)*(/|\.(py|md|toml|ipynb|cff|c|svg|sh))")
 
@@ -122,7 +121,7 @@ def test_named_identifiers_exist(document: Path, code_words: set[str]) -> None:
     assert words - code_words - FOREIGN == set()
 
 
-@pytest.mark.parametrize("document", [*DOCUMENTS, ROOT / "CHANGELOG.md"], ids=named)
+@pytest.mark.parametrize("document", [*DOCUMENTS, *RESULTS, ROOT / "CHANGELOG.md"], ids=named)
 def test_links_resolve(document: Path) -> None:
     """Every relative link and picture of a document leads to a file."""
     links = re.findall(r"\]\(([^)#\s]+)|(?:src|srcset)=\"([^\"]+)\"", text_of(document))
@@ -158,17 +157,6 @@ def test_package_examples_run(name: str, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_documents_stay_short() -> None:
-    """The README has at most 120 lines, a guide 130; the results are a record, of any length."""
-    too_long = {
-        named(path): num_lines
-        for path in [ROOT / "README.md", *GUIDES]
-        if (path.name == "README.md" or path in PAGES)
-        and (num_lines := len(text_of(path).splitlines())) > (120 if path.parent == ROOT else 130)
-    }
-    assert too_long == {}
-
-
 def test_figures_are_what_their_script_draws() -> None:
     """The picture's files hold the bytes that docs/figures/data_flow.py makes."""
     assert {path: path.read_bytes() for path in pictures()} == {
@@ -177,13 +165,18 @@ def test_figures_are_what_their_script_draws() -> None:
 
 
 def test_decisions_have_one_form_and_are_listed() -> None:
-    """Decisions are numbered without a gap, have three sections, and are in the index, in order."""
-    assert [int(path.name[:4]) for path in DECISIONS] == list(range(1, len(DECISIONS) + 1))
-    sections = ["## Context", "## Decision", "## Cost and evidence"]
+    """Each decision has a number, a title and three parts; the index lists each by its title."""
+    titles = {}
     for path in DECISIONS:
-        assert re.findall(r"^## .*", text_of(path), re.M) == sections, path.name
-    index = text_of(ROOT / "docs/decisions/README.md")
-    assert re.findall(r"\((0.*?\.md)\)", index) == [path.name for path in DECISIONS]
+        title, *parts = text_of(path).rstrip("\n").split("\n\n")
+        titles[path.name] = title.removeprefix("# ")
+        assert title.startswith(f"# {path.name[:4]} "), path.name
+        assert [part.split(" ")[0] for part in parts] == ["**Decision.**", "**Why.**", "**Cost.**"]
+    assert len({name[:4] for name in titles}) == len(titles)
+    index = re.findall(
+        r"^- \[(.*)\]\((0.*?\.md)\)$", text_of(ROOT / "docs/decisions/README.md"), re.M
+    )
+    assert sorted((name, title) for title, name in index) == sorted(titles.items())
 
 
 def test_glossary_defines_each_word_once_with_its_source() -> None:
@@ -194,7 +187,6 @@ def test_glossary_defines_each_word_once_with_its_source() -> None:
     ]
     words = [re.match(r"\*\*(.+?)\*\*", entry)[1] for entry in entries]
     assert len(words) == len(set(words))
-    assert 40 <= len(words) <= 81
     source = re.compile(r"\((00[0-4] |ours).*\)$")
     assert [entry for entry in entries if not source.search(entry)] == []
 
@@ -205,3 +197,30 @@ def test_citation_has_the_version_of_the_project() -> None:
     version = tomllib.loads(text_of(ROOT / "pyproject.toml"))["project"]["version"]
     assert re.findall(r"^version: (.*)", citation, re.M) == [version]
     assert len(re.findall(r"^  - type:", citation, re.M)) == 4
+
+
+PAGE = REPOSITORY / "docs/threat_model.md"
+_NAMED = re.compile(r"`(tests/[\w/]+\.py)(?:::(\w+))?`")
+
+
+def test_every_named_test_exists() -> None:
+    """A file of tests, or a function in it: a defence without its test is not claimed."""
+    named = _NAMED.findall(PAGE.read_text())
+    assert len(named) > 20
+    missing = [f"{path}::{name}" for path, name in named if name not in _tests_of(path)]
+    assert missing == []
+
+
+def _tests_of(path: str) -> set[str]:
+    """Return the names of a file's tests, and the empty name, which stands for the file."""
+    tree = ast.parse((REPOSITORY / path).read_text())
+    names = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+    found = {name for name in names if name.startswith("test_")}
+    assert found, path
+    return {"", *found}
+
+
+def test_other_documents_name_the_page() -> None:
+    """SECURITY.md and the README."""
+    assert "(docs/threat_model.md)" in (REPOSITORY / "SECURITY.md").read_text()
+    assert "(docs/threat_model.md)" in (REPOSITORY / "README.md").read_text()

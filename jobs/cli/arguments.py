@@ -15,8 +15,9 @@ from typing import NoReturn
 from infra.log_lines import LOG_FORMATS, log_format
 from infra.settings import ConfigurationError, Range, printable
 from infra.store.uris import normalize_uri
-from jobs.cli.catalogue import STEPS
+from jobs.run_table import STEPS
 from pipeline.runs.names import ALL_SUBSETS, DEV, LABELLED, UNLABELLED
+from pipeline.steps.ingestion.formats import COLUMNS, FORMATS, IGNORE_COLUMNS, RECORDINGS
 
 DEV_SHARES = Range(0.001, 0.5, zero="none")
 """The shares of the labelled speakers that may become development speakers."""
@@ -28,10 +29,6 @@ EXTENDS = "--extends"
 
 KALDI_DIR, MANIFEST = "--kaldi-dir", "--manifest"
 LANGUAGE_MODEL = "--language-model"
-NEMO, LIBRISPEECH, TABLE = "nemo", "librispeech", "table"
-MANIFEST_FORMATS = (NEMO, "lhotse", "shar", "kaldi", LIBRISPEECH, "common_voice", TABLE)
-"""The values of --format; without one it is the first."""
-
 DEFAULT_SPEAKER_BUCKETS = 16
 
 AUTO, ON_CPU = "auto", "cpu"
@@ -94,7 +91,7 @@ def add_manifest_arguments(
     )
     parser.add_argument(
         "--format",
-        choices=MANIFEST_FORMATS,
+        choices=tuple(FORMATS),
         help="format of all manifests: nemo is JSON lines of audio_filepath, duration, text and "
         "offset; lhotse is cuts, or supervisions with --recordings; shar, kaldi and librispeech "
         "are folders; common_voice is a .tsv beside clips/; table is JSON lines, CSV or Parquet, "
@@ -102,19 +99,19 @@ def add_manifest_arguments(
     )
     add = parser.add_argument
     add(
-        "--recordings",
+        RECORDINGS,
         metavar="URI",
         help="lhotse's recordings, for --format lhotse with supervisions in place of cuts",
     )
     add(
-        "--columns",
+        COLUMNS,
         metavar="FIELD=COLUMN,...",
         default="",
         help="for --format table: the columns of fields that have another name there, such as "
         "audio_uri=path,speaker_id=client",
     )
     add(
-        "--ignore-columns",
+        IGNORE_COLUMNS,
         metavar="COLUMN,...",
         default="",
         help="columns of tables, keys of JSON, or tables of a Kaldi directory, to pass over; "
@@ -144,9 +141,9 @@ def manifest_options(arguments: argparse.Namespace) -> list[str]:
         return []
     given = {
         "--format": arguments.format,
-        "--recordings": arguments.recordings,
-        "--columns": arguments.columns,
-        "--ignore-columns": arguments.ignore_columns,
+        RECORDINGS: arguments.recordings,
+        COLUMNS: arguments.columns,
+        IGNORE_COLUMNS: arguments.ignore_columns,
         "--lexicon": arguments.lexicon,
         LANGUAGE_MODEL: arguments.language_model,
         "--locale": arguments.locale,
@@ -318,9 +315,9 @@ def require_used_options(arguments: argparse.Namespace) -> None:
     of_files = {"--lexicon": arguments.lexicon, LANGUAGE_MODEL: arguments.language_model}
     given = {
         "--format": arguments.format,
-        "--recordings": arguments.recordings,
-        "--columns": arguments.columns,
-        "--ignore-columns": arguments.ignore_columns,
+        RECORDINGS: arguments.recordings,
+        COLUMNS: arguments.columns,
+        IGNORE_COLUMNS: arguments.ignore_columns,
         "--speaker-buckets": arguments.speaker_buckets,
         **({} if arguments.kaldi_dir else {"--locale": arguments.locale}),
         **of_files,

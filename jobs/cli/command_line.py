@@ -18,7 +18,6 @@ from infra.settings import ConfigurationError, printable
 from infra.store.object_store import PrefixError, StoreError, join_uri
 from infra.task_metrics import REQUESTS
 from jobs.cli.arguments import add_extends_argument
-from jobs.cli.catalogue import READS, WRITES
 from jobs.cli.job import (
     Job,
     begin,
@@ -26,9 +25,7 @@ from jobs.cli.job import (
     end,
     job_parser,
     open_job,
-    read_steps,
     withdraw,
-    written_steps,
 )
 from jobs.cli.megahour import ended_by_closed_pipe
 from jobs.cli.record import (
@@ -42,9 +39,10 @@ from jobs.cli.record import (
     there_or_needed,
     write_metrics,
 )
+from jobs.run_table import STEPS, written_steps
 from pipeline.runs.commit import RecipeConflictError
 from pipeline.runs.engine import LossBudgetExceededError, StepResult
-from pipeline.runs.increment import begin_increment, inherit, is_inherited
+from pipeline.runs.increment import begin_increment, inherit
 from pipeline.runs.manifest import is_finished
 from pipeline.runs.names import STORE_CHECK_FOLDER, metrics_file
 
@@ -69,16 +67,6 @@ class Step:
     description: str
     run: Callable[[Job], StepResults]
 
-    @property
-    def reads(self) -> tuple[str, ...]:
-        """The steps whose manifests it reads, of one teacher and without sequence training."""
-        return READS[self.name]
-
-    @property
-    def writes(self) -> tuple[str, ...]:
-        """The steps whose manifests it writes, whatever the recipe."""
-        return WRITES[self.name]
-
     def parser(self) -> argparse.ArgumentParser:
         """Return a parser of the arguments that every step takes."""
         codes = "0 done or nothing to do, 1 failed, 2 bad usage or recipe, 3 loss budget exceeded."
@@ -97,21 +85,22 @@ class Step:
 
     def answer(self, job: Job) -> Answer:
         """Run the step; store its record in the run."""
-        writes = written_steps(job.recipe, self.name)
+        row = STEPS[self.name]
+        writes, reads = written_steps(job.recipe, self.name), row.reads(job.recipe)
         if job.arguments.dry_run:
-            reads = read_steps(job.recipe, self.name, self.reads)
             summary = dry_run_summary(job, reads, writes)
             return Answer(not summary["conflicts"], describe_dry_run(summary), summary)
         if job.arguments.metrics_file:
             metrics_path(job.arguments.metrics_file)  # now, not after hours
         if job.increment is not None:
             begin_increment(job.store, job.run_uri, job.increment.base)
-            inherited = [step for step in writes if is_inherited(step)]
+            made = row.writes(job.recipe)
+            inherited = [each.name for each in made if each.in_increment == "inherited"]
             inherit(job.store, job.run_uri, job.increment.base, inherited)
-        begins = job.is_leader and self._has_work(job, writes)
+        begins = job.is_leader and self._has_work(job, reads, writes)
         if begins:
             job.store.check(join_uri(job.run_uri, STORE_CHECK_FOLDER))
-            begin(job, writes)
+            begin(job, row.writes(job.recipe))
             log(f"begins: recipe {job.recipe.name}, run {printable(job.run_uri)}")
         started, before = time.monotonic(), REQUESTS.total()
         try:
@@ -141,12 +130,11 @@ class Step:
                 log(f"done in {elapsed_text(started)}")
         return Answer(True, describe(summary), summary)
 
-    def _has_work(self, job: Job, writes: Sequence[str]) -> bool:
+    def _has_work(self, job: Job, reads: Sequence[str], writes: Sequence[str]) -> bool:
         """Return whether a manifest is missing, and some input of the step is there."""
         place = job.store, job.run_uri
         if all(is_finished(*place, each) for each in there_or_needed(job, writes)):
             return False
-        reads = read_steps(job.recipe, self.name, self.reads)
         return not reads or any(is_finished(*place, each) for each in reads)
 
     def _store_metrics(self, job: Job, summary: dict[str, Any], is_fresh: bool) -> None:

@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
-from itertools import chain
 from typing import Any
 
 from infra.cluster import Cluster, load_cluster
@@ -20,7 +19,7 @@ from infra.store.object_store import ObjectNotFound, ObjectStore, join_uri, norm
 from infra.task_metrics import TaskTotals
 from infra.torchrun import launched_rank
 from jobs.cli.arguments import Parser, add_log_argument, recipe_path
-from jobs.cli.catalogue import EVALUATE, GENERATE_TARGETS, REPORT, writes_of
+from jobs.run_table import STEPS, Written, step_configs, written, written_steps
 from pipeline.audit.job_records import parse_begun_record
 from pipeline.records import Tally
 from pipeline.runs.commit import commit_uris, each_commit
@@ -28,43 +27,35 @@ from pipeline.runs.increment import (
     BaseStep,
     Increment,
     chain_of,
-    is_of_base,
     read_increment,
     require_beside,
 )
 from pipeline.runs.manifest import changes, is_finished, manifest_uri, read_manifest
 from pipeline.runs.names import (
     ALIGNMENTS_FOLDER,
-    BOOTSTRAP_STEP,
-    CERTIFICATE_STEP,
     CHECKPOINTS_FOLDER,
+    COMMAND_LINE_SETTINGS,
     CORPUS_FOLDER,
     DEV,
-    EVALUATED_MODELS,
     EVALUATION_STEP,
     MODELS_FOLDER,
-    OPTIONAL_STEPS,
     SCRATCH_FOLDER,
     SELECTION_FOLDER,
     STEP_RECORDS_FOLDER,
     TARGETS_FOLDER,
     UNLABELLED,
     begun_record,
-    evaluated_models,
     features_step,
     folder_of,
-    labelling_models,
     model_step,
-    realignment_rounds,
     selection_step,
-    targets_rounds,
 )
 from pipeline.runs.sealed_json import seal
 from pipeline.steps.selection.increment import MAY_DIFFER
 from pipeline.steps.selection.select import SELECTED
 from training.checkpoints.place import newest_place
 from training.data.sub_epochs import trained_share
-from training.fit.model_specs import Fit, aligner_fit, fits_of, sequence_fit, step_configs
+from training.fit.model_specs import Fit
 from training.settings.recipe import Recipe, read_recipe
 
 
@@ -92,45 +83,10 @@ class Job:
         self.pace[model] = [asdict(each) for each in pace]
 
 
-def written_steps(recipe: Recipe, name: str) -> tuple[str, ...]:
-    """Return the steps whose manifests the job `name` writes under a recipe."""
-    return writes_of(
-        name,
-        recipe.alignment.rounds,
-        recipe.sequence_training.models,
-        has_lattice_targets=recipe.targets.source == "lattice",
-        ensemble=recipe.num_teachers,
-        num_target_rounds=recipe.targets.rounds,
-    )
-
-
 def written_manifests(recipe: Recipe, name: str, run_uri: str) -> list[str]:
     """Return the manifests that a run has once the job `name` is done, whatever its speakers."""
-    steps = (step for step in written_steps(recipe, name) if step not in OPTIONAL_STEPS)
-    return [manifest_uri(run_uri, step) for step in steps]
-
-
-def read_steps(recipe: Recipe, name: str, reads: Sequence[str]) -> tuple[str, ...]:
-    """Return the steps whose manifests the job `name` reads, of which a recipe decides the models.
-
-    `reads` are those that it reads under a recipe of one teacher, without sequence training. Only
-    a teacher of the user's own reads the tree of senones.
-    """
-    trained = recipe.sequence_training.models, recipe.num_teachers
-    rounds = recipe.targets.rounds
-    scored = evaluated_models(*trained, rounds)
-    labelling = (labelling_models(*trained, each) for each in targets_rounds(rounds))
-    models = {
-        GENERATE_TARGETS: tuple(chain.from_iterable(labelling)),
-        EVALUATE: scored,
-        REPORT: scored,
-    }
-    if name not in models:
-        return tuple(reads)
-    plain = {model_step(model) for model in EVALUATED_MODELS}
-    if name == GENERATE_TARGETS and recipe.num_teachers:
-        plain.add(BOOTSTRAP_STEP)
-    return (*(s for s in reads if s not in plain), *map(model_step, models[name]))
+    written = STEPS[name].writes(recipe)
+    return [manifest_uri(run_uri, each.name) for each in written if not each.is_optional]
 
 
 def job_parser(name: str, description: str, exit_codes: str) -> argparse.ArgumentParser:
@@ -221,17 +177,17 @@ def require_extendable(recipe: Recipe) -> None:
 SAMPLED_COMMITS = 100
 
 
-def begin(job: Job, steps: Sequence[str]) -> None:
+def begin(job: Job, steps: Sequence[Written]) -> None:
     """Store the time of this start, the hours read before it, and the recipe of the first one.
 
     Another recipe's work is there to be compared.
     """
-    resumes = _has_work(job, steps)
+    resumes = _has_work(job, [step.name for step in steps])
     before = begun(job, job.name) if resumes else None
     document = {
         "step": job.name,
         "started_at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "hours_before": {step: hours_read(job, step) for step in steps} if resumes else {},
+        "hours_before": {step.name: hours_read(job, step) for step in steps} if resumes else {},
         "recipe": before["recipe"] if before else json.loads(canonical_json(job.recipe)),
     }
     job.store.put(join_uri(job.run_uri, begun_record(job.name)), seal(document, indent=1))
@@ -255,17 +211,17 @@ def begun(job: Job, name: str) -> dict[str, Any] | None:
     return None
 
 
-def hours_read(job: Job, step: str) -> float:
+def hours_read(job: Job, step: Written) -> float:
     """Return the hours of speech that a step has read so far, of a training its share of them.
 
     Of more than `SAMPLED_COMMITS` commits it is an estimate, by every n-th: 200,000 small objects
     would keep a start waiting for minutes.
     """
-    if is_finished(job.store, job.run_uri, step):
-        return read_manifest(job.store, job.run_uri, step).tally_in.hours
-    if (fit := fit_of(job.recipe, step)) is not None:
-        return training_hours(job, fit)[0]
-    uris = reading_commits(job, step)
+    if is_finished(job.store, job.run_uri, step.name):
+        return read_manifest(job.store, job.run_uri, step.name).tally_in.hours
+    if step.fit is not None:
+        return training_hours(job, step.fit)[0]
+    uris = reading_commits(job, step.name)
     sampled = uris[:: -(-len(uris) // SAMPLED_COMMITS) or 1]
     read = sum((each.tally_in for each in each_commit(job.store, sampled)), Tally())
     return read.hours * len(uris) / max(1, len(sampled))
@@ -281,14 +237,6 @@ def reading_commits(job: Job, step: str) -> list[str]:
         return uris
     # A selection also indexes its buckets, and packs what it has selected.
     return [each for each in uris if each.rpartition("/")[2].startswith(SELECTED)]
-
-
-def fit_of(recipe: Recipe, step: str) -> Fit | None:
-    """Return the training that a step is; None if it is none."""
-    aligners = (aligner_fit(recipe, each) for each in realignment_rounds(recipe.alignment.rounds))
-    fits = [*aligners, *fits_of(recipe)]
-    by_sequence = [sequence_fit(recipe, fit) for fit in fits]
-    return {model_step(fit.name): fit for fit in (*by_sequence, *fits)}.get(step)
 
 
 def training_hours(job: Job, fit: Fit) -> tuple[float, float]:
@@ -325,9 +273,10 @@ def conflicts(job: Job, steps: Sequence[str]) -> Mapping[str, list[str]]:
     found = {}
     for step in steps:
         if is_finished(job.store, job.run_uri, step):
-            before = read_manifest(job.store, job.run_uri, step).config
-            if step == CERTIFICATE_STEP:  # its own options are beside the recipe's settings
-                before = {name: before.get(name) for name in now[step]}
+            config = read_manifest(job.store, job.run_uri, step).config
+            before = {
+                name: each for name, each in config.items() if name not in COMMAND_LINE_SETTINGS
+            }
             found[step] = changes(before, now[step]) if before and step in now else []
         elif _has_work(job, [step]):
             found[step] = begun_changes(job)
@@ -342,9 +291,11 @@ def require_base(jobs: Sequence[Job]) -> None:
     increment = jobs[0].increment
     if increment is None:
         return
-    by_step = {step: job for job in jobs for step in written_steps(job.recipe, job.name)}
-    there = {step for step, job in by_step.items() if is_finished(job.store, increment.base, step)}
-    needed = [step for step in by_step if step not in OPTIONAL_STEPS and is_of_base(step)]
+    recipe = jobs[0].recipe
+    stores = {step: job.store for job in jobs for step in written_steps(recipe, job.name)}
+    there = {step for step, store in stores.items() if is_finished(store, increment.base, step)}
+    of_base = {name: e for name, e in written(recipe).items() if e.in_increment != "made"}
+    needed = [name for name, each in of_base.items() if not each.is_optional]
     of_training = (ALIGNMENTS_FOLDER, MODELS_FOLDER, TARGETS_FOLDER)
     if not any(folder_of(step) in of_training for step in there):
         needed = [selection_step(UNLABELLED), features_step(UNLABELLED)]
@@ -353,15 +304,14 @@ def require_base(jobs: Sequence[Job]) -> None:
             f"{increment.base} is unfinished: it has no manifest of {', '.join(missing)}: finish "
             "it, or extend another run"
         )
-    now = step_configs(jobs[0].recipe, jobs[0].recipe, features_step(DEV) in there)
-    for step in sorted(there & now.keys()):
-        if is_of_base(step):
-            manifest = read_manifest(by_step[step].store, increment.base, step)
-            may_differ = MAY_DIFFER if step == selection_step(UNLABELLED) else ()
-            try:
-                BaseStep(increment.base, manifest, "").require_same(now[step], may_differ)
-            except ValueError as error:
-                raise ConfigurationError(str(error)) from error
+    now = step_configs(recipe, recipe, features_step(DEV) in there)
+    for step in sorted(there & now.keys() & of_base.keys()):
+        manifest = read_manifest(stores[step], increment.base, step)
+        may_differ = MAY_DIFFER if step == selection_step(UNLABELLED) else ()
+        try:
+            BaseStep(increment.base, manifest, "").require_same(now[step], may_differ)
+        except ValueError as error:
+            raise ConfigurationError(str(error)) from error
 
 
 def _has_work(job: Job, steps: Sequence[str]) -> bool:

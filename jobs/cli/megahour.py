@@ -1,16 +1,34 @@
 """Start megahour: list every step and query as the story of a run, and start each."""
 
+import ast
 import difflib
 import os
 import runpy
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib.resources import files
 from typing import Any, NoReturn
 
 from infra.log_lines import report_error
 from infra.settings import printable
-from jobs.cli.catalogue import STORY, Starter, module_of, summary_of
+from jobs.run_table import STEPS
+
+CHECK = "check"
+"""The command that `run` gives first."""
+
+INSPECT = "inspect"
+
+STORY: Mapping[str, Collection[str]] = {
+    "Before a run": ("synthesize", "plan", "scaling", "package", CHECK),
+    "A whole run": ("demo", "run"),
+    "The steps of a run, in order": STEPS,
+    "Clusters and schedulers": ("roles", "request_cluster", "workflow"),
+    "Second attempts at a run": ("retry",),
+    "Questions to a run": ("status", INSPECT, "verify", "inspect_utterance"),
+    "After a run": ("export", "transcribe", "export_shards"),
+}
+"""All commands by chapter."""
 
 CLOSED_PIPE = 141
 """The exit code if the reader of our output ended first: 128 + SIGPIPE, as of other programs."""
@@ -105,14 +123,26 @@ def ended_by_closed_pipe() -> Iterator[None]:
 
 def listing() -> str:
     """Return all commands by chapter, each with its starter and its summary."""
-    chapters = (
-        "\n".join([title, *(_line(name, starter) for name, starter in commands.items()), ""])
-        for title, commands in STORY.items()
-    )
+    chapters = ("\n".join([title, *map(_line, commands), ""]) for title, commands in STORY.items())
     return "\n".join([HEAD, *chapters, FOOT])
 
 
-def _line(name: str, starter: Starter) -> str:
+def module_of(command: str) -> str:
+    """Return the name of a command's file in jobs."""
+    # A job that is started by its path would take jobs/inspect.py for Python's own module.
+    return "inspect_object" if command == INSPECT else command
+
+
+def summary_of(command: str) -> str:
+    """Return the first line of the docstring of jobs/<command>.py, which describes it."""
+    source = (files("jobs") / f"{module_of(command)}.py").read_text(encoding="utf-8")
+    docstring = ast.get_docstring(ast.parse(source))
+    assert docstring is not None, f"jobs/{command}.py has no docstring"
+    return docstring.partition("\n")[0]
+
+
+def _line(name: str) -> str:
+    starter = STEPS[name].starter if name in STEPS else "python"
     return f"  {name:<18} {'' if starter == 'python' else starter:<9} {summary_of(name)}"
 
 

@@ -16,12 +16,12 @@ from infra.store.object_store import ObjectNotFound, join_uri
 from infra.task_metrics import DeviceFault, RequestCounts
 from jobs.cli.host import describe_commit, describe_machine
 from jobs.cli.job import Job, conflicts
+from jobs.run_table import optional_steps
 from pipeline.audit.job_records import parse_job_record
 from pipeline.runs.manifest import Manifest, is_finished, listed, manifest_uri
 from pipeline.runs.names import (
     CHECKPOINTS_FOLDER,
     MODELS_FOLDER,
-    OPTIONAL_STEPS,
     folder_of,
     job_record,
 )
@@ -47,8 +47,8 @@ def dry_run_summary(job: Job, reads: tuple[str, ...], writes: tuple[str, ...]) -
 
 def there_or_needed(job: Job, steps: Sequence[str]) -> list[str]:
     """Leave out the optional steps that the run does not have."""
-    place = job.store, job.run_uri
-    return [s for s in steps if s not in OPTIONAL_STEPS or is_finished(*place, s)]
+    optional = optional_steps(job.recipe)
+    return [s for s in steps if s not in optional or is_finished(job.store, job.run_uri, s)]
 
 
 def describe_dry_run(summary: dict[str, Any]) -> str:

@@ -7,9 +7,9 @@ lexicon that a step may have read is never replaced.
 
 import argparse
 import codecs
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import chain
 from pathlib import Path
 
@@ -20,14 +20,9 @@ from infra.store.uris import normalize_uri, require_within, resolve_audio
 from jobs.cli.arguments import (
     DEFAULT_SPEAKER_BUCKETS,
     LANGUAGE_MODEL,
-    LIBRISPEECH,
-    MANIFEST_FORMATS,
-    NEMO,
-    TABLE,
     subset_and_uri,
 )
 from jobs.cli.job import Job
-from jobs.ingestion.kaldi_directory import UNDETERMINED_LOCALE, file_bytes, read_kaldi_directory
 from pipeline.audio.conversion import NO_CONVERSION
 from pipeline.records import composed
 from pipeline.runs.manifest import is_finished, read_manifest
@@ -43,13 +38,25 @@ from pipeline.runs.names import (
     LEXICON_FILE,
     MANIFESTS_SETTING,
 )
-from pipeline.steps.ingestion.directories import CommonVoice, Kaldi, LibriSpeech
-from pipeline.steps.ingestion.formats import CHANNEL, FIELDS, ManifestFormat, Nemo, Table
+from pipeline.steps.ingestion.formats import (
+    COLUMNS,
+    DEFAULT_FORMAT,
+    FORMATS,
+    IGNORE_COLUMNS,
+    RECORDINGS,
+    reader_of,
+)
 from pipeline.steps.ingestion.ingest_manifests import Manifest, ManifestIngestion
-from pipeline.steps.ingestion.lhotse import LhotseCuts, LhotseSupervisions, Shar
+from pipeline.steps.ingestion.kaldi_directory import (
+    UNDETERMINED_LOCALE,
+    file_bytes,
+    read_kaldi_directory,
+)
+from pipeline.steps.ingestion.manifest_format import CHANNEL, FIELDS, FormatOptions, ManifestFormat
 from pipeline.steps.ingestion.manifest_probe import require_usable_rows
 from pipeline.steps.ingestion.manifest_records import RecordRules
-from pipeline.steps.ingestion.manifest_rows import IGNORE_COLUMNS, Row
+from pipeline.steps.ingestion.manifest_rows import Row
+from pipeline.steps.ingestion.placed_audio import Simulation
 from training.align.labelled import CorpusLexicon, UnknownWords
 from training.decode.arpa import RestrictedArpa, read_arpa
 from training.decode.lexicon import Lexicon, decode_lexicon, rare_phones
@@ -215,52 +222,53 @@ def _note(setting: str, file: LanguageModelFile, lexicon: Lexicon | None) -> str
     return f"{said}, and will be in no hypothesis" if missing else ""
 
 
-FORMATS: Mapping[str, Callable[..., ManifestFormat]] = dict(
-    zip(
-        MANIFEST_FORMATS,
-        (Nemo, LhotseCuts, Shar, Kaldi, LibriSpeech, CommonVoice, Table),
-        strict=True,
-    )
-)
 SPEAKER_BUCKETS = Range(1, 100_000)
 
 
-def ingestion_of(
-    arguments: argparse.Namespace, store: ObjectStore, channel: str
-) -> ManifestIngestion:
-    """Return what the arguments name; ConfigurationError for what they cannot mean.
-
-    `channel` is the one that the recipe hears, which rows may name.
-    """
-    rules = replace(_rules(arguments, channel), dev_share=arguments.dev_share)
+def ingestion_of(job: Job, simulation: Simulation | None) -> ManifestIngestion:
+    """Return what the arguments name; ConfigurationError for what they cannot mean."""
+    arguments, conversion = job.arguments, job.recipe.features.conversion
+    rules = replace(_rules(job), dev_share=arguments.dev_share)
     manifests = manifests_of(arguments)
-    names_channels = any(isinstance(each.format, Nemo | Kaldi | Table) for each in manifests)
+    settings = {
+        MANIFESTS_SETTING: [f"{each.subset}={each.uri}" for each in manifests],
+        "format": arguments.format or DEFAULT_FORMAT,
+        "columns": arguments.columns,
+        "locale": rules.locale,
+        "speaker_buckets": rules.num_buckets,
+    }
+    # Without them a manifest is as it was before there were any.
+    if arguments.ignore_columns:
+        settings["ignore_columns"] = arguments.ignore_columns
+    names_channels = any(each.format.names_channels for each in manifests)
+    if names_channels and conversion.channel != NO_CONVERSION.channel:
+        settings["channel"] = conversion.channel
+    if arguments.dev_share:
+        settings[DEV_SHARE_SETTING] = arguments.dev_share
+    if simulation:
+        settings |= simulation.choices.settings
+        if conversion != NO_CONVERSION:
+            settings["conversion"] = asdict(conversion)
     return ManifestIngestion(
-        manifest_store(arguments, manifests, store),
+        manifest_store(manifests, job.store),
         manifests,
         rules,
-        {
-            MANIFESTS_SETTING: [f"{each.subset}={each.uri}" for each in manifests],
-            "format": arguments.format or NEMO,
-            "columns": arguments.columns,
-            "locale": rules.locale,
-            "speaker_buckets": rules.num_buckets,
-            # Without them a manifest is as it was before there were any.
-            **({"ignore_columns": arguments.ignore_columns} if arguments.ignore_columns else {}),
-            **({"channel": channel} if names_channels and channel != NO_CONVERSION.channel else {}),
-            **({DEV_SHARE_SETTING: arguments.dev_share} if arguments.dev_share else {}),
-        },
+        settings,
         texts_of(arguments),
+        adds=job.increment is not None,
+        simulation=simulation,
+        conversion=conversion,
     )
 
 
-def _rules(arguments: argparse.Namespace, channel: str) -> RecordRules:
-    num_buckets = arguments.speaker_buckets
+def _rules(job: Job) -> RecordRules:
+    """Return how rows become records; `channel` is the one that the recipe hears."""
+    num_buckets = job.arguments.speaker_buckets
     num_buckets = DEFAULT_SPEAKER_BUCKETS if num_buckets is None else num_buckets
     if not SPEAKER_BUCKETS.admits(num_buckets):
         raise ConfigurationError(f"--speaker-buckets {num_buckets}: need {SPEAKER_BUCKETS.need}")
-    locale = arguments.locale or UNDETERMINED_LOCALE
-    return RecordRules(locale, num_buckets, channel=channel)
+    locale = job.arguments.locale or UNDETERMINED_LOCALE
+    return RecordRules(locale, num_buckets, channel=job.recipe.features.conversion.channel)
 
 
 def require_usable_manifests(job: Job) -> None:
@@ -270,9 +278,9 @@ def require_usable_manifests(job: Job) -> None:
     """
     if is_finished(job.store, job.run_uri, INGEST_STEP):
         return
-    rules = _rules(job.arguments, job.recipe.features.conversion.channel)
+    rules = _rules(job)
     manifests = manifests_of(job.arguments)
-    may_read = manifest_store(job.arguments, manifests, job.store)
+    may_read = manifest_store(manifests, job.store)
     for manifest in manifests:
         require_usable_rows(job.store, may_read, manifest, rules)
 
@@ -283,15 +291,10 @@ def manifests_of(arguments: argparse.Namespace) -> list[Manifest]:
     return [Manifest(*subset_and_uri(each), form) for each in arguments.manifest]
 
 
-def manifest_store(
-    arguments: argparse.Namespace, manifests: Sequence[Manifest], store: ObjectStore
-) -> ObjectStore:
+def manifest_store(manifests: Sequence[Manifest], store: ObjectStore) -> ObjectStore:
     """Return a store that may read the manifests too."""
-    recordings = [normalize_uri(arguments.recordings)] if arguments.recordings else []
-    prefixes = [*(manifest.uri for manifest in manifests), *recordings]
-    # Common Voice's table of durations lies beside its table.
-    beside = [m.uri.rpartition("/")[0] for m in manifests if isinstance(m.format, CommonVoice)]
-    return ObjectStore((*store.allowed_prefixes, *prefixes, *beside))
+    prefixes = chain.from_iterable(each.format.prefixes(each.uri) for each in manifests)
+    return ObjectStore((*store.allowed_prefixes, *prefixes))
 
 
 def require_same_speakers(
@@ -318,19 +321,22 @@ def require_same_speakers(
 
 
 def _format(arguments: argparse.Namespace) -> ManifestFormat:
-    chosen = arguments.format or NEMO
+    """Make the reader of the format; ConfigurationError for an option that it does not take."""
+    chosen = arguments.format or DEFAULT_FORMAT
+    reader = reader_of(chosen)
+    given = {
+        COLUMNS: arguments.columns,
+        IGNORE_COLUMNS: arguments.ignore_columns,
+        RECORDINGS: arguments.recordings,
+    }
+    for option, value in given.items():
+        if value and option not in reader.takes:
+            takers = [name for name in FORMATS if option in reader_of(name).takes]
+            remedy = f"need --format {takers[0]}" if len(takers) == 1 else "leave it out"
+            raise ConfigurationError(f"{option} with --format {chosen}: {remedy}")
     ignored = frozenset(filter(None, arguments.ignore_columns.split(",")))
-    if ignored and chosen == LIBRISPEECH:
-        raise ConfigurationError(f"{IGNORE_COLUMNS} with --format {chosen}, which has no columns")
-    if arguments.columns and chosen != TABLE:
-        raise ConfigurationError(f"--columns with --format {chosen}: need --format table")
-    if arguments.recordings and chosen != "lhotse":
-        raise ConfigurationError(f"--recordings with --format {chosen}: need --format lhotse")
-    if arguments.recordings:
-        return LhotseSupervisions(normalize_uri(arguments.recordings), ignored)
-    if chosen == TABLE:
-        return Table(_columns(arguments.columns), ignored)
-    return LibriSpeech() if chosen == LIBRISPEECH else FORMATS[chosen](ignored)
+    recordings_uri = normalize_uri(arguments.recordings) if arguments.recordings else ""
+    return reader(FormatOptions(_columns(arguments.columns), ignored, recordings_uri))
 
 
 def _columns(text: str) -> dict[str, str]:
@@ -339,7 +345,7 @@ def _columns(text: str) -> dict[str, str]:
         field, _, column = pair.partition("=")
         if field not in (*FIELDS, CHANNEL) or not column or field in columns:
             need = f"need FIELD=COLUMN, each field once, of {', '.join((*FIELDS, CHANNEL))}"
-            raise ConfigurationError(f"--columns {printable(pair)}: {need}")
+            raise ConfigurationError(f"{COLUMNS} {printable(pair)}: {need}")
         columns[field] = column
     return columns
 
@@ -425,7 +431,7 @@ def _transcripts(job: Job) -> Iterator[tuple[str, Iterator[str]]]:
             yield subset, (composed(each.text or "") for each in some)
     elif arguments.manifest:
         manifests = manifests_of(arguments)
-        store = manifest_store(arguments, manifests, job.store)
+        store = manifest_store(manifests, job.store)
         for subset in TRANSCRIBED:
             yield subset, _texts(store, [each for each in manifests if each.subset == subset])
 

@@ -46,14 +46,13 @@ from training.data.minibatch import Minibatch
 from training.data.row_order import chunked_shape
 from training.data.targets import HardTargets
 from training.fit.cuda_graph import gradients_of
-from training.fit.model_specs import loop_of
 from training.models.parameter_count import num_parameters
 from training.models.precision import fastest_precision, set_float32_products
 from training.models.store import make_model
-from training.settings.model_training import SupervisedConfig
+from training.settings.model_training import TrainingSettings
 from training.settings.models import ModelConfig
-from training.settings.recipe import Recipe, StudentConfig
-from training.trainers.registry import make_optimizer
+from training.settings.recipe import Recipe
+from training.trainers.from_recipe import make_optimizer
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -259,7 +258,7 @@ def _measure(recipe: Recipe, utterance_seconds: float, device: torch.device) -> 
 
 def training_rate(
     config: ModelConfig,
-    training: SupervisedConfig | StudentConfig,
+    training: TrainingSettings,
     num_senones: int,
     device: torch.device,
 ) -> ModelRate:
@@ -267,8 +266,7 @@ def training_rate(
     model = make_model(config, num_senones).to(device).train()
     optimizer = make_optimizer(training.optimizer, model.parameters())
     frames = min(training.minibatch_frames, _max_frames(device))
-    loop = replace(loop_of(training), minibatch_frames=frames)
-    compute = gradients_of(model, loop)
+    compute = gradients_of(model, replace(training, minibatch_frames=frames))
     batch, length = chunked_shape(frames)
     features = torch.randn(batch, length, NUM_INPUTS, device=device)
     labels = torch.randint(num_senones, (batch, length), device=device)
@@ -279,7 +277,7 @@ def training_rate(
         compute(minibatch)
         optimizer.step()
 
-    set_float32_products(loop.precision)
+    set_float32_products(training.precision)
     try:
         return _rate(step, batch * length, config, num_senones, device)
     finally:

@@ -15,6 +15,7 @@ from jobs.planning.run_plan import (
     StepPlan,
 )
 from jobs.planning.workload import Workload
+from jobs.run_table import STEPS
 from pipeline.runs.names import UNLABELLED
 
 LINE_WIDTH = 100
@@ -126,10 +127,11 @@ def _grounds(plan: RunPlan, calibration: Calibration) -> list[str]:
         f"{core.targets_x_real_time:,.0f}, repartition {core.repartition_x_real_time:,.0f} x real "
         f"time; k best of {count(core.kbest_logits_per_s)} logits/s"
     )
+    unplanned = ", ".join(name for name, step in STEPS.items() if step.starter == "python")
     assumed = (
         "a core of the clusters is as fast as the one measured; files and speakers come out even; "
         f"nothing fails; {SPARK_START_S:.0f} s to start a step; audio of "
-        f"{size(plan.workload.audio_bytes_per_hour)} an hour; no ingest, certify, report"
+        f"{size(plan.workload.audio_bytes_per_hour)} an hour; no {unplanned}"
     )
     lines = [
         f"Measured on one core ({calibration.machine}): {measured}.",

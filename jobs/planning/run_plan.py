@@ -4,22 +4,11 @@ A step takes its volume times the unit costs of a calibration, on its own cluste
 the prices of instances. The prices of requests and storage are here.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, inf
 
 from infra.cluster import Cluster
-from jobs.cli.catalogue import (
-    ALIGN,
-    EVALUATE,
-    EXTRACT_FEATURES,
-    GENERATE_TARGETS,
-    REPARTITION,
-    SELECT_UTTERANCES,
-    TRAIN_BASELINE,
-    TRAIN_STUDENT,
-    TRAIN_TEACHER,
-)
 from jobs.planning.calibration import Calibration, CoreRates, SearchRates, StoreRates
 from jobs.planning.volumes import (
     bootstrap,
@@ -31,30 +20,37 @@ from jobs.planning.volumes import (
     num_tuned_settings,
     num_validation_frames,
     realignment,
+    shard_by_shard,
     spark_volumes,
     training_volume,
 )
 from jobs.planning.workload import Requests, Subset, Volume, Work, Workload
+from jobs.run_table import (
+    ALIGN,
+    EVALUATE,
+    EXTRACT_FEATURES,
+    GENERATE_TARGETS,
+    REPARTITION,
+    SELECT_UTTERANCES,
+    STEPS,
+    TRAIN_BASELINE,
+    TRAIN_STUDENT,
+    TRAIN_TEACHER,
+    Step,
+)
 from pipeline.runs.names import (
     ALIGNER,
     DEV,
     HELDOUT,
     LABELLED,
+    STUDENT,
     TEACHER,
     UNLABELLED,
     evaluated_models,
     realignment_rounds,
     section_of,
 )
-from training.fit.model_specs import (
-    Fit,
-    aligner_fit,
-    baseline_fit,
-    sequence_fit,
-    sibling_fits,
-    student_fit,
-    teacher_fits,
-)
+from training.fit.model_specs import Fit, aligner_fit
 from training.models.parameter_count import num_parameters
 from training.settings.recipe import Recipe
 
@@ -296,14 +292,8 @@ def _network_seconds(volume: Volume, cluster: Cluster, store: StoreRates) -> flo
     return busier * 8e-9 / (gbit_per_s * cluster.num_instances)
 
 
-STUDENT_PIPELINE = (
-    SELECT_UTTERANCES,
-    EXTRACT_FEATURES,
-    GENERATE_TARGETS,
-    REPARTITION,
-    TRAIN_STUDENT,
-)
-"""The steps that the paper's 12 days contain; the teacher is trained before."""
+BESIDE_THE_PIPELINE = (ALIGN, TRAIN_BASELINE, TRAIN_TEACHER, EVALUATE)
+"""The planned steps that the paper's 12 days do not contain; the teacher is trained before."""
 
 FORWARD_SHARE = 1 / 3
 """Assumed: the forward pass is a third of training's arithmetic."""
@@ -322,7 +312,7 @@ class RunPlan:
 
     def student_pipeline(self) -> tuple[StepPlan, ...]:
         """Return the plans of the steps that the paper's 12 days contain."""
-        return tuple(step for step in self.steps if step.step in STUDENT_PIPELINE)
+        return tuple(step for step in self.steps if step.step not in BESIDE_THE_PIPELINE)
 
     @property
     def days(self) -> float:
@@ -336,151 +326,179 @@ def plan_run(
     calibration: Calibration,
     cluster_of: Callable[[str], Cluster],
 ) -> RunPlan:
-    """Plan each step for this workload and recipe, on the step's own cluster."""
+    """Plan each step of the run table for this workload and recipe, on the step's own cluster.
+
+    A step of one process, without Spark and ranks, is not planned.
+    """
+    found = list[StepPlan]()
     volumes = spark_volumes(workload, recipe)
-    in_flight = {EXTRACT_FEATURES: recipe.features.gets_in_flight}
-
-    def spark(step: str) -> StepPlan:
-        gets = in_flight.get(step, 1)
-        return plan_spark_step(step, volumes[step], cluster_of(step), calibration, gets)
-
-    def train(step: str, fits: Sequence[Fit]) -> StepPlan:
-        return _training_step(step, fits, workload, recipe, cluster_of(step), calibration)
-
-    place = cluster_of(GENERATE_TARGETS), calibration
-    labelling = _labelling(workload, recipe, volumes[GENERATE_TARGETS], *place)
-    steps = [spark(SELECT_UTTERANCES), spark(EXTRACT_FEATURES)]
-    if workload.hours(LABELLED):
-        steps.append(_alignment(workload, recipe, cluster_of(ALIGN), calibration))
-        steps.append(train(TRAIN_BASELINE, [baseline_fit(recipe)]))
-        fits = [*teacher_fits(recipe), *sibling_fits(recipe)]
-        if fits:
-            steps.append(train(TRAIN_TEACHER, fits))
-    steps += [labelling, spark(REPARTITION)]
-    steps.append(train(TRAIN_STUDENT, [student_fit(recipe)]))
-    if workload.hours(HELDOUT):
-        steps.append(_evaluation(workload, recipe, cluster_of(EVALUATE), calibration))
-    return RunPlan(workload, tuple(steps))
+    for step in STEPS.values():
+        if step.starter == "python":
+            continue
+        planned = _Planned(workload, recipe, calibration, cluster_of(step.name), volumes, step)
+        parts = _PARTS.get(step.name, _Planned.by_hours)(planned)
+        if parts:
+            found.append(in_turn(parts))
+    return RunPlan(workload, tuple(found))
 
 
-def _alignment(
-    workload: Workload, recipe: Recipe, cluster: Cluster, calibration: Calibration
-) -> StepPlan:
-    """Plan the bootstrap, and in each round a network on one rank and the tasks that realign."""
-    (labelled,) = (each for each in workload.subsets if each.name == LABELLED)
-    parts = [plan_training_step(ALIGN, bootstrap(labelled, recipe), cluster, calibration, 0.0, 1)]
-    rounds = realignment_rounds(recipe.alignment.rounds)
-    for each in rounds:
-        fit = aligner_fit(recipe, each)
-        parts.append(_fitted(ALIGN, fit, workload, recipe, cluster, calibration, num_ranks=1))
-        # Development speakers are aligned once, by the last network.
-        names = (LABELLED, DEV) if each == rounds[-1] else (LABELLED,)
-        for subset in (found for found in workload.subsets if found.name in names):
-            scoring = _forward_seconds(ALIGNER, subset, recipe, cluster, calibration)
-            volume = realignment(subset, recipe)
-            parts.append(
-                plan_spark_step(ALIGN, volume, cluster, calibration, scoring_seconds=scoring)
-            )
-    return in_turn(parts)
+@dataclass(frozen=True, slots=True)
+class _Planned:
+    """_Planned is a step to plan; its methods return the plans of its parts, if it has any."""
 
+    workload: Workload
+    recipe: Recipe
+    calibration: Calibration
+    cluster: Cluster
+    volumes: Mapping[str, Volume]
+    step: Step
 
-def _evaluation(
-    workload: Workload, recipe: Recipe, cluster: Cluster, calibration: Calibration
-) -> StepPlan:
-    """Plan tuning on the development speakers, if any, and the decoding of the held-out ones."""
-    names = evaluated_models(
-        recipe.sequence_training.models, recipe.num_teachers, recipe.targets.rounds
-    )
-    settings = {DEV: num_tuned_settings(recipe), HELDOUT: 1}
-    parts = []
-    for subset in (each for each in workload.subsets if each.name in settings):
-        volume = decoding(subset, recipe, len(names), settings[subset.name])
-        scoring = sum(
-            _forward_seconds(name, subset, recipe, cluster, calibration) for name in names
+    def by_volume(self) -> list[StepPlan]:
+        """Plan a step of the data pipeline by its volume."""
+        is_extraction = self.step.name == EXTRACT_FEATURES
+        gets = self.recipe.features.gets_in_flight if is_extraction else 1
+        return [self._tasks(self.volumes[self.step.name], gets_in_flight=gets)]
+
+    def by_hours(self) -> list[StepPlan]:
+        """Plan a step of which only the hours are known that its tasks read.
+
+        It has a task a feature shard, reads as many bytes as features have, and writes as many.
+        """
+        parts = []
+        for written in self.step.writes(self.recipe):
+            name = written.hours_of.rpartition("/")[2]
+            for subset in (each for each in self.workload.subsets if each.name == name):
+                seconds = subset.hours * 3600 / self.step.x_real_time
+                volume = shard_by_shard(subset, self.recipe)
+                parts.append(self._tasks(volume, scoring_seconds=seconds))
+        return parts
+
+    def alignment(self) -> list[StepPlan]:
+        """Plan the bootstrap, and in each round a network on one rank and tasks that realign."""
+        if not (labelled := self._subset(LABELLED)):
+            return []
+        parts = [self._ranks(bootstrap(labelled, self.recipe), 0.0, 1)]
+        rounds = realignment_rounds(self.recipe.alignment.rounds)
+        for each in rounds:
+            parts.append(self._fitted(aligner_fit(self.recipe, each), 1))
+            # Development speakers are aligned once, by the last network.
+            names = (LABELLED, DEV) if each == rounds[-1] else (LABELLED,)
+            for subset in (found for found in self.workload.subsets if found.name in names):
+                scoring = self._forward_seconds(ALIGNER, subset)
+                parts.append(self._tasks(realignment(subset, self.recipe), scoring_seconds=scoring))
+        return parts
+
+    def training(self) -> list[StepPlan]:
+        """Plan the models one after the other; where sMBR follows, its lattices, too."""
+        labelled = self._subset(LABELLED)
+        if not labelled and self.step.trains != STUDENT:
+            return []
+        ranks, parts = num_devices(self.cluster), list[StepPlan]()
+        for written in self.step.writes(self.recipe):
+            if written.fit is not None:
+                parts.append(self._fitted(written.fit, ranks))
+            elif labelled:
+                scoring = self._forward_seconds(written.name.rpartition("/")[2], labelled)
+                parts.append(self._ranks(lattices(labelled, self.recipe), scoring, ranks))
+        return parts
+
+    def labelling(self) -> list[StepPlan]:
+        """Plan the teachers' forward passes behind the device pool, and the k best selected."""
+        recipe, rates = self.recipe, self.calibration
+        counts = self.workload.hours(UNLABELLED), self.workload.utterances(UNLABELLED)
+        frames = num_target_frames(*counts, recipe.targets.offsets)
+        senones, rounds = recipe.senones.max_senones, recipe.targets.rounds
+        rate = rates.device(self.cluster.instance_type).teacher_forward
+        # The cost of a user-supplied teacher is unknown: it is planned as the recipe's model.
+        passes = (recipe.num_labelling + (rounds - 1) * recipe.num_siblings) * frames
+        forward = passes / rate.of(num_parameters(recipe.models.teacher, senones))
+        forward /= rates.pool.efficiency
+        # A device's one server selects the k best once for all of an ensemble, on one core.
+        selecting = rounds * frames * senones / rates.core.kbest_logits_per_s
+        volume = self.volumes[self.step.name]
+        if not self.cluster.has_gpus:
+            seconds = forward + selecting
+        elif recipe.targets.tail_samples:
+            seconds = max(forward, selecting)
+        else:
+            # A GPU selects itself, in less than a hundredth of a teacher's forward pass.
+            seconds = forward
+            volume = replace(volume, work=replace(volume.work, kbest_logits=0))
+        return [self._tasks(volume, device_seconds=seconds)]
+
+    def evaluation(self) -> list[StepPlan]:
+        """Plan tuning on the development speakers, if any, and decoding of the held-out ones."""
+        if not self.workload.hours(HELDOUT):
+            return []
+        recipe = self.recipe
+        names = evaluated_models(
+            recipe.sequence_training.models, recipe.num_teachers, recipe.targets.rounds
         )
-        parts.append(
-            plan_spark_step(EVALUATE, volume, cluster, calibration, scoring_seconds=scoring)
+        settings = {DEV: num_tuned_settings(recipe), HELDOUT: 1}
+        parts = []
+        for subset in (each for each in self.workload.subsets if each.name in settings):
+            volume = decoding(subset, recipe, len(names), settings[subset.name])
+            scoring = sum(self._forward_seconds(name, subset) for name in names)
+            parts.append(self._tasks(volume, scoring_seconds=scoring))
+        return parts
+
+    def _tasks(
+        self,
+        volume: Volume,
+        gets_in_flight: int = 1,
+        device_seconds: float = 0.0,
+        scoring_seconds: float = 0.0,
+    ) -> StepPlan:
+        return plan_spark_step(
+            self.step.name,
+            volume,
+            self.cluster,
+            self.calibration,
+            gets_in_flight,
+            device_seconds,
+            scoring_seconds,
         )
-    return in_turn(parts)
+
+    def _ranks(self, volume: Volume, device_seconds: float, num_ranks: int) -> StepPlan:
+        name, rates = self.step.name, self.calibration
+        return plan_training_step(name, volume, self.cluster, rates, device_seconds, num_ranks)
+
+    def _fitted(self, fit: Fit, num_ranks: int) -> StepPlan:
+        """Plan the sub-epochs of one fit, and newbob's validations after them."""
+        senones = self.recipe.senones.max_senones
+        rates = self.calibration.device(self.cluster.instance_type)
+        is_teacher = fit.model == self.recipe.models.teacher
+        rate = rates.teacher_training if is_teacher else rates.student_training
+        frames_per_s = rate.of(num_parameters(fit.model, senones))
+        kept = rates.trainer_efficiency.get(fit.training.trainer.name, 1.0)
+        seconds = num_training_frames(fit, self.workload) / frames_per_s / kept
+        seconds += FORWARD_SHARE * num_validation_frames(fit, self.workload) / frames_per_s
+        volume = training_volume(fit, self.workload, self.recipe, num_ranks, senones)
+        return self._ranks(volume, seconds, num_ranks)
+
+    def _forward_seconds(self, name: str, subset: Subset) -> float:
+        """Return the seconds in which one device scores a subset by a model."""
+        rates = self.calibration.device(self.cluster.instance_type)
+        frames, senones = low_rate_frames(subset), self.recipe.senones.max_senones
+        models = self.recipe.models
+        if section_of(name) == TEACHER:
+            return frames / rates.teacher_forward.of(num_parameters(models.teacher, senones))
+        size = num_parameters(models.student, senones)
+        return FORWARD_SHARE * frames / rates.student_training.of(size)
+
+    def _subset(self, name: str) -> Subset | None:
+        return next((each for each in self.workload.subsets if each.name == name), None)
 
 
-def _labelling(
-    workload: Workload, recipe: Recipe, volume: Volume, cluster: Cluster, calibration: Calibration
-) -> StepPlan:
-    """Plan the teachers' forward passes behind the device pool, and the selection of the k best."""
-    counts = workload.hours(UNLABELLED), workload.utterances(UNLABELLED)
-    frames = num_target_frames(*counts, recipe.targets.offsets)
-    senones, rounds = recipe.senones.max_senones, recipe.targets.rounds
-    rate = calibration.device(cluster.instance_type).teacher_forward
-    # Of a teacher of the user's own nothing is known: it is planned as the recipe's model.
-    passes = (recipe.num_labelling + (rounds - 1) * recipe.num_siblings) * frames
-    forward = passes / rate.of(num_parameters(recipe.models.teacher, senones))
-    forward /= calibration.pool.efficiency
-    # A device's one server selects the k best once for all of an ensemble, on one core.
-    selecting = rounds * frames * senones / calibration.core.kbest_logits_per_s
-    if not cluster.has_gpus:
-        seconds = forward + selecting
-    elif recipe.targets.tail_samples:
-        seconds = max(forward, selecting)
-    else:
-        # A GPU selects itself, in less than a hundredth of a teacher's forward pass.
-        seconds = forward
-        volume = replace(volume, work=replace(volume.work, kbest_logits=0))
-    return plan_spark_step(GENERATE_TARGETS, volume, cluster, calibration, device_seconds=seconds)
-
-
-def _forward_seconds(
-    name: str, subset: Subset, recipe: Recipe, cluster: Cluster, calibration: Calibration
-) -> float:
-    """Return the seconds in which one device scores a subset by a model."""
-    rates, senones = calibration.device(cluster.instance_type), recipe.senones.max_senones
-    frames = low_rate_frames(subset)
-    if section_of(name) == TEACHER:
-        return frames / rates.teacher_forward.of(num_parameters(recipe.models.teacher, senones))
-    size = num_parameters(recipe.models.student, senones)
-    return FORWARD_SHARE * frames / rates.student_training.of(size)
-
-
-def _training_step(
-    step: str,
-    fits: Sequence[Fit],
-    workload: Workload,
-    recipe: Recipe,
-    cluster: Cluster,
-    calibration: Calibration,
-) -> StepPlan:
-    """Plan models of one form, one after the other; where sMBR follows, its lattices, too."""
-    ranks = num_devices(cluster)
-    place = workload, recipe, cluster, calibration, ranks
-    parts = []
-    for fit in fits:
-        parts.append(_fitted(step, fit, *place))
-        if section_of(fit.name) in recipe.sequence_training.models:
-            (labelled,) = (each for each in workload.subsets if each.name == LABELLED)
-            scoring = _forward_seconds(fit.name, labelled, recipe, cluster, calibration)
-            volume = lattices(labelled, recipe)
-            parts.append(plan_training_step(step, volume, cluster, calibration, scoring, ranks))
-            parts.append(_fitted(step, sequence_fit(recipe, fit), *place))
-    return in_turn(parts)
-
-
-def _fitted(
-    step: str,
-    fit: Fit,
-    workload: Workload,
-    recipe: Recipe,
-    cluster: Cluster,
-    calibration: Calibration,
-    num_ranks: int,
-) -> StepPlan:
-    """Plan the sub-epochs of one fit, and newbob's validations after them."""
-    senones = recipe.senones.max_senones
-    rates = calibration.device(cluster.instance_type)
-    is_teacher = fit.model == recipe.models.teacher
-    rate = rates.teacher_training if is_teacher else rates.student_training
-    frames_per_s = rate.of(num_parameters(fit.model, senones))
-    kept = rates.trainer_efficiency.get(fit.trainer.name, 1.0)
-    seconds = num_training_frames(fit, workload) / frames_per_s / kept
-    seconds += FORWARD_SHARE * num_validation_frames(fit, workload) / frames_per_s
-    volume = training_volume(fit, workload, recipe, num_ranks, senones)
-    return plan_training_step(step, volume, cluster, calibration, seconds, num_ranks)
+_PARTS: Mapping[str, Callable[[_Planned], list[StepPlan]]] = {
+    SELECT_UTTERANCES: _Planned.by_volume,
+    EXTRACT_FEATURES: _Planned.by_volume,
+    ALIGN: _Planned.alignment,
+    TRAIN_BASELINE: _Planned.training,
+    TRAIN_TEACHER: _Planned.training,
+    GENERATE_TARGETS: _Planned.labelling,
+    REPARTITION: _Planned.by_volume,
+    TRAIN_STUDENT: _Planned.training,
+    EVALUATE: _Planned.evaluation,
+}
+"""How the steps are planned of which more is known than their hours."""

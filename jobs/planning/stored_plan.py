@@ -11,20 +11,12 @@ from typing import Any
 from infra.cluster import Cluster
 from infra.settings import read_record
 from infra.store.object_store import ObjectStore, join_uri
-from jobs.cli.catalogue import EXTRACT_FEATURES, GENERATE_TARGETS, REPARTITION, SELECT_UTTERANCES
 from jobs.planning.calibration import Calibration, json_object
 from jobs.planning.run_plan import PAPER_DAYS, RunPlan, StepPlan, plan_run
 from jobs.planning.volumes import spark_volumes
 from jobs.planning.workload import Volume, Workload, run_workload
-from pipeline.runs.names import (
-    COMMITS_FOLDER,
-    FEATURES_FOLDER,
-    PARTITIONS_FOLDER,
-    PLAN_CALIBRATION,
-    PLAN_DOCUMENT,
-    SELECTION_FOLDER,
-    TARGETS_FOLDER,
-)
+from jobs.run_table import written_steps
+from pipeline.runs.names import COMMITS_FOLDER, PLAN_CALIBRATION, PLAN_DOCUMENT, folder_of
 from pipeline.runs.sealed_json import NamedObject, naming, seal
 from training.settings.recipe import Recipe
 
@@ -65,14 +57,6 @@ def to_json(plan: RunPlan, calibration: Calibration) -> dict[str, Any]:
     }
 
 
-FOLDERS = {
-    SELECT_UTTERANCES: SELECTION_FOLDER,
-    EXTRACT_FEATURES: FEATURES_FOLDER,
-    GENERATE_TARGETS: TARGETS_FOLDER,
-    REPARTITION: PARTITIONS_FOLDER,
-}
-"""The folder below the run into which each step of the data pipeline writes."""
-
 REQUESTS = ("get", "put", "head", "list")
 
 Comparison = dict[str, dict[str, float | None]]
@@ -97,7 +81,13 @@ def compare_plan(
     plans = _plans(workload, recipe, calibration, cluster_of)
     volumes = spark_volumes(workload, recipe)
     steps = {
-        step: _compare(store, run_uri, step, records[step], volumes.get(step), plans.get(step))
+        step: _compare(
+            store,
+            join_uri(run_uri, folder_of(written_steps(recipe, step)[-1])),
+            records[step],
+            volumes.get(step),
+            plans.get(step),
+        )
         for step in records
         if step in volumes or step in plans
     }
@@ -117,15 +107,14 @@ def _plans(
 
 def _compare(
     store: ObjectStore,
-    run_uri: str,
-    step: str,
+    folder_uri: str,
     record: Mapping[str, Any],
     volume: Volume | None,
     plan: StepPlan | None,
 ) -> Comparison:
     comparison: Comparison = {}
     if volume is not None:
-        found = store.list(join_uri(run_uri, FOLDERS[step]))
+        found = store.list(folder_uri)
         tasks = sum(f"/{COMMITS_FOLDER}/" in each.uri for each in found)
         num_bytes = sum(each.num_bytes for each in found)
         comparison["tasks"] = _pair(volume.tasks, tasks)

@@ -10,8 +10,8 @@ from functools import lru_cache
 from math import ceil
 
 from infra.store.objects import ObjectInfo
-from jobs.cli.catalogue import EXTRACT_FEATURES, GENERATE_TARGETS, REPARTITION, SELECT_UTTERANCES
 from jobs.planning.workload import Requests, Subset, Volume, Work, Workload
+from jobs.run_table import EXTRACT_FEATURES, GENERATE_TARGETS, REPARTITION, SELECT_UTTERANCES
 from pipeline.filterbank import FRAME_SHIFT_MS, NUM_BINS
 from pipeline.packing import group_buckets
 from pipeline.runs.names import ALL_SUBSETS, DEV, LABELLED, UNLABELLED
@@ -148,7 +148,7 @@ COMPARED_SHARE = 0.48
 """Work of hashing a selected record for the comparison of subsets: 10 us of selection's 21."""
 
 INDEXED_SHARE = 0.18
-"""Work of an entry in the id index, as a share of a record's: `tests.benchmarks.id_index`."""
+"""Work of an entry in the id index, as a share of a record's (decision 0082)."""
 
 ALL_OFFSETS_WORK = 2.0
 """CPU time of the targets step at all offsets over that at one, without the teacher; measured."""
@@ -317,6 +317,12 @@ def repartition(subset: Subset, recipe: Recipe) -> Volume:
     return _step(groups, num_partitions(subset, recipe), requests, read, written, work)
 
 
+def shard_by_shard(subset: Subset, recipe: Recipe) -> Volume:
+    """Compute the volume of a step with a task a feature shard, which writes one as large."""
+    read = features_of(subset, recipe)
+    return _searched(subset, recipe, read, read, Work())
+
+
 def features_of(subset: Subset, recipe: Recipe) -> float:
     """Return the bytes of a subset's feature shards."""
     shards, storage = num_feature_shards(subset, recipe), recipe.features.storage
@@ -365,7 +371,7 @@ def _step(
 
 
 LATTICE_BYTES_PER_FRAME = 14.3 * 2.54
-"""AN4's lattices have 14.3 arcs a low-rate frame, and an arc 2.54 bytes (RESULTS.md)."""
+"""AN4's lattices have 14.3 arcs a low-rate frame, and an arc 2.54 bytes (measured)."""
 
 SENONE_BYTES = 2
 """An alignment's bytes for each frame of 10 ms."""
@@ -506,10 +512,10 @@ def training_volume(
     )
     weights = WEIGHT_BYTES * num_parameters(fit.model, num_senones)
     # A rank's checkpoint has the weights, and what optimizer and trainer keep.
-    copies = 1 + fit.optimizer.num_state_vectors + fit.trainer.num_state_vectors
+    copies = 1 + fit.training.optimizer.num_state_vectors + fit.training.trainer.num_state_vectors
     saves = len(fit.sub_epochs)
     if fit.checkpoints.steps:
-        step_frames = num_ranks * fit.loop.minibatch_frames
+        step_frames = num_ranks * fit.training.minibatch_frames
         # Checkpoints within sub-epochs come on top of those at their ends.
         saves += int(frames / step_frames / fit.checkpoints.steps)
     return Volume(

@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from math import ceil
+from typing import Self
 
 from infra.store.object_store import ObjectStore
 from pipeline.records import Tally
@@ -163,7 +164,16 @@ def ingested(name: str, metadata: Sequence[Output], budget_hours: float) -> Subs
 
 
 @dataclass(frozen=True, slots=True)
-class Requests:
+class _Summed:
+    """_Summed is a record whose fields are numbers, or such records, that are added one by one."""
+
+    def __add__(self, other: Self) -> Self:
+        names = [each.name for each in fields(self)]
+        return type(self)(*(getattr(self, name) + getattr(other, name) for name in names))
+
+
+@dataclass(frozen=True, slots=True)
+class Requests(_Summed):
     """Requests counts requests to the store by kind."""
 
     get: float = 0
@@ -176,17 +186,9 @@ class Requests:
         """Return the requests of all kinds together."""
         return self.get + self.put + self.head + self.list
 
-    def __add__(self, other: "Requests") -> "Requests":
-        return Requests(
-            self.get + other.get,
-            self.put + other.put,
-            self.head + other.head,
-            self.list + other.list,
-        )
-
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class Work(_Summed):
     """Work holds the computation of a step on cores, in the units of the calibration."""
 
     metadata_records: float = 0
@@ -202,13 +204,9 @@ class Work:
     speed_frames: float = 0
     mask_frames: float = 0
 
-    def __add__(self, other: "Work") -> "Work":
-        names = [field.name for field in fields(self)]
-        return Work(**{name: getattr(self, name) + getattr(other, name) for name in names})
-
 
 @dataclass(frozen=True, slots=True)
-class Volume:
+class Volume(_Summed):
     """Volume holds the tasks, shards, objects, requests, bytes and work of a step.
 
     `objects` counts shards, commits and manifest. A task has several of its `small_reads` in
@@ -223,15 +221,3 @@ class Volume:
     bytes_written: float = 0
     work: Work = field(default_factory=Work)
     small_reads: float = 0
-
-    def __add__(self, other: "Volume") -> "Volume":
-        return Volume(
-            self.tasks + other.tasks,
-            self.shards + other.shards,
-            self.objects + other.objects,
-            self.requests + other.requests,
-            self.bytes_read + other.bytes_read,
-            self.bytes_written + other.bytes_written,
-            self.work + other.work,
-            self.small_reads + other.small_reads,
-        )

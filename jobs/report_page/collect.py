@@ -1,18 +1,19 @@
 """Collect the contents of report.json from the manifests and records of a run.
 
-In this order: the inputs, of which any change makes the report again; date, machine, commit and
-dollars; the hours of each subset from ingest to training or evaluation; the reasons of quarantine;
-the comparison with another run, and with an oracle, a baseline that learnt from more transcripts.
+In this order: what one run's steps have stored; date, machine, commit and dollars; the hours of
+each subset from ingest to training or evaluation; the reasons of quarantine; the comparison with
+another run, and with an oracle, a baseline that learnt from more transcripts.
 """
 
+import json
 import shlex
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from functools import partial
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
+from infra.cluster import load_cluster
 from infra.store.object_store import (
     ObjectNotFound,
     ObjectStore,
@@ -20,24 +21,22 @@ from infra.store.object_store import (
     normalize_uri,
     read_checked,
 )
-from jobs.cli.catalogue import REPORT
 from jobs.cli.job import Job
 from jobs.planning.run_plan import S3_STANDARD
+from jobs.planning.stored_plan import compare_plan
 from jobs.planning.workload import Requests
-from jobs.report_page.hours_and_costs import EVERY_SUBSET
-from jobs.retry import REASONS
+from jobs.run_table import EVALUATE, REPORT
+from pipeline.audit.job_records import parse_job_record
 from pipeline.records import Tally
-from pipeline.runs.engine import StepResult, StepSpec, run_step
 from pipeline.runs.ledger import ledger_reasons
 from pipeline.runs.manifest import (
     Manifest,
     Output,
-    input_digests,
     is_finished,
-    manifest_uri,
     read_manifest,
     read_output,
     sha256,
+    subsets_of_run,
 )
 from pipeline.runs.names import (
     ALIGNMENT_STEP,
@@ -46,7 +45,9 @@ from pipeline.runs.names import (
     CERTIFICATE_STEP,
     DEV,
     DEV_ALIGNMENT_STEP,
+    EVALUATED_MODELS,
     EVALUATION_ERRORS,
+    EVALUATION_SCORES,
     EVALUATION_STEP,
     FEATURES_FOLDER,
     HELDOUT,
@@ -54,16 +55,19 @@ from pipeline.runs.names import (
     KBEST_COSTS_STEP,
     LABELLED,
     LATTICES_FOLDER,
+    MODELS_FOLDER,
     ORACLE,
     PARTITIONS_STEP,
-    PLAN_DOCUMENT,
     REPORT_DOCUMENT,
-    REPORT_STEP,
     SCRATCH_FOLDER,
     SELECTION_FOLDER,
     STEP_RECORDS_FOLDER,
+    STUDENT,
+    SUBSETS,
     TARGETS_FOLDER,
     TARGETS_STEP,
+    TEACHER,
+    TUNING_STEP,
     UNLABELLED,
     alignment_steps,
     evaluated_models,
@@ -71,11 +75,15 @@ from pipeline.runs.names import (
     folder_of,
     job_record,
     lattices_step,
+    model_step,
     section_of,
     selection_step,
     sequence_trained,
+    targets_rounds,
 )
 from pipeline.runs.sealed_json import unseal
+from pipeline.steps.features import AUDIO_REASONS
+from pipeline.steps.targets import MEAN_MASS, TEACHER_FAILED
 from training.evaluate.scores import counts_by_placement
 from training.evaluate.significance import (
     LEVEL,
@@ -89,36 +97,133 @@ from training.evaluate.significance import (
 from training.evaluate.word_errors import UtteranceErrors, joined, of_models, read_errors
 from training.settings.recipe import Recipe
 
-LATER_STEPS = (KBEST_COSTS_STEP, CERTIFICATE_STEP)
-"""Steps that a run may have or lack, and that may be made after a report."""
+OPTIONAL_READS = (selection_step(DEV), features_step(DEV))
+REQUIRED_READS = (
+    *(EVALUATION_STEP, TARGETS_STEP, *map(model_step, EVALUATED_MODELS)),
+    *map(selection_step, SUBSETS),
+    *map(features_step, SUBSETS),
+)
+"""The steps that every report reads, but for the teacher where it is the user's own."""
+
+EVERY_SUBSET = "all subsets"
+"""The name of what the subsets share: an ingest counts them together."""
+
+Record = Mapping[str, Any]
+"""What a job stored of itself when it had ended."""
 
 
-def report_spec(
-    store: ObjectStore, run_uri: str, reads: Iterable[str], other_reports: Mapping[str, str]
-) -> StepSpec:
-    """Return the step of a report: its manifests, and the digests of all other documents.
+class CurvePoint(TypedDict):
+    """CurvePoint holds what the page shows of a sub-epoch; training wrote more."""
 
-    Those are the jobs' records, the plan, which names its calibration, and other runs' reports,
-    whose digests are given by URI.
-    """
-    later = [step for step in LATER_STEPS if is_finished(store, run_uri, step)]
-    return StepSpec(
-        store,
-        run_uri,
-        REPORT_STEP,
-        {},
-        tuple(dict.fromkeys((*reads, *later))),
-        {**_documents(store, run_uri), **other_reports},
+    labelled: bool
+    learning_rate: float
+    num_frames: int
+    cross_entropy: float
+    frame_accuracy: float
+    validation_cross_entropy: NotRequired[float]
+    trainer: NotRequired[dict[str, float]]
+
+
+def build_report(job: Job) -> dict[str, Any]:
+    """Collect the contents of report.json."""
+    recipe = job.recipe
+    models = evaluated_models(
+        recipe.sequence_training.models, recipe.num_teachers, recipe.targets.rounds
     )
+    subsets = subsets_of_run(job.store, job.run_uri, features_step)
+    manifests = manifests_of(job, subsets, models)
+    bases = job.increment.bases if job.increment else ()
+    ingests = ingests_of(job.store, (*reversed(bases), job.run_uri))
+    evaluation = output_of(manifests[EVALUATION_STEP], EVALUATION_SCORES)
+    cluster = job.arguments.cluster or recipe.cluster
+    steps = step_records(job)
+    if EVALUATE not in steps:
+        record = join_uri(job.run_uri, job_record(EVALUATE))
+        raise ValueError(f"{record} is missing: run megahour {EVALUATE} again, which stores it")
+    return {
+        "run": job.run_uri,
+        "code_version": manifests[EVALUATION_STEP].code_version,
+        "recipe": steps[EVALUATE]["recipe"],
+        **json.loads(read_output(job.store, job.run_uri, evaluation)),
+        "development": development_errors(job.store, job.run_uri),
+        "hours": {s: manifests[features_step(s)].tally_out.hours for s in subsets},
+        "steps": {name: step_entry(record) for name, record in steps.items()},
+        "origin": origin_of(steps, job.run_uri),
+        **({"extends": list(bases)} if bases else {}),
+        "waterfall": waterfall_of(job.store, job.run_uri, ingests.values()),
+        "plan": compare_plan(
+            job.store, job.run_uri, recipe, lambda step: load_cluster(cluster or step), steps
+        ),
+        "curves": {
+            name: manifests[model_step(name)].statistic("curve", list[CurvePoint])
+            for name in models
+        },
+        "targets": targets_facts(manifests[TARGETS_STEP], recipe),
+        "kbest_costs": statistics_of(job, KBEST_COSTS_STEP),
+        "device_faults": device_faults(steps),
+        "certificate": statistics_of(job, CERTIFICATE_STEP),
+        "quarantine": (lost := quarantine_reasons(job.store, job.run_uri, manifests, ingests)),
+        "retries": retry_commands(lost, job.run_uri, job.arguments.recipe, job.arguments.set),
+        "pace": {
+            model: pace for record in steps.values() for model, pace in record["pace"].items()
+        },
+    }
 
 
-def _documents(store: ObjectStore, run_uri: str) -> dict[str, str]:
-    """Return the digests of records and plan by key."""
-    uris = record_uris(store, run_uri)
-    plan = join_uri(run_uri, PLAN_DOCUMENT)
-    if store.exists(plan):
-        uris.append(plan)
-    return {uri.removeprefix(f"{run_uri}/"): sha256(store.get(uri)) for uri in uris}
+def manifests_of(job: Job, subsets: Collection[str], models: Sequence[str]) -> dict[str, Manifest]:
+    """Read the manifests of all steps that a report shows, by step."""
+    optional = OPTIONAL_READS if DEV in subsets else ()
+    # The evaluation's inputs name the tuning and the models trained on by sMBR, so its digest is
+    # theirs, too.
+    rounds = (each.targets for each in targets_rounds(job.recipe.targets.rounds))
+    others = other_ledger_steps(job.store, job.run_uri, job.recipe)
+    read = (*required_reads(job.recipe), *others, *rounds, *optional, *map(model_step, models))
+    return {step: read_manifest(job.store, job.run_uri, step) for step in dict.fromkeys(read)}
+
+
+def targets_facts(targets: Manifest, recipe: Recipe) -> dict[str, Any]:
+    """Return k and the form of the targets, how many teachers made them, and their statistics."""
+    return {
+        "k": targets.config["k"],
+        "offsets": targets.config.get("offsets", "one"),
+        "source": targets.config.get("source", "logits"),
+        "tail_samples": targets.config.get("tail_samples", 0),
+        # A teacher of the user's own is no model of the run.
+        "num_teachers": sum(folder_of(name) == MODELS_FOLDER for name in targets.inputs)
+        or recipe.num_labelling,
+        **targets.statistics,
+        "num_frames": targets.statistic("num_frames", int),
+        MEAN_MASS: targets.statistic(MEAN_MASS, float),
+    }
+
+
+def statistics_of(job: Job, step: str) -> dict[str, Any]:
+    """Return the statistics of a step's manifest; {} where the run lacks the step."""
+    if not is_finished(job.store, job.run_uri, step):
+        return {}
+    return dict(read_manifest(job.store, job.run_uri, step).statistics)
+
+
+def device_faults(steps: Mapping[str, Record]) -> dict[str, Any]:
+    """Return the faults of devices in the steps' records, where there are some."""
+    found = {name: record["device_faults"] for name, record in steps.items()}
+    return {name: faults for name, faults in found.items() if faults}
+
+
+def required_reads(recipe: Recipe) -> list[str]:
+    """Return the steps that a report reads in any case: no teacher where none is trained."""
+    return [step for step in REQUIRED_READS if recipe.num_teachers or step != model_step(TEACHER)]
+
+
+def step_records(job: Job) -> dict[str, Any]:
+    """Read the summaries that the steps before this one stored, in the order of their ends."""
+    records = [_read_record(job, uri) for uri in record_uris(job.store, job.run_uri)]
+    return {record["step"]: record for record in sorted(records, key=lambda r: r["finished_at"])}
+
+
+def _read_record(job: Job, uri: str) -> dict[str, Any]:
+    remedy = f"run megahour {_job_of(uri)} again, which stores the record again"
+    return read_checked(job.store, uri, lambda data: parse_job_record(data, remedy))
 
 
 def record_uris(store: ObjectStore, run_uri: str) -> list[str]:
@@ -135,32 +240,41 @@ def _job_of(uri: str) -> str:
     return uri.rpartition("/")[2].removesuffix(".json")
 
 
-def run_report(spec: StepSpec, tally: Tally) -> StepResult:
-    """Store the manifest of a report, in place of one that was made from other inputs."""
-    if is_finished(spec.store, spec.run_uri, spec.step):
-        stored = read_manifest(spec.store, spec.run_uri, spec.step)
-        reads = input_digests(spec.store, spec.run_uri, spec.reads)
-        if stored.inputs != {**reads, **spec.digests}:
-            # A report has no readers among the steps: the newest one is the only one.
-            spec.store.delete(manifest_uri(spec.run_uri, spec.step))
-    return run_step(spec, lambda step: step.lossless(tally))
+def step_entry(record: Record) -> dict[str, Any]:
+    """Sum the counts of one step over all its manifests; its seconds beside them."""
+    tallies = record["manifests"].values()
+    counts = ("utterances_in", "utterances_out", "quarantined")
+    totals = {name: sum(tally[name] for tally in tallies) for name in counts}
+    return {"seconds": record["seconds"], **totals}
 
 
-Record = Mapping[str, Any]
+def development_errors(store: ObjectStore, run_uri: str) -> dict[str, Mapping[str, Any]]:
+    """Return each model's counts and rate as it was chosen; {} without development speakers."""
+    if not is_finished(store, run_uri, TUNING_STEP):
+        return {}
+    tuning = read_manifest(store, run_uri, TUNING_STEP)
+    chosen = tuning.statistic("settings", dict[str, dict[str, Any]])
+    (output,) = tuning.outputs
+    curves = json.loads(read_output(store, run_uri, output))
+    return {
+        name: next(point["word_errors"] for point in curves[name] if point["settings"] == settings)
+        for name, settings in chosen.items()
+    }
+
+
 _REQUESTS = ("get", "put", "head", "list")
 
 
 def origin_of(records: Mapping[str, Record], run_uri: str) -> dict[str, Any]:
     """Return dates, seconds, machines, commits and dollars of the steps' records, and their sums.
 
-    A record of an earlier version knows no machine, commit or cluster: its texts are empty, its
-    dollars are None.
+    The commit of installed code is not known: "".
     """
     steps = {
         name: {
             "finished_at": record["finished_at"],
-            "machine": record.get("machine", ""),
-            "commit": record.get("commit", ""),
+            "machine": record["machine"],
+            "commit": record["commit"],
             "dollars": dollars_of(record, is_in_s3=run_uri.startswith("s3://")),
         }
         for name, record in records.items()
@@ -168,28 +282,24 @@ def origin_of(records: Mapping[str, Record], run_uri: str) -> dict[str, Any]:
     ends = {name: datetime.fromisoformat(step["finished_at"]) for name, step in steps.items()}
     begins = [end.timestamp() - records[name]["seconds"] for name, end in ends.items()]
     return {
-        "finished_at": max(steps.values(), key=lambda step: str(step["finished_at"]))[
-            "finished_at"
-        ],
+        "finished_at": max(step["finished_at"] for step in steps.values()),
         "step_seconds": sum(record["seconds"] for record in records.values()),
         "elapsed_seconds": max(end.timestamp() for end in ends.values()) - min(begins),
         "machines": _distinct(steps, "machine"),
         "commits": _distinct(steps, "commit"),
-        "dollars": sum(step["dollars"] or 0.0 for step in steps.values()),
+        "dollars": sum(step["dollars"] for step in steps.values()),
         "steps": steps,
     }
 
 
-def dollars_of(record: Record, is_in_s3: bool) -> float | None:
+def dollars_of(record: Record, is_in_s3: bool) -> float:
     """Return the dollars of a step's instances for its seconds, and of its requests to S3."""
-    cluster, counts = record.get("cluster"), record.get("requests")
-    if cluster is None:
-        return None
+    cluster = record["cluster"]
     hourly = cluster["num_instances"] * cluster["price_per_instance_hour"]
     instances = float(hourly * record["seconds"] / 3600)
-    if not (is_in_s3 and counts):
+    if not is_in_s3:
         return instances
-    requests = Requests(**{kind: counts[kind] for kind in _REQUESTS})
+    requests = Requests(**{kind: record["requests"][kind] for kind in _REQUESTS})
     return instances + S3_STANDARD.requests(requests)
 
 
@@ -245,7 +355,9 @@ def stage_of(step: str, manifests: Collection[Manifest]) -> dict[str, Any]:
 
 Reasons = Mapping[str, Mapping[str, int]]
 
-_RETRIED = (FEATURES_FOLDER, TARGETS_FOLDER)
+_RETRIED = {FEATURES_FOLDER: AUDIO_REASONS, TARGETS_FOLDER: (TEACHER_FAILED,)}
+"""The reasons of which `megahour retry` takes rows back, by the folder of the step."""
+
 _LEDGERS = (SELECTION_FOLDER, ALIGNMENTS_FOLDER, LATTICES_FOLDER, *_RETRIED)
 """The kinds of step that keep a ledger, beside ingest."""
 
@@ -285,8 +397,8 @@ def retry_commands(
     settings = [part for override in overrides for part in ("--set", override)]
     found = []
     for step, counts in reasons.items():
-        again = sorted(reason for reason in counts if reason in REASONS)
-        if folder_of(step) in _RETRIED and again:
+        retried = _RETRIED.get(folder_of(step), ())
+        if again := sorted(reason for reason in counts if reason in retried):
             only = () if folder_of(step) == TARGETS_FOLDER else ("--step", step)
             command = [
                 *("megahour", "retry", "--recipe", recipe, *settings, "--run", run_uri, *only),
@@ -294,47 +406,6 @@ def retry_commands(
             ]
             found.append({"step": step, "reasons": again, "command": shlex.join(command)})
     return found
-
-
-KEPT = ("run", "wer", "werr", "development", "hours", "steps", "recipe")
-"""The parts of the other run's report that the comparison keeps."""
-
-OTHER, THIS = "other", "this"
-Errors = Callable[[], list[UtteranceErrors]]
-
-
-def compared(other: Mapping[str, Any], here: Errors, there: Errors) -> dict[str, Any]:
-    """Return the other run's scores beside the tests of each model that both runs have.
-
-    `here` and `there` read the word errors by utterance. Runs of other utterances, and reports
-    without them, are not paired: the comparison says why.
-    """
-    kept = {name: other[name] for name in KEPT if name in other}
-    try:
-        return kept | {"pairs": paired(here(), there())}
-    except ValueError as error:
-        return kept | {"pairs": [], "not_paired": str(error)}
-
-
-def paired(here: list[UtteranceErrors], there: list[UtteranceErrors]) -> list[dict[str, Any]]:
-    """Test each model that both evaluations scored, over all words of the same speakers."""
-    if not here or not there:
-        raise ValueError("one of the evaluations has no utterance")
-    models = [model for model in here[0].errors if model in there[0].errors]
-    found = []
-    for model in models:
-        both = joined(of_models(there, {model: OTHER}), of_models(here, {model: THIS}))
-        counts = SpeakerCounts.of(both)
-        if counts.errors[OTHER].sum():  # nothing is reduced where the other has no errors
-            test = compare(resample(counts), OTHER, THIS)
-            found.append({"model": model, **test.to_json()})
-    return found
-
-
-def other_uris(job: Job) -> list[str]:
-    """Return the other runs that the command line names, each once."""
-    named = (job.arguments.compare, job.arguments.oracle)
-    return list(dict.fromkeys((*job.arguments.curve, *filter(None, named))))
 
 
 @dataclass(frozen=True, slots=True)
@@ -368,13 +439,57 @@ class OtherReport:
         return cls(store, run_uri, document, digest)
 
 
+def hours_point(report: Mapping[str, Any]) -> dict[str, Any]:
+    """Take from a run's report its hours of unlabelled speech, and its rates over all words.
+
+    Raises ValueError for a report without them.
+    """
+    try:
+        rates = report["statistics"]["pooled"]["wer"]
+        shown = {
+            model: {name: float(rates[model][name]) for name in ("value", "low", "high")}
+            for model in (BASELINE, STUDENT)
+        }
+        hours = float(report["hours"][UNLABELLED])
+    except (KeyError, TypeError) as error:
+        raise ValueError(
+            f"{report.get('run')}: its report has no intervals over several speakers ({error!r}): "
+            "run megahour evaluate and report there again"
+        ) from error
+    return {"run": str(report["run"]), "hours": hours, "wer": shown}
+
+
+KEPT = ("run", "wer", "werr", "development", "hours", "steps", "recipe")
+"""The parts of the other run's report that the comparison keeps."""
+
+
 def comparison(job: Job, other: OtherReport) -> dict[str, Any]:
-    """Compare this run with another one, on the utterances that both were evaluated on."""
-    return compared(
-        other.document,
-        partial(utterance_errors, job.store, job.run_uri),
-        partial(utterance_errors, other.store, other.run_uri),
-    )
+    """Return the other run's scores beside the tests of each model that both runs have.
+
+    Runs of other utterances are not paired: the comparison says why.
+    """
+    kept = {name: other.document[name] for name in KEPT if name in other.document}
+    try:
+        here = utterance_errors(job.store, job.run_uri)
+        there = utterance_errors(other.store, other.run_uri)
+        return kept | {"pairs": paired(here, there)}
+    except ValueError as error:
+        return kept | {"pairs": [], "not_paired": str(error)}
+
+
+def paired(here: list[UtteranceErrors], there: list[UtteranceErrors]) -> list[dict[str, Any]]:
+    """Test each model that both evaluations scored, over all words of the same speakers."""
+    if not here or not there:
+        raise ValueError("one of the evaluations has no utterance")
+    models = [model for model in here[0].errors if model in there[0].errors]
+    found = []
+    for model in models:
+        both = joined(of_models(there, {model: "other"}), of_models(here, {model: "this"}))
+        counts = SpeakerCounts.of(both)
+        if counts.errors["other"].sum():  # nothing is reduced where the other has no errors
+            test = compare(resample(counts), "other", "this")
+            found.append({"model": model, **test.to_json()})
+    return found
 
 
 def utterance_errors(store: ObjectStore, run_uri: str) -> list[UtteranceErrors]:
@@ -384,7 +499,7 @@ def utterance_errors(store: ObjectStore, run_uri: str) -> list[UtteranceErrors]:
 
 
 def output_of(evaluation: Manifest, name: str, suffix: str = "") -> Output:
-    """Return the evaluation's output of this name; ValueError if an earlier version wrote none."""
+    """Return the evaluation's output of this name; ValueError if it has none."""
     for output in evaluation.outputs:
         file = output.key.rpartition("/")[2]
         if file.startswith(f"{name}-") and file.endswith(suffix):
@@ -402,12 +517,14 @@ def recovered(job: Job, oracle: OtherReport, hours: Mapping[str, float]) -> dict
     `hours` are this run's by subset. ValueError for an oracle that was evaluated on other
     utterances or words.
     """
-    places = (job.store, job.run_uri), (oracle.store, oracle.run_uri)
-    here, there = (utterance_errors(*place) for place in places)
+    here = utterance_errors(job.store, job.run_uri)
+    there = utterance_errors(oracle.store, oracle.run_uri)
     names = {old: new for old, new in ORACLES.items() if there and old in there[0].errors}
     try:
         both = joined(here, of_models(there, names))
-        _check_transcripts(*(_transcripts(*place) for place in places))
+        _check_transcripts(
+            _transcripts(job.store, job.run_uri), _transcripts(oracle.store, oracle.run_uri)
+        )
     except ValueError as error:
         raise ValueError(
             f"--oracle {oracle.run_uri}: {error}; give the oracle's run the held-out list of this "
@@ -418,7 +535,7 @@ def recovered(job: Job, oracle: OtherReport, hours: Mapping[str, float]) -> dict
         "run": oracle.run_uri,
         "labelled_hours": {
             "this": hours.get(LABELLED),
-            "oracle": (oracle.document.get("hours") or {}).get(LABELLED),
+            "oracle": oracle.document["hours"].get(LABELLED),
         },
         "has_same_language_model": _has_same_language_model(job, oracle),
         "lacks": after if after in here[0].errors and after not in names else "",
@@ -467,19 +584,20 @@ def _scores(counts: SpeakerCounts) -> dict[str, Any]:
         "reference_words": int(counts.words.sum()),
         "wer": {name: drawn.word_error_rate(name).to_json() for name in counts.errors},
         "recovery": {
-            name: _recovery(drawn, name, *stage) for name, stage in _stages(list(counts.errors))
+            name: _recovery(drawn, name, baseline, oracle)
+            for name, baseline, oracle in _stages(list(counts.errors))
         },
     }
 
 
-def _stages(models: Sequence[str]) -> Iterator[tuple[str, tuple[str, str]]]:
+def _stages(models: Sequence[str]) -> Iterator[tuple[str, str, str]]:
     """Yield each model with the baseline and the oracle of its stages, where both are there."""
     after = set(map(sequence_trained, models))
     for name in models:
         change = sequence_trained if name in after else str
-        stage = change(BASELINE), change(ORACLE)
-        if name not in stage and set(stage) <= set(models):
-            yield name, stage
+        baseline, oracle = change(BASELINE), change(ORACLE)
+        if name not in (baseline, oracle) and {baseline, oracle} <= set(models):
+            yield name, baseline, oracle
 
 
 def _recovery(

@@ -1,7 +1,7 @@
 """Draw the charts of the page, each for a desktop and for a phone, as inline SVG.
 
-They are bars and points of word error rates, speakers, hours and seconds, and learning curves over
-the hours of speech that training has read. Colours and font are those of the page.
+Each function takes values of the report and returns a Drawing. Colours and font are those of the
+page.
 """
 
 import io
@@ -15,10 +15,9 @@ import matplotlib.style
 from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import MaxNLocator, NullFormatter, ScalarFormatter
 
-from jobs.report_page.blocks import Drawing, number, printable
-from jobs.report_page.tables import Scores, in_order, placements
+from jobs.report_page.wording import Scores, by_placement, in_order, number, printable
 from pipeline.filterbank import FRAME_SHIFT_MS
 from pipeline.runs.names import BASELINE, STUDENT
 from pipeline.splicing import STACK
@@ -54,20 +53,25 @@ _NO_METADATA = {"Creator": None, "Date": None, "Format": None, "Type": None}
 
 
 @dataclass(frozen=True, slots=True)
+class Drawing:
+    """Drawing is one chart as two finished `<svg>` elements: for a desktop and for a phone."""
+
+    wide: Markup
+    narrow: Markup
+
+
+@dataclass(frozen=True, slots=True)
 class Form:
     """Form is a drawing's width in inches, and whether its panels are below each other."""
 
     width: float
     is_narrow: bool
 
-    def figure(self, height: float, num_panels: int = 1) -> Figure:
-        """Make an empty figure for so many panels, each `height` inches high."""
-        rows = num_panels if self.is_narrow else 1
-        return Figure(figsize=(self.width, rows * height))
-
-    def grid(self, num_panels: int) -> tuple[int, int]:
-        """Return the rows and columns of so many panels."""
-        return (num_panels, 1) if self.is_narrow else (1, num_panels)
+    def panels(self, height: float, num_panels: int = 1) -> tuple[Figure, list[Axes]]:
+        """Make a figure of so many empty panels, each `height` inches high."""
+        rows, columns = (num_panels, 1) if self.is_narrow else (1, num_panels)
+        figure = Figure(figsize=(self.width, rows * height))
+        return figure, list(figure.subplots(rows, columns, squeeze=False).flat)
 
 
 FORMS = {"wide": Form(7.4, is_narrow=False), "narrow": Form(3.7, is_narrow=True)}
@@ -116,20 +120,13 @@ UPRIGHT_LETTERS_PER_INCH = 8
 MAX_LETTERS = 24
 """A longer name beside an axis would leave no room for its bars."""
 
-SpeakerRates = Sequence[tuple[str, float, float]]
-"""The word error rates of baseline and student by speaker, in percent."""
-
-Stages = Sequence[tuple[str, float, float]]
-"""The hours before and after each stage, by name; a total begins at 0."""
-
 
 def word_error_bars(wer: Scores) -> Drawing:
     """Draw word error rates, a group of bars for each placement."""
-    models, names = in_order(wer), placements(wer)
+    models, names = in_order(wer), list(by_placement(wer))
 
     def draw(form: Form) -> Figure:
-        figure = form.figure(2.9)
-        axes = figure.subplots()
+        figure, (axes,) = form.panels(2.9)
         width = 0.8 / len(models)
         for index, model in enumerate(models):
             centres = [place - 0.4 + (index + 0.5) * width for place in range(len(names))]
@@ -138,7 +135,7 @@ def word_error_bars(wer: Scores) -> Drawing:
             axes.bar(centres, rates, 0.92 * width, color=colour, label=_short(model))
         axes.set_title("word error rate, %", loc="left")
         _name_groups(axes, names, form)
-        add_legend(figure, form)
+        _add_legend(figure, form)
         return figure
 
     label = f"Bar chart of word error rates at {', '.join(names)} for {', '.join(models)}"
@@ -154,60 +151,51 @@ def _name_groups(axes: Axes, names: Sequence[str], form: Form) -> None:
     axes.grid(visible=False, axis="x")
 
 
-def speaker_points(rates: SpeakerRates) -> Drawing:
-    """Draw a line for each speaker from the rate of the baseline to that of the student."""
+def speaker_points(rates: Sequence[tuple[str, float, float]]) -> Drawing:
+    """Draw a line for each speaker from the rate of the baseline to that of the student, in %."""
 
     def draw(form: Form) -> Figure:
-        figure = form.figure(1.0 + 0.21 * len(rates))
-        axes = figure.subplots()
+        figure, (axes,) = form.panels(1.0 + 0.21 * len(rates))
         rows = range(len(rates))
-        before, after = [rate[1] for rate in rates], [rate[2] for rate in rates]
+        names, before, after = zip(*rates, strict=True)
         axes.hlines(rows, before, after, color=FAINT, linewidth=2.5, zorder=1)
         axes.scatter(before, rows, color=SERIES[0], label=BASELINE, zorder=2)
         axes.scatter(after, rows, color=SERIES[2], label=STUDENT, zorder=3)
-        _name_rows(axes, [rate[0] for rate in rates])
+        _name_rows(axes, names)
         axes.set_xlabel("word error rate, %")
-        add_legend(figure, form)
+        _add_legend(figure, form)
         return figure
 
     ends = ", ".join(f"{name} {number(one)} to {number(two)}" for name, one, two in rates)
     return drawn(draw, "speakers", f"Word error rates of baseline and student by speaker: {ends}")
 
 
-def hours_waterfall(stages: Stages) -> Drawing:
-    """Draw the hours that stages keep and take away, from metadata to training."""
+def hours_waterfall(stages: Sequence[tuple[str, float, float]]) -> Drawing:
+    """Draw the hours before and after each stage, from metadata to training; totals begin at 0."""
+    hours = [number(end - begin if begin else end, 2) for _, begin, end in stages]
 
     def draw(form: Form) -> Figure:
-        figure = form.figure(0.7 + 0.3 * len(stages))
-        axes = figure.subplots()
+        figure, (axes,) = form.panels(0.7 + 0.3 * len(stages))
         for row, (_, begin, end) in enumerate(stages):
             colour = SERIES[1] if begin else SERIES[2]
             axes.barh(row, abs(end - begin), 0.68, left=min(begin, end), color=colour)
-            shown = number(end - begin, 2) if begin else number(end, 2)
-            axes.annotate(
-                f"{shown} h",
-                (max(begin, end), row),
-                (4, 0),
-                textcoords="offset points",
-                va="center",
-            )
+            at, above = (max(begin, end), row), (4, 0)
+            axes.annotate(f"{hours[row]} h", at, above, textcoords="offset points", va="center")
         _name_rows(axes, [name for name, _, _ in stages])
         axes.margins(x=0.22 if form.is_narrow else 0.12)
         axes.set_xlabel("hours")
         return figure
 
-    hours = ", ".join(
-        f"{name} {number(end - begin if begin else end, 2)}" for name, begin, end in stages
-    )
-    return drawn(draw, "hours", f"Hours from metadata to training: {hours}")
+    named = ", ".join(f"{stage[0]} {each}" for stage, each in zip(stages, hours, strict=True))
+    return drawn(draw, "hours", f"Hours from metadata to training: {named}")
 
 
-def step_bars(seconds: Mapping[str, float]) -> Drawing:
+def step_bars(steps: Mapping[str, Mapping[str, float]]) -> Drawing:
     """Draw the seconds of each step, first step on top."""
+    seconds = {name: step["seconds"] for name, step in steps.items()}
 
     def draw(form: Form) -> Figure:
-        figure = form.figure(0.6 + 0.27 * len(seconds))
-        axes = figure.subplots()
+        figure, (axes,) = form.panels(0.6 + 0.27 * len(seconds))
         bars = axes.barh(range(len(seconds)), list(seconds.values()), 0.7, color=SERIES[2])
         axes.bar_label(bars, [f"{value:,.1f} s" for value in seconds.values()], padding=4)
         _name_rows(axes, list(seconds))
@@ -228,12 +216,12 @@ def _name_rows(axes: Axes, names: Sequence[str]) -> None:
 
 def _short(name: str) -> str:
     shown = printable(name)
-    return (
-        shown if len(shown) <= MAX_LETTERS else f"{shown[: MAX_LETTERS - 1]}\N{HORIZONTAL ELLIPSIS}"
-    )
+    if len(shown) <= MAX_LETTERS:
+        return shown
+    return f"{shown[: MAX_LETTERS - 1]}\N{HORIZONTAL ELLIPSIS}"
 
 
-def add_legend(figure: Figure, form: Form) -> None:
+def _add_legend(figure: Figure, form: Form) -> None:
     """Name the series above the panels: on the right, or on a phone over the whole width."""
     handles, labels = figure.axes[0].get_legend_handles_labels()
     if form.is_narrow:
@@ -244,7 +232,6 @@ def add_legend(figure: Figure, form: Form) -> None:
 
 Curve = Sequence[Mapping[str, Any]]
 
-HELD_OUT = "validation_cross_entropy"
 SUB_EPOCHS = {
     True: ("labelled", "o", SERIES[2]),
     False: ("unlabelled", "s", SERIES[1]),
@@ -269,11 +256,6 @@ def hours_of(num_frames: float) -> float:
     return num_frames * _HOURS_PER_FRAME
 
 
-def hours_seen(curve: Curve) -> list[float]:
-    """Return the hours that training has read at the end of each sub-epoch, repetitions too."""
-    return [hours_of(frames) for frames in accumulate(point["num_frames"] for point in curve)]
-
-
 def block_ends(curve: Curve, frames_in_block: int) -> list[float]:
     """Return the hours at which blocks end, of about so many frames of all ranks together.
 
@@ -295,28 +277,32 @@ def learning_curve(name: str, index: int, curve: Curve, frames_in_block: int = 0
     ends = block_ends(curve, frames_in_block)
 
     def draw(form: Form) -> Figure:
-        figure = form.figure(2.4, num_panels=2)
-        upper, lower = figure.subplots(*form.grid(2))
+        figure, (upper, lower) = form.panels(2.4, num_panels=2)
         upper.set_title("cross-entropy, nats a frame", loc="left")
         _plot_sub_epochs(upper, curve, "cross_entropy", 1.0)
-        _plot_held_out(upper, curve)
         lower.set_title("frame accuracy, %", loc="left")
         _plot_sub_epochs(lower, curve, "frame_accuracy", 100.0)
         for axes in (upper, lower):
             for hours in ends:
                 axes.axvline(hours, 0, 0.04, color=FAINT if len(ends) > 60 else SERIES[0])
         if len(upper.get_legend_handles_labels()[0]) > 1:
-            add_legend(figure, form)
+            _add_legend(figure, form)
         return figure
 
-    return drawn(draw, f"curve-{index}", _curve_label(name, curve))
+    first, last = curve[0], curve[-1]
+    label = (
+        f"Learning curves of {name}: in {len(curve)} sub-epochs the cross-entropy goes "
+        f"from {first['cross_entropy']:.2f} to {last['cross_entropy']:.2f}, the frame accuracy "
+        f"from {first['frame_accuracy']:.0%} to {last['frame_accuracy']:.0%}"
+    )
+    return drawn(draw, f"curve-{index}", label)
 
 
 def trainer_curve(name: str, index: int, curve: Curve) -> Drawing | None:
     """Draw what a model's trainer exchanged by hours seen: density, norms and staleness.
 
     Numbers that are 0 throughout are left out: blocks that are sent whole leave no residual. None
-    for synchronous SGD, which sends every gradient, and for reports before these.
+    for synchronous SGD, which sends every gradient.
     """
     points = [point.get("trainer", {}) for point in curve]
     shown = [
@@ -329,8 +315,7 @@ def trainer_curve(name: str, index: int, curve: Curve) -> Drawing | None:
     flat = [{**point, **point["trainer"]} for point in curve]
 
     def draw(form: Form) -> Figure:
-        figure = form.figure(2.0, num_panels=len(shown))
-        panels = figure.subplots(*form.grid(len(shown)), squeeze=False).flat
+        figure, panels = form.panels(2.0, num_panels=len(shown))
         for axes, key in zip(panels, shown, strict=True):
             axes.set_title(TRAINER_TITLES[key], loc="left")
             _plot_sub_epochs(axes, flat, key, 100.0 if key == "density" else 1.0)
@@ -339,7 +324,7 @@ def trainer_curve(name: str, index: int, curve: Curve) -> Drawing | None:
 
     ends = {key: points[-1][key] * (100 if key == "density" else 1) for key in shown}
     values = ", ".join(f"{TRAINER_TITLES[key]} {ends[key]:.3g}" for key in shown)
-    label = f"What the trainer of {printable(name)} exchanged; at the end: {values}"
+    label = f"What the trainer of {name} exchanged; at the end: {values}"
     return drawn(draw, f"trainer-{index}", label)
 
 
@@ -348,8 +333,7 @@ def pace_curve(name: str, index: int, pace: Sequence[Mapping[str, float]]) -> Dr
     rates = [hours_of(each["num_frames"]) * 3600 / each["seconds"] for each in pace]
 
     def draw(form: Form) -> Figure:
-        figure = form.figure(1.8)
-        axes = figure.subplots()
+        figure, (axes,) = form.panels(1.8)
         axes.bar([each["sub_epoch"] + 1 for each in pace], rates, 0.7, color=SERIES[2])
         axes.set_title("throughput, hours of speech an hour", loc="left")
         axes.set_xlabel("sub-epoch")
@@ -357,40 +341,94 @@ def pace_curve(name: str, index: int, pace: Sequence[Mapping[str, float]]) -> Dr
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         return figure
 
-    label = f"Throughput of {printable(name)}: {min(rates):,.0f} to {max(rates):,.0f}"
+    label = f"Throughput of {name}: {min(rates):,.0f} to {max(rates):,.0f}"
     return drawn(draw, f"pace-{index}", f"{label} hours of speech an hour")
 
 
-def _curve_label(name: str, curve: Curve) -> str:
-    first, last = curve[0], curve[-1]
-    return (
-        f"Learning curves of {printable(name)}: in {len(curve)} sub-epochs the cross-entropy goes "
-        f"from {first['cross_entropy']:.2f} to {last['cross_entropy']:.2f}, the frame accuracy "
-        f"from {first['frame_accuracy']:.0%} to {last['frame_accuracy']:.0%}"
-    )
-
-
 def _plot_sub_epochs(axes: Axes, curve: Curve, key: str, scale: float) -> None:
-    hours = hours_seen(curve)
+    """Plot a value over the hours read by the end of each sub-epoch, and that held out, if any."""
+    hours = [hours_of(frames) for frames in accumulate(point["num_frames"] for point in curve)]
+    points = list(zip(hours, curve, strict=True))
+
+    def plot(some: list[tuple[float, float]], style: Mapping[str, Any]) -> None:
+        if some:
+            axes.plot(*zip(*some, strict=True), **style)
+
     for labelled, (label, marker, colour) in SUB_EPOCHS.items():
-        points = [
-            (seen, scale * point[key])
-            for seen, point in zip(hours, curve, strict=True)
-            if point["labelled"] is labelled
-        ]
-        if points:
-            seen_hours, values = zip(*points, strict=True)
-            axes.plot(seen_hours, values, label=label, marker=marker, markersize=3.5, color=colour)
+        of_kind = [(at, scale * each[key]) for at, each in points if each["labelled"] is labelled]
+        plot(of_kind, {"label": label, "marker": marker, "markersize": 3.5, "color": colour})
+    name = f"validation_{key}"
+    held_out = [(at, scale * each[name]) for at, each in points if name in each]
+    plot(held_out, {"label": "held out", "linestyle": "--", "color": INK})
     axes.set_xlabel("hours of speech seen")
     axes.grid(visible=False, axis="x")
 
 
-def _plot_held_out(axes: Axes, curve: Curve) -> None:
-    points = [
-        (seen, point[HELD_OUT])
-        for seen, point in zip(hours_seen(curve), curve, strict=True)
-        if HELD_OUT in point
-    ]
-    if points:
-        hours, values = zip(*points, strict=True)
-        axes.plot(hours, values, label="held out", linestyle="--", color=INK)
+KBEST_FORMS = {
+    "renormalized": "renormalized",
+    "ghost": "ghost",
+    "sampled": "a fifth of k drawn",
+}
+"""How targets represent the senones that they do not keep, each with its title."""
+
+
+def kbest_costs(by_k: Mapping[str, Mapping[str, float]]) -> Drawing:
+    """Draw the retained mass, and the angle of each form's gradient, over k."""
+    ordered = {k: by_k[k] for k in sorted(by_k, key=int)}
+
+    def draw(form: Form) -> Figure:
+        figure, (upper, lower) = form.panels(2.5, num_panels=2)
+        masses = [100 * costs["mass"] for costs in ordered.values()]
+        upper.plot(list(ordered), masses, marker="o", color=SERIES[2])
+        upper.set_title("retained mass, %", loc="left")
+        lower.set_title("angle to the full gradient, degrees", loc="left")
+        for colour, (name, title) in zip(SERIES, KBEST_FORMS.items(), strict=True):
+            key = f"angle_{name}"
+            angles = {k: costs[key] for k, costs in ordered.items() if key in costs}
+            lower.plot(list(angles), list(angles.values()), marker="o", color=colour, label=title)
+        for axes in (upper, lower):
+            axes.set_xlabel("k")
+            axes.grid(visible=False, axis="x")
+        lower.legend(fontsize="small")
+        return figure
+
+    label = f"Retained mass and angles of gradients at k of {', '.join(ordered)}"
+    return drawn(draw, "kbest", f"{label}; the table above has the numbers")
+
+
+def rates_by_hours(points: Sequence[Mapping[str, Any]]) -> Drawing:
+    """Draw the rates of runs, ordered by their unlabelled hours, over a logarithm of the hours."""
+    hours = [point["hours"] for point in points]
+
+    def draw(form: Form) -> Figure:
+        figure, (axes,) = form.panels(3.0)
+        for model, colour in ((BASELINE, SERIES[0]), (STUDENT, SERIES[2])):
+            rates = [point["wer"][model] for point in points]
+            axes.errorbar(
+                hours,
+                [rate["value"] for rate in rates],
+                [
+                    [rate["value"] - rate["low"] for rate in rates],
+                    [rate["high"] - rate["value"] for rate in rates],
+                ],
+                label=model,
+                color=colour,
+                marker="o",
+                markersize=3.5,
+                capsize=2.5,
+            )
+        axes.set_xscale("log")
+        axes.xaxis.set_major_formatter(ScalarFormatter())
+        axes.xaxis.set_minor_formatter(NullFormatter())
+        axes.set_xticks(hours)
+        axes.set_title("word error rate, %", loc="left")
+        axes.set_xlabel("hours of unlabelled speech")
+        _add_legend(figure, form)
+        return figure
+
+    ends = ", ".join(
+        f"{number(point['hours'], 2)} h {number(point['wer'][STUDENT]['value'])} %"
+        for point in points
+    )
+    label = f"Word error rates of the student by hours of unlabelled speech: {ends}"
+    return drawn(draw, "by-hours", label)

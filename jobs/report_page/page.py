@@ -1,115 +1,55 @@
-"""Render the report: as a page of HTML, and its first tables as text for the terminal.
+"""Render the report as one self-contained HTML page: layout.html over what report.json holds.
 
-Word error rates come first, then curves, data, targets, shuffle and steps.
+Here are the values that the layout cannot state as an expression over the report.
 """
 
 import json
-import textwrap
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import cache
 from importlib import resources
-from typing import Any
+from itertools import pairwise
+from typing import Any, Literal
 
-from jinja2 import Environment, StrictUndefined
+from jinja2 import Environment, StrictUndefined, Template
 from markupsafe import Markup
 
-from jobs.report_page.blocks import (
-    Block,
-    Command,
-    Drawing,
-    Figure,
-    Paragraph,
-    Preformatted,
-    Section,
-    number,
-    paragraph,
-    printable,
-    section,
-)
-from jobs.report_page.certainty import (
-    certainty,
-    interval_table,
-    speaker_figure,
-    speaker_table,
-    worst_utterances,
-)
-from jobs.report_page.figures import (
-    block_ends,
-    hours_of,
-    learning_curve,
-    pace_curve,
-    step_bars,
-    trainer_curve,
-    word_error_bars,
-)
-from jobs.report_page.hours_and_costs import (
-    key_figures,
-    origin_facts,
-    plan_columns,
-    plan_note,
-    plan_table,
-    step_table,
-    waterfall_figure,
-    waterfall_table,
-)
-from jobs.report_page.other_runs import (
-    amounts_table,
-    comparison_note,
-    curve_drawing,
-    curve_table,
-    development_columns,
-    development_table,
-    oracle_rates,
-    pairs_table,
-    rates_table,
-    recovery_columns,
-    recovery_note,
-    recovery_statement,
-    recovery_table,
-    settings_table,
-)
-from jobs.report_page.tables import (
+from jobs.report_page import figures
+from jobs.report_page.wording import (
     Report,
-    Scores,
-    at_paper_placements,
-    decoding_note,
-    decoding_table,
+    by_placement,
+    certainty,
     development_rates,
-    device_fault_table,
-    error_table,
-    frame_accuracy_table,
-    funnel_table,
+    gain_on_baseline,
     headline,
-    hours_table,
     in_order,
+    interval,
     mean,
-    placements,
-    quarantine_table,
+    models_and_oracle,
+    number,
+    printable,
+    probability,
+    recovery_statement,
     reductions,
-    word_error_table,
+    scopes,
+    with_all_parts,
 )
-from jobs.report_page.targets_and_shuffle import (
-    costs_drawing,
-    costs_note,
-    costs_table,
-    costs_warning,
-    shuffle_note,
-    shuffle_table,
-    shuffle_verdict,
-)
-from pipeline.runs.names import INGEST_STEP, section_of
+from pipeline.runs.names import BASELINE, STUDENT, section_of
+from pipeline.shuffle_quality import FIGURE_TITLES, NUM_ORDERS
 
-POLICY = "default-src 'none'; style-src 'unsafe-inline'"
-"""The browser's own guard: unescaped markup could load and run nothing."""
+PAPER_WERR = {"DP1": 9.8, "DP2": 22.2, "DP3": 21.8, "DP4": 16.5, "DP5": 18.9}
+"""Paper 003 Table II: relative word error rate reduction, percent, by device placement."""
 
-PAPER_NOTE = (
-    " The WERR of the paper (Table II of Realizing Petabyte Scale Acoustic Modeling) is for other "
-    "data, and a million hours of it."
-)
+LEAST_MASS = 0.95
+"""A retained mass below this is worth a warning: a twentieth of the probability is not stored."""
 
-INGEST_REMEDY = (
-    f"The ledgers below {INGEST_STEP}/ say of each utterance why it was refused at {INGEST_STEP}. "
-    "Correct what they name, and ingest it in another run, or in an increment of this one."
-)
+MS_PER_HOUR = 3_600_000
+
+_FILES = resources.files("jobs.report_page")
+
+Stage = Mapping[str, Any]
+"""A step's milliseconds in, out, not selected and quarantined, as collect.stage_of made it."""
 
 
 def render_report(report: Report) -> str:
@@ -117,21 +57,37 @@ def render_report(report: Report) -> str:
 
     Empty and missing parts of the report are left out; all its texts are escaped.
     """
-    files = resources.files("jobs.report_page")
+    report = with_all_parts(report)
+    return _layout().render(
+        report=report,
+        comparison=with_all_parts(report["comparison"]),
+        # The style is ours; an escaped one would have no > and no quotes.
+        style=Markup(_FILES.joinpath("style.css").read_text("utf-8")),  # noqa: S704
+        recipe=json.dumps(report["recipe"], indent=2, ensure_ascii=False).split("\n"),
+        speakers=Speakers.of(report["speakers"]),
+        shuffle=list(shuffle_figures(report["certificate"])),
+        num_orders=NUM_ORDERS,
+        paper_werr=PAPER_WERR,
+        least_mass=LEAST_MASS,
+        low_masses=low_masses(report),
+        amounts=list(amounts(report)),
+        changed_settings=changed_settings(report),
+        figures=figures,
+    )
+
+
+@cache
+def _layout() -> Template:
     environment = Environment(
-        autoescape=True, finalize=_printable, undefined=StrictUndefined, keep_trailing_newline=True
+        autoescape=True,
+        finalize=_printable,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        extensions=["jinja2.ext.do"],
     )
-    layout = environment.from_string(files.joinpath("layout.html").read_text("utf-8"))
-    # The style is ours; an escaped one would have no > and no quotes.
-    style = Markup(files.joinpath("style.css").read_text("utf-8"))  # noqa: S704
-    return layout.render(
-        name=str(report["run"]).rstrip("/").rpartition("/")[2],
-        policy=POLICY,
-        style=style,
-        headline=headline(report),
-        top=[each for each in (key_figures(report), origin_facts(report)) if each],
-        sections=list(_sections(report)),
-    )
+    environment.filters |= {each.__name__: each for each in FILTERS}
+    return environment.from_string(_FILES.joinpath("layout.html").read_text("utf-8"))
 
 
 def _printable(value: object) -> object:
@@ -139,231 +95,209 @@ def _printable(value: object) -> object:
     return value if isinstance(value, Markup) else printable(str(value))
 
 
-def _sections(report: Report) -> Iterator[Section]:
-    recipe = json.dumps(report.get("recipe") or {}, indent=2, ensure_ascii=False)
-    found = (
-        section("Word error rates", word_error_table(report), _word_error_figure(report)),
-        section("Certainty", paragraph(certainty(report)), interval_table(report)),
-        section(
-            "Recovery",
-            paragraph(recovery_statement(report)),
-            recovery_table(report),
-            recovery_note(report),
-        ),
-        _comparison(report),
-        section("Hours of unlabelled speech", curve_table(report), _hours_figure(report)),
-        section("Kinds of errors", error_table(report), worst_utterances(report)),
-        section("Speakers", speaker_figure(report), speaker_table(report)),
-        section(
-            "Decoding settings",
-            decoding_table(report),
-            paragraph(decoding_note(report), "note"),
-        ),
-        section("Frame accuracy", frame_accuracy_table(report)),
-        section("Learning curves", *_curves(report)),
-        section("Data", waterfall_figure(report), waterfall_table(report) or hours_table(report)),
-        section("Quarantine", *_quarantine(report), device_fault_table(report)),
-        section("Targets", _targets(report)),
-        section("Retained mass by k", *_kbest_costs(report)),
-        section(
-            "Shuffle",
-            paragraph(shuffle_verdict(report), "verdict"),
-            shuffle_table(report),
-            paragraph(shuffle_note(report), "note"),
-        ),
-        section("Steps", _step_figure(report), funnel_table(report), step_table(report)),
-        section("Planned and actual", plan_table(report), paragraph(plan_note(report), "note")),
-        section("Recipe", Preformatted("The resolved recipe", recipe)),
-    )
-    return (each for each in found if each is not None)
+def counted(count: int, noun: str) -> str:
+    """Write a number of things, as in "1 word" and "2 words"."""
+    return f"{count:,} {noun}" + ("" if count == 1 else "s")
 
 
-def _figure(drawing: Drawing | None, caption: str) -> Figure | None:
-    return Figure(drawing, caption) if drawing else None
+def run_name(uri: str) -> str:
+    """Return the last part of a run's URI."""
+    return uri.rstrip("/").rpartition("/")[2]
 
 
-def _word_error_figure(report: Report) -> Figure | None:
-    wer = report.get("wer") or {}
-    if not any(wer.values()):
-        return None
-    note = (
-        "Lower is better; the lowest rate of a row is set bold. WERR is the share of the word "
-        "error rate of the baseline that the student removes."
-    )
-    if report.get("werr_smbr"):
-        note += " After sMBR it compares both models as sequence training left them."
-    return _figure(word_error_bars(wer), note + (PAPER_NOTE if at_paper_placements(wer) else ""))
+def hours(milliseconds: float) -> float:
+    """Convert milliseconds to hours."""
+    return milliseconds / MS_PER_HOUR
 
 
-def _comparison(report: Report) -> Section | None:
-    return section(
-        "Comparison",
-        comparison_note(report),
-        development_table(report),
-        pairs_table(report),
-        rates_table(report),
-        amounts_table(report),
-        settings_table(report),
-    )
+def evaluated_models(found: Mapping[str, Any]) -> list[str]:
+    """Return the models of statistics, in order."""
+    return in_order(found["wer"])
 
 
-def _hours_figure(report: Report) -> Figure | None:
-    note = "Bars are intervals over speakers. The baseline hears no unlabelled speech."
-    return _figure(curve_drawing(report), note)
+def by_count(counts: Mapping[str, int]) -> list[str]:
+    """Return names by falling count."""
+    return sorted(counts, key=lambda name: -counts[name])
 
 
-def _curves(report: Report) -> Iterator[Block | None]:
-    curves = report.get("curves") or {}
-    for index, name in enumerate(in_order(curves)):
-        curve = curves[name]
-        if not curve:
-            continue
-        yield Paragraph(name, "model")
-        frames = frames_in_block(report, name, curve)
-        yield _figure(
-            learning_curve(name, index, curve, frames), _curve_caption(report, name, frames)
-        )
-        if pace := (report.get("pace") or {}).get(name):
-            yield _figure(pace_curve(name, index, pace), "Sub-epochs that the last start trained")
-        yield _figure(trainer_curve(name, index, curve), _trainer_caption(curve))
+def by_k(costs: Mapping[str, Any]) -> list[str]:
+    """Return the numbers of columns kept, rising."""
+    return sorted(costs, key=int)
 
 
-def frames_in_block(report: Report, name: str, curve: Sequence[Mapping[str, Any]]) -> int:
+def date(text: str) -> str:
+    """Write a record's ISO 8601 time in UTC."""
+    return f"{datetime.fromisoformat(text).astimezone(UTC):%Y-%m-%d %H:%M} UTC"
+
+
+def duration(seconds: float) -> str:
+    """Write seconds as such, in minutes or in hours."""
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:,.1f} h"
+
+
+@dataclass(frozen=True, slots=True)
+class Speakers:
+    """Speakers holds word error rates in percent by speaker and model, the student's worst first.
+
+    `points` are the rates of baseline and student of each speaker who has both.
+    """
+
+    rates: Mapping[str, Mapping[str, float]]
+    points: Sequence[tuple[str, float, float]]
+
+    @classmethod
+    def of(cls, speakers: Mapping[str, Mapping[str, Any]]) -> "Speakers":
+        """Divide the counts of the report; speakers without a reference word have no rate."""
+        rates = {
+            name: {model: 100 * each / words for model, each in counts["errors"].items()}
+            for name, counts in speakers.items()
+            if (words := counts["reference_words"])
+        }
+        worst = sorted(rates, key=lambda name: (-rates[name].get(STUDENT, 0.0), name))
+        points = [
+            (name, rates[name][BASELINE], rates[name][STUDENT])
+            for name in worst
+            if rates[name].keys() >= {BASELINE, STUDENT}
+        ]
+        return cls({name: rates[name] for name in worst}, points)
+
+    @property
+    def num_better(self) -> int:
+        """Count the speakers for whom the student makes fewer errors than the baseline."""
+        return sum(student < baseline for _, baseline, student in self.points)
+
+    @property
+    def num_worse(self) -> int:
+        """Count the speakers for whom the student makes more errors than the baseline."""
+        return sum(student > baseline for _, baseline, student in self.points)
+
+
+def waterfall_bars(stages: Sequence[Stage]) -> Iterator[tuple[str, float, float]]:
+    """Yield the hours before and after each stage, by name; a total begins at 0."""
+    yield "metadata", 0.0, hours(stages[0]["in_ms"])
+    for stage in stages:
+        at = stage["in_ms"]
+        for name, key in (("not selected", "unselected_ms"), ("quarantined", "quarantined_ms")):
+            if stage[key]:
+                yield name, hours(at), hours(at - stage[key])
+                at -= stage[key]
+        yield stage["step"].partition("/")[0], 0.0, hours(stage["out_ms"])
+
+
+def unaccounted_ms(stage: Stage) -> int:
+    """Return the milliseconds of a stage's input that its manifest accounts for nowhere."""
+    kept = stage["out_ms"] + stage["unselected_ms"] + stage["quarantined_ms"]
+    return abs(int(stage["in_ms"]) - int(kept))
+
+
+def lost_ms(stages: Sequence[Stage]) -> int:
+    """Add up what each step loses, and what differs between a step and the next one."""
+    between = (abs(int(one["out_ms"]) - int(other["in_ms"])) for one, other in pairwise(stages))
+    return sum(map(unaccounted_ms, stages)) + sum(between)
+
+
+def frames_in_block(report: Report, name: str) -> int:
     """Return about how many frames all ranks read in a block; 0 for a trainer without blocks."""
     trained = "sequence_training" if name.endswith("_smbr") else section_of(name)
-    settings = (report.get("recipe") or {}).get(trained) or {}
+    settings = report["recipe"].get(trained) or {}
     block_size = (settings.get("trainer") or {}).get("block_size", 0)
-    ranks: int = curve[-1].get("num_ranks", 1)
+    ranks: int = report["curves"][name][-1].get("num_ranks", 1)
     return int(block_size * settings.get("minibatch_frames", 0) * ranks)
 
 
-def _trainer_caption(curve: Sequence[Mapping[str, Any]]) -> str:
-    num_bytes = sum(point.get("trainer", {}).get("bytes_sent", 0) for point in curve)
-    sent = f"{num_bytes / 1e6:,.1f} MB of gradients and models were sent, by all ranks together"
-    if "residual_norm" not in curve[-1].get("trainer", {}):
-        return sent
-    return (
-        f"{sent}. A residual that keeps growing means a gradient threshold too small where many "
-        "gradients are sent, and too large where few are"
+def low_masses(report: Report) -> dict[str, float]:
+    """Return the retained masses below LEAST_MASS at the recipe's k, by placement."""
+    k = str(report["targets"].get("k"))
+    found = report["kbest_costs"].get("by_placement", {})
+    masses = {name: means["k"][k]["mass"] for name, means in found.items() if k in means["k"]}
+    return {name: mass for name, mass in masses.items() if mass < LEAST_MASS}
+
+
+@dataclass(frozen=True, slots=True)
+class ShuffleFigure:
+    """ShuffleFigure is a figure of the certificate, of one group of minibatches.
+
+    `outside` says which way it leaves the range of uniform orders: mixed worse or better; "" if it
+    does not.
+    """
+
+    group: str
+    title: str
+    figure: Mapping[str, float | None]
+    outside: Literal["", "worse", "better"]
+
+
+def shuffle_figures(certificate: Mapping[str, Any]) -> Iterator[ShuffleFigure]:
+    """Yield the figures of each form's steps and ranks."""
+    for form in ("chunks", "whole_utterances"):
+        for minibatch in ("step", "rank"):
+            found = certificate.get(form, {}).get(minibatch, {})
+            group = f"{form.replace('_', ' ')}, minibatches of a {minibatch}"
+            for name, title in FIGURE_TITLES.items():
+                if name in found:
+                    yield ShuffleFigure(group, title, found[name], outside(name, found[name]))
+
+
+def outside(name: str, figure: Mapping[str, float | None]) -> Literal["", "worse", "better"]:
+    """Say whether a figure leaves the range of uniform orders, as less or as better mixed."""
+    measured, low, high = (figure[key] for key in ("measured", "uniform_low", "uniform_high"))
+    if measured is None:
+        return ""
+    is_low, is_high = low is not None and measured < low, high is not None and measured > high
+    if not (is_low or is_high):
+        return ""
+    # These fall where an order is less mixed; the others rise.
+    falls = name.startswith("effective") or name.endswith("displacement")
+    return "better" if is_high == falls else "worse"
+
+
+def development_words(report: Report) -> int:
+    """Return the number of reference words of the development speakers; 0 without any."""
+    counts = report["development"].values()
+    return max((each["reference_words"] for each in counts), default=0)
+
+
+def amounts(report: Report) -> Iterator[tuple[str, float | None, float | None]]:
+    """Yield the hours of each subset, then the seconds of each step: name, there, here."""
+    other = with_all_parts(report["comparison"])
+    there, here = other["hours"], report["hours"]
+    for name in {**here, **there}:
+        yield f"hours, {name}", there.get(name), here.get(name)
+    there, here = (
+        {name: step["seconds"] for name, step in each["steps"].items()} for each in (other, report)
     )
+    for name in {**here, **there}:
+        yield f"seconds, {name}", there.get(name), here.get(name)
 
 
-def _curve_caption(report: Report, name: str, frames: int) -> str:
-    curve = report["curves"][name]
-    size = (report.get("models") or {}).get(name)
-    parameters = f"{number(size['num_parameters'], 0)} parameters, " if size else ""
-    seen = sum(point["num_frames"] for point in curve)
-    rates = [point["learning_rate"] for point in curve]
-    caption = (
-        f"{parameters}{len(curve)} sub-epochs, {seen:,} frames, {hours_of(seen):,.2f} h, "
-        f"learning rates {max(rates):.2g} to {min(rates):.2g}"
-    )
-    if frames:
-        drawn = "ticks on the axis" if block_ends(curve, frames) else "too many to draw"
-        caption += f"; a block ends about every {hours_of(frames):.2g} h ({drawn})"
-    return caption
+def changed_settings(report: Report) -> list[tuple[str, str, str]]:
+    """Return the settings that differ from the compared run's: name, there, here."""
+    here, there = (_flat(each.get("recipe") or {}) for each in (report, report["comparison"]))
+    if not there:
+        return []
+    return [
+        (name, there.get(name, "absent"), here.get(name, "absent"))
+        for name in sorted(here.keys() | there)
+        if here.get(name) != there.get(name)
+    ]
 
 
-def _quarantine(report: Report) -> Iterator[Block | None]:
-    """Yield the reasons, and the commands that read what may be back again."""
-    yield quarantine_table(report)
-    reasons: Mapping[str, Mapping[str, int]] = report.get("quarantine") or {}
-    if reasons and not any(reasons.values()):
-        yield Paragraph("No utterance was quarantined: 0 lost.")
-    if reasons.get(INGEST_STEP):
-        yield Paragraph(INGEST_REMEDY)
-    for each in report.get("retries") or ():
-        purpose = f"Once the cause is gone, this reads {', '.join(each['reasons'])} again:"
-        yield Command(purpose, each["command"])
+def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    found: dict[str, str] = {}
+    for name, value in settings.items():
+        if isinstance(value, Mapping):
+            found |= _flat(value, f"{prefix}{name}.")
+        else:
+            found[f"{prefix}{name}"] = str(value)
+    return found
 
 
-def _targets(report: Report) -> Paragraph | None:
-    targets = report.get("targets") or {}
-    if not targets:
-        return None
-    num_teachers, is_at_all = targets.get("num_teachers", 1), targets.get("offsets") == "all"
-    source, whose = ("the teacher", "its")
-    if num_teachers > 1:
-        source, whose = f"the mean posteriors of {num_teachers} teachers", "their"
-    where = " at all three offsets, of which each pass reads the next" if is_at_all else ""
-    return Paragraph(
-        f"The student learns from the k = {targets['k']} highest logits of {source} in each "
-        f"frame. They hold {100 * targets['mean_retained_mass']:.2f} % of {whose} probability on "
-        f"average, over {targets['num_frames']:,} low-rate frames{where}."
-    )
-
-
-def _kbest_costs(report: Report) -> Iterator[Block | None]:
-    yield paragraph(costs_warning(report), "warning")
-    yield _figure(costs_drawing(report), "All placements together")
-    yield costs_table(report)
-    yield paragraph(costs_note(report), "note")
-
-
-def _step_figure(report: Report) -> Figure | None:
-    steps: Mapping[str, Mapping[str, float]] = report.get("steps") or {}
-    if not steps:
-        return None
-    seconds = {name: step["seconds"] for name, step in steps.items()}
-    total = sum(seconds.values())
-    return _figure(step_bars(seconds), f"Wall-clock time, {total:,.1f} s together")
-
-
-LINE_WIDTH = 70
-
-
-def format_table(report: Report) -> str:
-    """Format headline, word error rates, WERR, recovery and plan in lines of some 70 columns."""
-    wer: Scores = report.get("wer") or {}
-    models, names = in_order(wer), placements(wer)
-    stated = (headline(report), certainty(report), recovery_statement(report))
-    blocks = [textwrap.fill(printable(text), LINE_WIDTH) for text in stated if text]
-    rows = [(model, wer[model]) for model in models]
-    rows += [*oracle_rates(report).items(), *reductions(report).items()]
-    labels = [printable(label) for label in ("WER, %", *(label for label, _ in rows))]
-    columns = [_column(printable(name), [values.get(name) for _, values in rows]) for name in names]
-    if len(names) > 1:
-        columns.append(_column("mean", [mean(values) for _, values in rows]))
-    if development := development_rates(report):
-        columns.append(_column("dev", [development.get(label) for label, _ in rows]))
-    stub = _left(labels)
-    blocks += _folded(stub, columns)
-    for names, texts in (
-        recovery_columns(report),
-        development_columns(report),
-        plan_columns(report),
-    ):
-        blocks += _folded(_left(names), [_right(cells) for cells in texts])
-    return "\n\n".join(blocks)
-
-
-def _folded(stub: Sequence[str], columns: Sequence[list[str]]) -> Iterator[str]:
-    for some in _fitting(columns, stub):
-        yield "\n".join("".join(line) for line in zip(stub, *some, strict=True))
-
-
-def _left(labels: Sequence[str]) -> list[str]:
-    width = max(map(len, labels), default=0)
-    return [label.ljust(width) for label in labels]
-
-
-def _right(cells: Sequence[str]) -> list[str]:
-    width = max(map(len, cells)) + 2
-    return [cell.rjust(width) for cell in cells]
-
-
-def _column(name: str, values: Sequence[float | None]) -> list[str]:
-    cells = [name, *("-" if value is None else f"{value:.1f}" for value in values)]
-    width = max(map(len, cells)) + 2
-    return [cell.rjust(max(width, 7)) for cell in cells]
-
-
-def _fitting(columns: Sequence[list[str]], stub: Sequence[str]) -> Iterator[list[list[str]]]:
-    some: list[list[str]] = []
-    for column in columns:
-        if some and sum(len(each[0]) for each in (stub, *some, column)) > LINE_WIDTH:
-            yield some
-            some = []
-        some.append(column)
-    if some:
-        yield some
+FILTERS = (
+    *(by_count, by_k, by_placement, certainty, counted, date, development_rates),
+    *(development_words, duration, evaluated_models, frames_in_block, gain_on_baseline, headline),
+    *(hours, in_order, interval, lost_ms, mean, models_and_oracle, number, probability),
+    *(recovery_statement, reductions, run_name, scopes, unaccounted_ms, waterfall_bars),
+)
+"""The functions that the layout applies to parts of the report."""

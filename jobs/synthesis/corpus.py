@@ -1,6 +1,6 @@
 """Make the whole synthetic corpus as a Kaldi data directory that appears only when complete.
 
-Its tables are those that jobs.ingestion.kaldi_directory reads.
+Its tables are those that pipeline.steps.ingestion.kaldi_directory reads.
 """
 
 import json

@@ -7,7 +7,6 @@ decoded once, from the start, as a decoder that jumps into the middle may give o
 MP3, by what earlier frames left).
 """
 
-import io
 import math
 import struct
 from collections.abc import Sequence
@@ -16,14 +15,12 @@ from decimal import Decimal
 from hashlib import blake2b
 
 import numpy as np
-import soundfile
 from jaxtyping import Float32
 
-from pipeline.audio.audio_file import UNKNOWN_LENGTH, AudioFile, open_audio
+from pipeline.audio.audio_file import AudioFile
+from pipeline.audio.codecs import max_padding_samples, open_audio
 from pipeline.audio.conversion import NO_CONVERSION, AudioConversion, resample
 from pipeline.audio.errors import AudioError
-from pipeline.audio.flac import Md5OfSamples, require_md5
-from pipeline.audio.mp3 import counted_mp3, padding_samples, without_tags
 from pipeline.audio.wav import wav_file
 from pipeline.filterbank import SAMPLE_RATE_HZ, WINDOW_SAMPLES
 from pipeline.filterbank.log_mel import Engine
@@ -81,7 +78,6 @@ def is_rounded_from(declared_s: float, num_samples: int) -> bool:
 
 MAX_DURATION_S = 3600
 MAX_CLIPPED_SHARE = 0.01
-MP3_PADDING = padding_samples(SAMPLE_RATE_HZ)
 MAX_PEAK = 4.0  # lossy decoders overshoot 1 a little; 1e30 would ruin its speaker's mean
 SILENCE_DBFS = -90.0
 MD5_ONE_IN: dict[Engine, int] = {"fast": 4, "kaldi": 1}
@@ -144,41 +140,25 @@ def decode_utterance(
     samples = recording.converted(conversion)
     require_duration(samples, declared_s, file.padding_samples)
     is_doubtful = not is_rounded_from(declared_s, len(samples))
-    if is_doubtful or _is_sampled(utterance_id, engine):
-        require_md5(file.content, recording.samples.reshape(-1))
+    if file.md5 and (is_doubtful or _is_sampled(utterance_id, engine)):
+        file.md5.require(recording.samples)
     return Decoded(samples, recording.form)
 
 
 def decode_audio(
     data: bytes, conversion: AudioConversion = NO_CONVERSION
 ) -> Float32[np.ndarray, " samples"]:
-    """Decode a WAV, FLAC, OGG (Vorbis, Opus) or MP3 file to 16 kHz mono samples in [-1, 1].
+    """Decode a file of any of the codecs to 16 kHz mono samples in [-1, 1].
 
     Raises AudioError naming the reason, such as another rate than `conversion` accepts.
     """
     return _read(open_audio(data, conversion)).converted(conversion)
 
 
-def stated_duration_s(data: bytes) -> float | None:
-    """Read how long a file lasts, at any rate, without decoding; None if that is unknown.
-
-    It is the length that `decode_audio` finds, so an MP3's frames are counted.
-    """
-    content = without_tags(data)
-    try:
-        if content[:1] == b"\xff":
-            content, _ = counted_mp3(content)
-        info = soundfile.info(io.BytesIO(content))
-    except (AudioError, soundfile.LibsndfileError):
-        return None
-    # A FLAC from a pipe does not state its length; libsndfile then reports 2**63 samples.
-    return None if info.frames == UNKNOWN_LENGTH else float(info.duration)
-
-
 def max_file_bytes(declared_s: float, conversion: AudioConversion = NO_CONVERSION) -> int:
     """Bound the size of a file that `require_duration` may pass, in any of the containers."""
     rates_hz = (SAMPLE_RATE_HZ, *conversion.sample_rates_hz)
-    _, surplus_s = duration_tolerance(declared_s, max(map(_mp3_padding, rates_hz)))
+    _, surplus_s = duration_tolerance(declared_s, max(map(max_padding_samples, rates_hz)))
     num_samples = math.ceil((declared_s + surplus_s) * conversion.max_samples_per_s)
     return _MAX_METADATA_BYTES + num_samples * _MAX_SAMPLE_BYTES
 
@@ -188,16 +168,12 @@ def _is_sampled(utterance_id: str, engine: Engine) -> bool:
     return int.from_bytes(digest, "big") % MD5_ONE_IN[engine] == 0
 
 
-def _mp3_padding(rate_hz: int) -> int:
-    return math.ceil(padding_samples(rate_hz) * SAMPLE_RATE_HZ / rate_hz)
-
-
 def _read(file: AudioFile) -> Recording:
     # Before anything is allocated: a header may claim 2**36 samples.
     if file.num_samples > MAX_DURATION_S * file.rate_hz:
         detail = f"the header says {file.num_samples} samples: need at most {MAX_DURATION_S} s"
         raise AudioError("too_long", detail)
-    [samples] = file.cut([(0, file.num_samples)])
+    [samples] = file.cut([(0, file.num_samples)], compares_md5=False)
     return Recording(samples, file.rate_hz)
 
 
@@ -283,7 +259,7 @@ def cut_recording(
         except AudioError as error:
             cuts.append(error)
     wanted = [cut for cut in cuts if not isinstance(cut, AudioError)]
-    samples = iter(file.cut(wanted, Md5OfSamples.of(file.content)) if wanted else ())
+    samples = iter(file.cut(wanted) if wanted else ())
     form = _float_format(file.rate_hz, file.num_channels)
     return [
         cut if isinstance(cut, AudioError) else wav_file(form, next(samples).tobytes())

@@ -1,13 +1,15 @@
 """FLAC by dr_flac (miniaudio): libFLAC's samples to the bit, in about half its time (003 IV-B2)."""
 
-import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import miniaudio
 import numpy as np
 from jaxtyping import Float32
 
+from pipeline.audio.audio_file import AudioFile, Codec, Read, StatedMd5, require_known_length
+from pipeline.audio.conversion import AudioConversion
 from pipeline.audio.errors import AudioError
 
 _HEADER_BYTES = 42  # the signature, a block header, and STREAMINFO, which must come first
@@ -70,45 +72,37 @@ def _surplus(data: bytes, info: StreamInfo) -> AudioError:
     return AudioError("duration_mismatch", detail)
 
 
-def require_md5(data: bytes, samples: Float32[np.ndarray, " samples"]) -> None:
-    """Raise AudioError if the header states another MD5 than that of the samples."""
-    md5 = Md5OfSamples.of(data)
-    md5.add(samples)
-    md5.require()
+def open_flac(content: bytes, conversion: AudioConversion) -> AudioFile:
+    """Open a whole FLAC."""
+    try:
+        info = stream_info(content)
+    except ValueError as error:
+        raise AudioError("not_audio", str(error)) from error
+    conversion.require_accepted(info.sample_rate_hz, info.num_channels)
+    require_known_length(info.num_samples or None)
+    return AudioFile(
+        info.sample_rate_hz,
+        info.num_channels,
+        info.num_samples,
+        partial(flac_blocks, content, info),
+        md5=_stated_md5(content),
+    )
 
 
-class Md5OfSamples:
-    """Md5OfSamples compares the samples of a FLAC, channel by turn, with its header's MD5.
+def _stated_md5(content: bytes) -> StatedMd5 | None:
+    """Read the MD5 of the samples; None if it is left open, or of more bits than float32 holds."""
+    bits, digest = (int.from_bytes(content[20:22], "big") >> 4 & 31) + 1, content[26:42]
+    return StatedMd5(bits, digest) if any(digest) and bits <= _MOST_EXACT_BITS else None
 
-    It is of little-endian integers, of as many bytes as the bits of a sample need. Zeros state
-    none; above 24 bits float32 has lost the integers.
-    """
 
-    def __init__(self, bits: int, stated: bytes) -> None:
-        self._bits, self._stated = bits, stated
-        self._is_stated = stated != bytes(16) and bits <= _MOST_EXACT_BITS
-        self._md5 = hashlib.md5(usedforsecurity=False)
+def flac_duration_s(read: Read, num_bytes: int) -> float | None:
+    """Read the length that the header states; None if it is left open, or there is no header."""
+    del num_bytes
+    try:
+        info = stream_info(read(0, _HEADER_BYTES))
+    except ValueError:
+        return None
+    return info.num_samples / info.sample_rate_hz if info.num_samples else None
 
-    @classmethod
-    def of(cls, data: bytes) -> "Md5OfSamples":
-        """Read the header; bytes that are no FLAC state no MD5."""
-        stated = data[26:42] if data.startswith(b"fLaC") else bytes(16)
-        return cls((int.from_bytes(data[20:22], "big") >> 4 & 31) + 1, stated)
 
-    def add(self, samples: Float32[np.ndarray, " samples"]) -> None:
-        """Count the next samples."""
-        if not self._is_stated:
-            return
-        num_bytes = (self._bits + 7) // 8
-        scaled = samples * np.float32(2 ** (self._bits - 1))
-        integers = scaled.astype("<i4" if num_bytes == 3 else f"<i{num_bytes}").view(np.uint8)
-        if num_bytes == 3:
-            integers = integers.reshape(-1, 4)[:, :3].copy()
-        self._md5.update(integers.data)
-
-    def require(self) -> None:
-        """Raise AudioError if all samples together have another MD5 than the header states."""
-        if self._is_stated and self._md5.digest() != self._stated:
-            found, stated = self._md5.hexdigest(), self._stated.hex()
-            detail = f"MD5 of the samples is {found}, the header says {stated}"
-            raise AudioError("checksum_mismatch", detail)
+FLAC = Codec("FLAC", lambda head: head.startswith(b"fLaC"), open_flac, flac_duration_s)

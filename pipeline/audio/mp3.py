@@ -5,11 +5,23 @@ An "Xing" or "Info" frame may state the number. libsndfile trusts it; without it
 the first frame's bit rate for all, and decodes 58,104 of a variable one's 160,000 samples.
 """
 
+import math
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
+from pipeline.audio.audio_file import (
+    AudioFile,
+    Codec,
+    Read,
+    duration_by_libsndfile,
+    open_by_libsndfile,
+    read_whole,
+    reader_of,
+)
+from pipeline.audio.conversion import AudioConversion
 from pipeline.audio.errors import AudioError, AudioReason
+from pipeline.filterbank import SAMPLE_RATE_HZ
 
 _PADDING_FRAMES = 4
 """Encoder and decoder delay, the last frame's filling, and a frame without sound before all."""
@@ -143,3 +155,31 @@ def _info_frame(data: bytes, num_frames: int) -> bytes:
     assert header is not None, "made from a header that was read"
     start = word.to_bytes(4, "big").ljust(header.side_end, b"\0")
     return (start + struct.pack(">4sII", b"Info", 1, num_frames)).ljust(header.num_bytes, b"\0")
+
+
+def open_mp3(content: bytes, conversion: AudioConversion) -> AudioFile:
+    """Open a whole MP3, whose tags are gone."""
+    counted, num_samples = counted_mp3(content)
+    file = open_by_libsndfile(counted, conversion)
+    return replace(
+        file,
+        min_samples=num_samples - padding_samples(file.rate_hz),
+        padding_samples=_padding_at_16_khz(file.rate_hz),
+    )
+
+
+def mp3_duration_s(read: Read, num_bytes: int) -> float | None:
+    """Count the frames of an MP3, which its header need not state."""
+    counted, _ = counted_mp3(read_whole(read, num_bytes))
+    return duration_by_libsndfile(reader_of(counted), len(counted))
+
+
+def _padding_at_16_khz(rate_hz: int) -> int:
+    return math.ceil(padding_samples(rate_hz) * SAMPLE_RATE_HZ / rate_hz)
+
+
+def _is_mp3(head: bytes) -> bool:
+    return len(head) > 1 and head[0] == 0xFF and head[1] & 0xE0 == 0xE0
+
+
+MP3 = Codec("MP3", _is_mp3, open_mp3, mp3_duration_s, _padding_at_16_khz)

@@ -3,8 +3,16 @@
 import struct
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from pipeline.audio.audio_file import (
+    AudioFile,
+    Codec,
+    duration_by_libsndfile,
+    open_by_libsndfile,
+    require_decoded,
+)
+from pipeline.audio.conversion import AudioConversion
 from pipeline.audio.errors import AudioError
 from pipeline.filterbank import SAMPLE_RATE_HZ
 
@@ -14,6 +22,8 @@ _CONTINUES = 255  # bytes of a packet's last segment, if the next page has the r
 _FLAGS_AT, _CHECKSUM_AT = 5, 22
 _FIRST_OF_STREAM, _END_OF_STREAM = 2, 4
 _OPUS_GRANULES_HZ = 48_000  # Opus counts so, whatever the rate
+_OPUS_PADDING = 1_600  # the usual pre-skip of 80 ms, and a packet of 20 ms
+_SHORTFALLS_PER_S = 8  # an eighth of a second, where a stream's first granule is not zero
 _REVERSED_BITS = bytes(int(f"{byte:08b}"[::-1], 2) for byte in range(256))
 
 
@@ -102,3 +112,21 @@ def page_checksum(page: bytes | bytearray) -> int:
     blank = page[:_CHECKSUM_AT] + bytes(4) + page[_CHECKSUM_AT + 4 :]
     reversed_sum = zlib.crc32(blank.translate(_REVERSED_BITS), 0xFFFFFFFF) ^ 0xFFFFFFFF
     return int(f"{reversed_sum:032b}"[::-1], 2)
+
+
+def open_ogg(content: bytes, conversion: AudioConversion) -> AudioFile:
+    """Open a whole OGG of Vorbis or Opus."""
+    is_opus = b"OpusHead" in content[:64]  # Vorbis states its end exactly
+    file = open_by_libsndfile(ended_ogg(content), conversion)
+    stated = ogg_num_samples(content, file.rate_hz)
+    require_decoded(file.num_samples, stated - file.rate_hz // _SHORTFALLS_PER_S)
+    return replace(file, padding_samples=_OPUS_PADDING if is_opus else 0)
+
+
+OGG = Codec(
+    "OGG",
+    lambda head: head.startswith(b"OggS"),
+    open_ogg,
+    duration_by_libsndfile,
+    lambda _: _OPUS_PADDING,
+)

@@ -9,7 +9,6 @@ import soundfile
 from jaxtyping import Float32
 from scipy.signal import fftconvolve
 
-from pipeline.audio.decode import decode_audio
 from pipeline.filterbank import SAMPLE_RATE_HZ
 
 NUM_ROOMS = 4
@@ -106,35 +105,10 @@ def record(
     return np.asarray(gain * heard, np.float32)
 
 
-def record_file(
-    data: bytes, placement: Placement, acoustics: Acoustics, generator: np.random.Generator
-) -> bytes:
-    """Record the speech of an audio file; return a FLAC. AudioError if it cannot be decoded."""
-    return record_speech(decode_audio(data), placement, acoustics, generator)
-
-
-@dataclass(frozen=True)
-class AcousticsRecorder:
-    """AcousticsRecorder records decoded speech in stored acoustics, as FLAC."""
-
-    acoustics: Acoustics
-
-    @classmethod
-    def of(cls, data: bytes) -> "AcousticsRecorder":
-        """Read the bytes that `Acoustics.save` wrote."""
-        return cls(Acoustics.load(io.BytesIO(data)))
-
-    def __call__(self, speech: Samples, placement: str, seed: int) -> bytes:
-        """Record speech in the placement of this name; the seed draws room, noise and level."""
-        generator = np.random.default_rng(seed)
-        return record_speech(speech, PLACEMENTS_BY_NAME[placement], self.acoustics, generator)
-
-
-def record_speech(
-    speech: Samples, placement: Placement, acoustics: Acoustics, generator: np.random.Generator
-) -> bytes:
-    """Record decoded speech; return a FLAC."""
-    heard = record(speech, placement, acoustics, generator)
+def record_flac(speech: Samples, placement: str, acoustics: Acoustics, seed: int) -> bytes:
+    """Record speech in the placement of this name, as FLAC; the seed draws room, noise, level."""
+    generator = np.random.default_rng(seed)
+    heard = record(speech, PLACEMENTS_BY_NAME[placement], acoustics, generator)
     file = io.BytesIO()
     soundfile.write(file, heard, SAMPLE_RATE_HZ, format="FLAC", subtype="PCM_16")
     return file.getvalue()

@@ -9,18 +9,27 @@ Live speech is read as it arrives: raw 16-bit PCM, or a WAV that does not know i
 
 import io
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import BinaryIO, TypeAlias
+from functools import partial
+from typing import BinaryIO
 
 import numpy as np
 from jaxtyping import Float32
 
+from pipeline.audio.audio_file import (
+    BLOCK_SAMPLES,
+    AudioFile,
+    Block,
+    Codec,
+    Read,
+    duration_by_libsndfile,
+    open_by_libsndfile,
+    reader_of,
+)
+from pipeline.audio.conversion import AudioConversion
 from pipeline.audio.errors import AudioError
 from pipeline.filterbank import SAMPLE_RATE_HZ
-
-Read: TypeAlias = Callable[[int, int], bytes]
-"""Return so many bytes of an object from a first one on; fewer where the object ends."""
 
 _MAGICS = (b"RIFF", b"RF64", b"BW64")
 _OTHER_FILES = (*_MAGICS, b"fLaC", b"OggS")
@@ -210,6 +219,46 @@ def _require_binary(read: Read, start: int, object_bytes: int, surplus: int) -> 
             alike = "carriage returns comes before a line feed"
         detail = f"each of {pairs} {alike}: transfer the file again, as binary"
         raise AudioError("newlines_converted", detail)
+
+
+def open_wav(content: bytes, conversion: AudioConversion) -> AudioFile:
+    """Open a whole WAV."""
+    read = reader_of(content)
+    layout = wav_layout(read, len(content))
+    conversion.require_accepted(layout.rate_hz, layout.num_channels)
+    layout.require_whole(read)
+    if layout.is_pcm_16:
+        stated = layout.rate_hz, layout.num_channels, layout.num_samples
+        return AudioFile(*stated, partial(_pcm_blocks, content, layout))
+    if not layout.frame_bytes:
+        return open_by_libsndfile(content, conversion)
+    # As a segment is read, so that nothing but format and samples can make a difference.
+    file = open_by_libsndfile(layout.wav(content[layout.start : layout.end]), conversion)
+    if file.num_samples != layout.num_samples:
+        detail = f"{file.num_samples} samples in the bytes of {layout.num_samples}"
+        raise AudioError("not_audio", f"a WAV whose format contradicts itself: {detail}")
+    return file
+
+
+def _pcm_blocks(content: bytes, layout: WavLayout) -> Iterator[Block]:
+    # The samples that libsndfile gives, in a fifth of its time.
+    for first in range(0, layout.num_samples, BLOCK_SAMPLES):
+        num_samples = min(BLOCK_SAMPLES, layout.num_samples - first)
+        place = num_samples * layout.num_channels, layout.start + first * layout.frame_bytes
+        integers = np.frombuffer(content, "<i2", *place)
+        block = np.multiply(integers, np.float32(1 / 2**15), dtype=np.float32)
+        yield block.reshape(num_samples, layout.num_channels)
+
+
+def wav_duration_s(read: Read, num_bytes: int) -> float | None:
+    """Compute how long a WAV lasts by its header and its size."""
+    layout = wav_layout(read, num_bytes)
+    if not layout.frame_bytes:
+        return duration_by_libsndfile(read, num_bytes)
+    return layout.num_samples / layout.rate_hz
+
+
+WAV = Codec("WAV", is_wav, open_wav, wav_duration_s)
 
 
 SAMPLE_BYTES = 2

@@ -19,13 +19,11 @@ from pipeline.audit.stored_objects import (
 )
 from pipeline.runs.manifest import Manifest, read_output
 from pipeline.runs.names import (
-    ALIGNMENT_STEP,
-    FEATURES_FOLDER,
-    LATTICES_FOLDER,
+    ALIGNMENTS_FOLDER,
+    BASE_INPUT,
     MANIFEST_FILE,
     SCRATCH_FOLDER,
     SELECTION_FOLDER,
-    TARGETS_FOLDER,
     folder_of,
 )
 from pipeline.steps.hash_ranges import is_among
@@ -33,8 +31,6 @@ from pipeline.steps.selection.id_index import IdRange, metadata_names, named_obj
 
 NUM_NAMED = 3
 """A finding names at most this many utterances."""
-
-_EARLIER = {SELECTION_FOLDER, FEATURES_FOLDER, TARGETS_FOLDER}
 
 
 def chain_findings(
@@ -47,15 +43,13 @@ def chain_findings(
     for name, records in finished.items():
         if records.manifest is None or records.manifest.is_inherited:
             continue
-        if not records.is_planned or name not in holdings:
+        if not records.has_tasks or name not in holdings:
             continue
         yield from _doubled(store, run_uri, name, holdings[name])
         if records.manifest.id_index:
             yield from _misplaced(store, run_uri, records.manifest, holdings[name])
-        for earlier in _sources(records.manifest):
-            # The realignment reads the features again, so only lattices are the alignment's.
-            is_whole = folder_of(name) == LATTICES_FOLDER and earlier == ALIGNMENT_STEP
-            if (is_whole or folder_of(earlier) in _EARLIER) and earlier in holdings:
+        for earlier in _sources(records.manifest, finished):
+            if earlier in holdings:
                 pair = (earlier, holdings[earlier]), (name, holdings[name])
                 num_unselected = records.manifest.unselected.utterances
                 yield from _unlike(store, run_uri, *pair, num_unselected)
@@ -145,10 +139,18 @@ def _entries(found: NameRange, numbers: UInt32[np.ndarray, " objects"]) -> IdRan
     return IdRange(entries.hashes[is_new], entries.objects[is_new])
 
 
-def _sources(manifest: Manifest) -> list[str]:
-    """Return the steps whose utterances a step takes: targets have what the teacher labelled."""
-    labelled = [each for each in manifest.inputs if folder_of(each) == TARGETS_FOLDER]
-    return labelled or list(manifest.inputs)
+def _sources(manifest: Manifest, finished: Mapping[str, StepRecords]) -> list[str]:
+    """Return the steps whose utterances a step takes: of targets and their features, the targets.
+
+    Without one of its inputs, which is a finding, none is known.
+    """
+    inputs = [name for name in manifest.inputs if "/" in name and not name.startswith(BASE_INPUT)]
+    if not finished.keys() >= {*inputs}:
+        return []
+    read = {name: finished[name].manifest for name in inputs if finished[name].has_tasks}
+    # Realignment and teachers read the features again: only lattices take an alignment's.
+    others = {name: read[name] for name in read if folder_of(name) != ALIGNMENTS_FOLDER} or read
+    return [name for name in others if not any(e and name in e.inputs for e in others.values())]
 
 
 def _doubled(store: ObjectStore, run_uri: str, step: str, holding: Holding) -> Iterator[Finding]:

@@ -13,10 +13,7 @@ _REQUESTS = ("get", "put", "head", "list")
 
 
 def parse_job_record(data: bytes, remedy: str) -> dict[str, Any]:
-    """Read the record of a job that has ended; ValueError for one of other fields.
-
-    Records of earlier versions lack machine, commit, cluster and others.
-    """
+    """Read the record of a job that has ended; ValueError for one of other fields."""
     return read_sealed(data, remedy, _ended)
 
 
@@ -35,30 +32,24 @@ def _begun(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def _ended(record: dict[str, Any]) -> dict[str, Any]:
-    if not isinstance(record["step"], str):
-        raise TypeError(f"step = {shown(record['step'])}: need text")
+    for name in ("step", "machine", "commit"):
+        if not isinstance(record[name], str):
+            raise TypeError(f"{name} = {shown(record[name])}: need text")
     _require_time(record, "finished_at")
     _require_numbers(record, ("seconds",))
-    _require_table(record, "recipe")
+    for name in ("recipe", "pace", "trainers"):
+        _require_table(record, name)
     tallies = _require_table(record, "manifests")
     for name in tallies:
         _require_numbers(_require_table(tallies, name), _COUNTS)
-    for name in {"pace", "trainers", "requests"} & record.keys():
-        _require_table(record, name)
-    _require_costs(record)
-    faults = record.get("device_faults", [])
+    # The dollars of a step are computed from these.
+    _require_numbers(_require_table(record, "requests"), _REQUESTS)
+    cluster = _require_table(record, "cluster")
+    _require_numbers(cluster, ("num_instances", "price_per_instance_hour"))
+    faults = record["device_faults"]
     if not isinstance(faults, list) or not all(isinstance(each, dict) for each in faults):
         raise TypeError(f"device_faults = {shown(faults)}: need a list of tables")
     return record
-
-
-def _require_costs(record: Mapping[str, Any]) -> None:
-    """Check what the dollars of a step are computed from."""
-    if record.get("requests") and _require_table(record, "requests"):
-        _require_numbers(record["requests"], _REQUESTS)
-    if record.get("cluster") is not None:
-        cluster = _require_table(record, "cluster")
-        _require_numbers(cluster, ("num_instances", "price_per_instance_hour"))
 
 
 def _require_table(record: Mapping[str, Any], name: str) -> Mapping[str, Any]:

@@ -19,23 +19,18 @@ from pipeline.runs.manifest import (
     sha256,
 )
 from pipeline.runs.names import (
-    ALIGNMENTS_FOLDER,
     BASE_INPUT,
     CHECKPOINTS_FOLDER,
     COMMITS_FOLDER,
-    FEATURES_FOLDER,
     INGEST_STEP,
     LANGUAGE_MODEL_SETTINGS,
-    LATTICES_FOLDER,
     LEXICON_FILE,
     MANIFEST_FILE,
-    PARTITIONS_FOLDER,
     REPORT_STEP,
     SCRATCH_FOLDER,
     SELECTION_FOLDER,
     STEP_RECORDS_FOLDER,
     STORE_CHECK_FOLDER,
-    TARGETS_FOLDER,
     folder_of,
 )
 from pipeline.runs.outputs import read_part
@@ -168,16 +163,6 @@ def _folders(key: str) -> Iterator[str]:
 
 R = TypeVar("R")
 
-PLANNED = {
-    SELECTION_FOLDER,
-    FEATURES_FOLDER,
-    TARGETS_FOLDER,
-    PARTITIONS_FOLDER,
-    ALIGNMENTS_FOLDER,
-    LATTICES_FOLDER,
-}
-"""Steps whose manifests add up commits, and whose outputs hold utterances."""
-
 GETS_IN_FLIGHT = 32
 
 _RESTORE = "restore it"
@@ -209,9 +194,17 @@ class StepRecords:
         return self.folder.step
 
     @property
-    def is_planned(self) -> bool:
-        """True if the step has tasks, and utterances in its outputs."""
-        return folder_of(self.step) in PLANNED
+    def has_tasks(self) -> bool:
+        """True if tasks made its objects, which then hold utterances; ingest's are the corpus's.
+
+        Without its commits these objects still have the names of tasks.
+        """
+        if self.manifest is None or self.step == INGEST_STEP:
+            return False
+        if self.folder.commit_keys:
+            return True
+        objects = (*self.manifest.outputs[:1], *self.manifest.ledgers[:1])
+        return any(_TASK.match(each.key.rpartition("/")[2]) for each in objects)
 
     @property
     def objects(self) -> list[Output]:
@@ -335,7 +328,7 @@ def record_findings(records: StepRecords) -> Iterator[Finding]:
             f"of {manifest.step}",
             "restore the step's own manifest",
         )
-    if not records.is_planned or manifest.is_inherited:
+    if not records.has_tasks or manifest.is_inherited:
         return
     made = fingerprint(manifest.config, manifest.inputs, manifest.versions)
     for name, commit in records.commits.items():

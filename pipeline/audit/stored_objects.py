@@ -277,7 +277,7 @@ class Reader:
         The holding is None where an object cannot be read, as its utterances are unknown.
         """
         holding, findings, is_whole = Holding(), [], True
-        wanted = [_Wanted(o, self._base(records, o), records.is_planned) for o in outputs]
+        wanted = [_Wanted(o, self._base(records, o), records.has_tasks) for o in outputs]
         for output, found in self._read(wanted, GETS_IN_FLIGHT):
             self.progress(output.num_bytes)
             where = self.name_of(records, output)

@@ -1,17 +1,13 @@
-"""Trace one utterance: metadata, selection, features, targets, partitions, models.
+"""Trace one utterance: metadata, selection, the steps that hold it, models.
 
 The selections' id indexes name the objects that hold an utterance, and the order of each
-manifest's outputs gives the task of the next step. So a search reads the ids of a shard or two. A
-run of an older version has no id index: there the search reads several objects at once, until it
-finds the first that holds the id.
+manifest's outputs gives the task of the next step. So a search reads the ids of a shard or two.
 """
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
-from itertools import count, takewhile
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -47,29 +43,19 @@ from pipeline.runs.manifest import (
     sha256,
 )
 from pipeline.runs.names import (
-    ALIGNMENT_STEP,
     ALL_SUBSETS,
-    BOOTSTRAP_STEP,
     COMMITS_FOLDER,
-    DEV,
     DEV_ALIGNMENT_STEP,
     FEATURES_FOLDER,
     INGEST_STEP,
-    LABELLED,
-    LATTICES_FOLDER,
     LEDGER_SUFFIX,
     MANIFEST_FILE,
     METADATA_FOLDER,
     MODELS_FOLDER,
     UNLABELLED,
-    TargetsRound,
-    earlier_alignment,
-    features_step,
     folder_of,
-    lattices_step,
     model_step,
     selection_step,
-    targets_rounds,
     task_name,
 )
 from pipeline.runs.outputs import find_outputs
@@ -80,21 +66,6 @@ from pipeline.steps.repartition import shard_groups
 from pipeline.steps.selection.buckets import METADATA_SUFFIXES
 from pipeline.steps.selection.id_index import find_named
 from pipeline.steps.selection.select import metadata_uri
-
-
-def metadata_of_day(store: ObjectStore, metadata_uri: str, created_at: str | None) -> list[str]:
-    """List all metadata objects, those of the day of `created_at` first."""
-    uris = [each.uri for each in store.list(metadata_uri)]
-    metadata = [uri for uri in uris if uri.endswith(METADATA_SUFFIXES)]
-    day = _day(created_at)
-    return sorted(metadata, key=lambda uri: f"/date={day}/" not in uri)
-
-
-def _day(created_at: str | None) -> str:
-    try:
-        return datetime.fromisoformat(created_at or "").astimezone(UTC).date().isoformat()
-    except (ValueError, OverflowError):  # none, or at the calendar's edge
-        return ""
 
 
 def why_unselected(manifest: Manifest, subset: str, record: Utterance | Quarantined) -> str:
@@ -294,11 +265,7 @@ def run_that_selected(store: ObjectStore, run_uri: str, corpus_uri: str, utteran
 
 @dataclass(frozen=True, slots=True)
 class IdLookup:
-    """IdLookup narrows what a search reads to the objects that name the utterance.
-
-    Steps other than selections, and those of an older version, have no id index: all of their
-    objects may name it.
-    """
+    """IdLookup narrows what a search reads to a selection's objects that name the utterance."""
 
     store: ObjectStore
     run_uri: str
@@ -315,24 +282,20 @@ class IdLookup:
         return self._in_lines(manifest, manifest.ledgers, is_ledger=True)
 
     def _in_lines(self, manifest: Manifest, listed: Outputs, is_ledger: bool) -> Hit | None:
-        outputs: Sequence[Output] = listed
-        if manifest.id_index or manifest.extends:
-            # Stored objects alone: metadata, which are in no list, would have all parts read.
-            stored = (key for key in self._named_in(manifest) if not key.startswith("/"))
-            keys = [key for key in stored if key.endswith(LEDGER_SUFFIX) == is_ledger]
-            outputs = [output for _, output in sorted(find_outputs(listed, keys), key=_place)]
+        # Stored objects alone: metadata, which are in no list, would have all parts read.
+        stored = (key for key in self._named_in(manifest) if not key.startswith("/"))
+        keys = [key for key in stored if key.endswith(LEDGER_SUFFIX) == is_ledger]
+        outputs = [output for _, output in sorted(find_outputs(listed, keys), key=_place)]
         return in_lines(self.store, self.run_uri, outputs, self.utterance_id)
 
-    def metadata_uris(
-        self, subset: str, manifest: Manifest | None, created_at: str | None
-    ) -> Sequence[str]:
-        """Return the metadata objects of a subset that may hold the record, the likeliest first."""
+    def metadata_uris(self, subset: str, manifest: Manifest | None) -> list[str]:
+        """Return the metadata objects of a subset that may hold the record: all, unselected."""
         base = normalize_uri(metadata_uri(self.corpus_uri, subset))
-        if manifest is None or not (manifest.id_index or manifest.extends):
-            return metadata_of_day(self.store, base, created_at)
-        named = self._named_in(manifest)
+        if manifest is None:
+            uris = (each.uri for each in self.store.list(base))
+            return [uri for uri in uris if uri.endswith(METADATA_SUFFIXES)]
         # Those of earlier runs are no inputs of an increment; stored objects have keys.
-        return [f"{base}{name}" for name in sorted(named) if name.startswith("/")]
+        return [f"{base}{name}" for name in sorted(self._named_in(manifest)) if name[0] == "/"]
 
     def _named_in(self, manifest: Manifest) -> frozenset[str]:
         if manifest.step not in self.named:
@@ -344,6 +307,11 @@ class IdLookup:
 def _place(found: tuple[int, Output]) -> int:
     return found[0]
 
+
+LOST = "lost: run jobs.verify"
+
+ENDS = ("quarantined", "not selected", LOST)
+"""Outcomes after which no step that reads this one has the utterance."""
 
 NO_FACTS: Mapping[str, Any] = MappingProxyType({})
 
@@ -374,14 +342,32 @@ class Trace:
     models: Mapping[str, str]
 
 
+def _task_number(manifest: Manifest | None, place: int, num_outputs: int) -> int:
+    """Return which task of a step reads the output at `place` of the step before."""
+    if manifest is None or "num_source_shards" not in manifest.config:
+        return place
+    # Repartition's own rule says in which group of shards the place lies.
+    groups = enumerate(shard_groups(num_outputs, manifest.config["num_source_shards"]))
+    return next(number for number, shards in groups if place in shards)
+
+
 class UnknownUtteranceError(ValueError):
     """No metadata, selection file or ledger of the run names the utterance."""
 
 
-def trace(store: ObjectStore, run_uri: str, corpus_uri: str, utterance_id: str) -> Trace:
+Reads = Mapping[str, Sequence[str]]
+"""The steps that hold utterances, in a run's order, each with the steps that it reads.
+
+Its tasks read the shards of the first of these.
+"""
+
+
+def trace(
+    store: ObjectStore, run_uri: str, corpus_uri: str, utterance_id: str, reads: Reads
+) -> Trace:
     """Follow an utterance through a run; UnknownUtteranceError if nothing names it."""
     lookup = IdLookup(store, run_uri, corpus_uri, utterance_id)
-    return _Tracer(store, run_uri, corpus_uri, utterance_id, lookup).trace()
+    return _Tracer(store, run_uri, corpus_uri, utterance_id, reads, lookup).trace()
 
 
 @dataclass(slots=True)
@@ -390,6 +376,7 @@ class _Tracer:
     run_uri: str
     corpus_uri: str
     utterance_id: str
+    reads: Reads
     lookup: IdLookup
     steps: list[StepTrace] = field(default_factory=list)
 
@@ -400,9 +387,9 @@ class _Tracer:
             hit = manifest and self.lookup.in_files(manifest)
             if manifest and hit:
                 record = hit.facts
-                self._metadata({subset: manifest}, record.get("created_at"))
+                self._metadata({subset: manifest})
                 self._add(manifest, "selected", hit, {})
-                self._follow(subset, own_place(self.store, manifest, hit.key)[0])
+                self._follow(manifest, hit)
                 break
         else:
             record = self._explain_absence(selections)
@@ -411,58 +398,33 @@ class _Tracer:
         audio = audio_now(self.store, self.corpus_uri, record, etag) if has_audio else {}
         return Trace(self.utterance_id, tuple(self.steps), audio, self._models())
 
-    def _follow(self, subset: str, number: int) -> None:
-        """Follow the utterance from the selection file with this number."""
-        features = self._manifest(features_step(subset))
-        hit = self._at_step(features, features_step(subset), task_name(number))
-        if features is None or hit is None:
+    def _follow(self, manifest: Manifest, hit: Hit) -> None:
+        """Follow the utterance to the steps that read the object in which a step has it."""
+        followers = {step: reads for step, reads in self.reads.items() if reads[0] == manifest.step}
+        if not followers:
             return
         # Task n of a step reads output n of the manifest before, so the place names the task.
-        place, num_shards = own_place(self.store, features, hit.key)
-        task = task_name(place)
-        if subset == LABELLED:
-            for step in (
-                BOOTSTRAP_STEP,
-                *self._begun(map(earlier_alignment, count(1))),
-                ALIGNMENT_STEP,
-            ):
-                self._at_step(self._manifest(step), step, task)
-            # Without sequence training there are none, and no step is unfinished.
-            for model in self._finished(LATTICES_FOLDER):
-                step = lattices_step(model)
-                self._at_step(self._manifest(step), step, task)
-        if subset == DEV:
-            self._at_step(self._manifest(DEV_ALIGNMENT_STEP), DEV_ALIGNMENT_STEP, task)
-        if subset == UNLABELLED:
-            # The run has begun the rounds before the last, and that one.
-            early = (TargetsRound(number, number + 1).targets for number in count(1))
-            for each in targets_rounds(1 + len(self._begun(early))):
-                self._follow_round(each, place, num_shards)
-
-    def _follow_round(self, targets_round: TargetsRound, place: int, num_shards: int) -> None:
-        """Follow the utterance of the feature shard at `place` through a round of targets."""
-        targets, task = self._manifest(targets_round.targets), task_name(place)
-        without = self._without_lattice(targets, task)
-        if self._at_step(targets, targets_round.targets, task, without) is None and targets:
-            return
-        partitions = self._manifest(targets_round.partitions)
-        size = partitions.config["num_source_shards"] if partitions else 1
-        # Repartition's own rule says in which group of shards the place lies.
-        groups = enumerate(shard_groups(num_shards, size))
-        group = next(number for number, shards in groups if place in shards)
-        self._at_step(partitions, targets_round.partitions, task_name(group))
+        place, num_outputs = own_place(self.store, manifest, hit.key)
+        for step, reads in followers.items():
+            if any(each.step in reads and each.outcome in ENDS for each in self.steps):
+                continue
+            found = self._manifest(step)
+            task = task_name(_task_number(found, place, num_outputs))
+            next_hit = self._at_step(found, step, task, self._without_lattice(found, task))
+            if found and next_hit:
+                self._follow(found, next_hit)
 
     def _without_lattice(self, targets: Manifest | None, task: str) -> Mapping[str, Any]:
         """Return why the utterance has the teacher's own targets, if its lattice was asked for."""
         if targets is None or WITHOUT_LATTICE not in targets.statistics:
-            return {}
+            return NO_FACTS
         uri = join_uri(self.run_uri, targets.step, COMMITS_FOLDER, f"{task}.json")
         commit = read_checked(self.store, uri, Commit.from_bytes)
         found = commit.statistics.get(WITHOUT_LATTICE, {}).get(self.utterance_id)
         return {WITHOUT_LATTICE: f"{found['reason']}: {found['detail']}"} if found else {}
 
     def _at_step(
-        self, manifest: Manifest | None, step: str, task: str, more: Mapping[str, Any] = NO_FACTS
+        self, manifest: Manifest | None, step: str, task: str, more: Mapping[str, Any]
     ) -> Hit | None:
         """Find the utterance in the outputs of `task`, or else anywhere in the step.
 
@@ -481,17 +443,12 @@ class _Tracer:
             self._add(manifest, "not selected", Hit("", 0, {}), reason)
         else:
             # Neither written nor in a ledger: `verify` reports the utterance as lost.
-            self.steps.append(StepTrace(step, "lost: run jobs.verify"))
+            self.steps.append(StepTrace(step, LOST))
         return None
-
-    def _begun(self, steps: Iterable[str]) -> list[str]:
-        """Return the steps before the first one that the run lacks."""
-        is_there = self.store.exists
-        return list(takewhile(lambda step: is_there(manifest_uri(self.run_uri, step)), steps))
 
     def _explain_absence(self, selections: Mapping[str, Manifest | None]) -> Mapping[str, Any]:
         """Record why no selection file has the utterance; return the facts of its record."""
-        found = self._metadata(selections, None)
+        found = self._metadata(selections)
         record: Mapping[str, Any] = {}
         for manifest in selections.values():
             if manifest and (hit := self.lookup.in_ledgers(manifest)):
@@ -512,16 +469,18 @@ class _Tracer:
 
     def _left_out_by_ingest(self, selections: Mapping[str, Manifest | None]) -> Mapping[str, Any]:
         ingested = self._manifest(INGEST_STEP)
-        if ingested and (hit := self.lookup.in_ledgers(ingested)):
+        ledgers = ingested.ledgers if ingested else ()
+        hit = in_lines(self.store, self.run_uri, ledgers, self.utterance_id)
+        if ingested and hit:
             self._add(ingested, "quarantined", hit, hit.facts)
             return hit.facts
         raise UnknownUtteranceError(self._unknown(selections))
 
     def _metadata(
-        self, selections: Mapping[str, Manifest | None], created_at: str | None
+        self, selections: Mapping[str, Manifest | None]
     ) -> tuple[str, Utterance | Quarantined] | None:
         for subset, manifest in selections.items():
-            uris = self.lookup.metadata_uris(subset, manifest, created_at)
+            uris = self.lookup.metadata_uris(subset, manifest)
             found = in_metadata(self.store, uris, self.utterance_id)
             if found is not None:
                 hit, record = found
@@ -548,7 +507,7 @@ class _Tracer:
         """Find the models that read a partition or a shard of the utterance."""
         seen = {each.step for each in self.steps if each.outcome == "written"}
         models = {}
-        for name in self._finished(MODELS_FOLDER):
+        for name in self._finished_models():
             inputs = read_manifest(self.store, self.run_uri, model_step(name)).inputs
             trained = [
                 step
@@ -565,9 +524,8 @@ class _Tracer:
                 models[name] = "only its normalization"
         return models
 
-    def _finished(self, folder: str) -> list[str]:
-        """Return the finished steps within a folder of the run, such as its models, by name."""
-        base = join_uri(self.run_uri, folder)
+    def _finished_models(self) -> list[str]:
+        base = join_uri(self.run_uri, MODELS_FOLDER)
         keys = (found.uri.removeprefix(f"{base}/") for found in self.store.list(base))
         parts = (key.split("/") for key in keys)
         return [name for name, *rest in parts if rest == [MANIFEST_FILE]]

@@ -3,7 +3,7 @@
 The sealed records beside the manifests are checked, too: of jobs, checkpoints, report and plan.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,7 +27,6 @@ from pipeline.runs.names import (
     COMMAND_LINE_SETTINGS,
     FEATURES_FOLDER,
     INGEST_STEP,
-    OPTIONAL_STEPS,
     PLAN_CALIBRATION,
     PLAN_DOCUMENT,
     REPORT_DOCUMENT,
@@ -45,6 +44,22 @@ _CHECKPOINT_REMEDY = (
     "remove this checkpoint with its record: training resumes from the one before it; a finished "
     "model needs none, and its job, run again, records what is there"
 )
+
+
+Progress = Callable[[int, int], None]
+"""Receives the bytes just read, and the bytes to be read in all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Expectation:
+    """Expectation holds what a recipe and its jobs make: settings by step, and steps by job.
+
+    Some runs lack the optional steps.
+    """
+
+    configs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    jobs: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    optional: Collection[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,21 +108,21 @@ def record_faults(
     records: RunRecords,
     listing: RunListing,
     steps: Mapping[str, StepRecords],
-    jobs: Mapping[str, Sequence[str]],
+    expectation: Expectation,
 ) -> Iterator[Finding]:
     """Yield a finding for each record that is missing, or that belongs to something else.
 
-    `jobs` holds the steps of each job. Runs of the library alone have no job records: they are
+    Runs of the library alone have no job records: they are
     expected where the corpus was ingested, or where any job has left one.
     """
     yield from records.findings
     finished = {name for name, step in steps.items() if step.folder.is_finished}
     if INGEST_STEP in finished or listing.job_record_keys:
-        yield from _missing_jobs(listing, finished, jobs)
+        yield from _missing_jobs(listing, finished, expectation)
     for record in records.records:
         if record.key in listing.job_record_keys:
-            made = [step for step in jobs.get(_job_of(record.key), ()) if step in finished]
-            yield from _job_faults(record, made, steps)
+            made = expectation.jobs.get(_job_of(record.key), ())
+            yield from _job_faults(record, [step for step in made if step in finished], steps)
     if REPORT_STEP in finished and REPORT_DOCUMENT not in listing.keys:
         expected = f"there, as {REPORT_STEP} is finished"
         yield Finding(REPORT_DOCUMENT, expected, "missing", _REPORT_REMEDY)
@@ -119,13 +134,11 @@ def record_faults(
 
 
 def _missing_jobs(
-    listing: RunListing, finished: set[str], jobs: Mapping[str, Sequence[str]]
+    listing: RunListing, finished: set[str], expectation: Expectation
 ) -> Iterator[Finding]:
-    for job, made in jobs.items():
-        if (
-            finished.issuperset({*made} - OPTIONAL_STEPS.keys())
-            and job_record(job) not in listing.keys
-        ):
+    for job, made in expectation.jobs.items():
+        required = {*made}.difference(expectation.optional)
+        if required <= finished and job_record(job) not in listing.keys:
             expected = f"there, as {', '.join(step for step in made if step in finished)} finished"
             yield Finding(job_record(job), expected, "missing", _job_remedy(job))
 
@@ -161,18 +174,6 @@ def _job_of(key: str) -> str:
 
 def _job_remedy(job: str) -> str:
     return f"put it back; or run megahour {job} again, whose record then names what is there"
-
-
-Progress = Callable[[int, int], None]
-"""Receives the bytes just read, and the bytes to be read in all."""
-
-
-@dataclass(frozen=True, slots=True)
-class Expectation:
-    """Expectation holds what a recipe and its jobs make: settings by step, and steps by job."""
-
-    configs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    jobs: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +217,7 @@ def verify_run(
         steps[folder.step], unreadable = read_step(store, run_uri, folder)
         findings += unreadable
     records = read_records(store, run_uri, listing)
-    findings += record_faults(records, listing, steps, expectation.jobs)
+    findings += record_faults(records, listing, steps, expectation)
     finished = {name: found for name, found in steps.items() if found.manifest}
     for name, found in finished.items():
         findings += [*record_findings(found), *input_findings(found, steps)]

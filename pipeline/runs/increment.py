@@ -26,22 +26,10 @@ from pipeline.runs.manifest import (
     read_with_digest,
 )
 from pipeline.runs.names import (
-    ALIGNMENTS_FOLDER,
     BASE_INPUT,
-    FEATURES_FOLDER,
-    GRAPHS_FOLDER,
     INCREMENT_RECORD,
-    LATTICES_FOLDER,
-    MODELS_FOLDER,
-    PARTITIONS_FOLDER,
-    SELECTION_FOLDER,
     STEP_RECORDS_FOLDER,
     STORE_CHECK_FOLDER,
-    STUDENT,
-    TARGETS_FOLDER,
-    UNLABELLED,
-    folder_of,
-    section_of,
 )
 from pipeline.runs.outputs import Output
 from pipeline.runs.sealed_json import read_sealed, seal, texts_of
@@ -204,26 +192,6 @@ def read_base(
     base = BaseStep(increment.base, *read_with_digest(store, increment.base, step))
     base.require_same(config, may_differ)
     return base
-
-
-def is_inherited(step: str) -> bool:
-    """Return whether an increment takes over a step whole: all that is of transcribed speech.
-
-    It makes selection, features, targets and partitions of the unlabelled subset, the student, and
-    what scores that.
-    """
-    folder, name = folder_of(step), step.rpartition("/")[2]
-    if folder in (SELECTION_FOLDER, FEATURES_FOLDER):
-        return name != UNLABELLED
-    if folder in (MODELS_FOLDER, LATTICES_FOLDER):
-        return section_of(name) != STUDENT
-    return folder in (ALIGNMENTS_FOLDER, GRAPHS_FOLDER)
-
-
-def is_of_base(step: str) -> bool:
-    """Return whether an increment needs a step of its base, to take over or to extend."""
-    extended = (SELECTION_FOLDER, FEATURES_FOLDER, TARGETS_FOLDER, PARTITIONS_FOLDER)
-    return folder_of(step) in extended or is_inherited(step)
 
 
 def inherit(store: ObjectStore, run_uri: str, base_uri: str, steps: Sequence[str]) -> list[str]:

@@ -1,6 +1,6 @@
 """The names of a run's steps, which are their folders below the run, and of files in them."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 
 LABELLED, UNLABELLED, HELDOUT = "labelled", "unlabelled", "heldout"
@@ -246,24 +246,6 @@ def evaluated_models(
     names = (BASELINE, *teachers(ensemble), *siblings, STUDENT)
     smbr = (sequence_trained(name) for name in names if section_of(name) in trained_on)
     return (*names, *smbr)
-
-
-OPTIONAL_STEPS: Mapping[str, Sequence[str]] = {
-    selection_step(DEV): (),
-    features_step(DEV): (selection_step(DEV),),
-    DEV_ALIGNMENT_STEP: (features_step(DEV), BOOTSTRAP_STEP, model_step(ALIGNER)),
-    TUNING_STEP: (
-        features_step(DEV),
-        ALIGNMENT_STEP,
-        *map(model_step, evaluated_models(EVALUATED_MODELS)),
-    ),
-    TARGETS_TUNING_STEP: (features_step(DEV), ALIGNMENT_STEP, model_step(TEACHER)),
-    KBEST_COSTS_STEP: (features_step(UNLABELLED), model_step(TEACHER), model_step(STUDENT)),
-}
-"""The steps of a run whose corpus has development speakers, and those that earlier runs lack.
-
-Each with the steps that it reads. Other runs are whole without them.
-"""
 
 
 def task_name(number: int) -> str:

@@ -27,7 +27,8 @@ from infra.store.object_store import (
     StoreError,
 )
 from infra.store.objects import Admit, FetchedRange
-from pipeline.audio.audio_file import require_known
+from pipeline.audio.audio_file import MAX_RECORDING_BYTES
+from pipeline.audio.codecs import codec_of
 from pipeline.audio.conversion import NO_CONVERSION, AudioConversion
 from pipeline.audio.decode import HEAD_BYTES, cut_recording, segment_samples
 from pipeline.audio.errors import AudioError
@@ -42,9 +43,6 @@ MAX_GAP_BYTES = 2**16
 
 MAX_RANGE_BYTES = 16 * 2**20
 """Ranges are joined up to so many bytes."""
-
-MAX_RECORDING_BYTES = 512 * 2**20
-"""The largest compressed recording to cut segments from: 9 h of MP3 at 128 kbit/s."""
 
 FoundAudio: TypeAlias = Fetched | StoreError | AudioError
 
@@ -264,7 +262,7 @@ def _segments(store: ObjectStore, wanted: Sequence[WantedAudio], admit: Admit) -
                 layout.require_whole(recording.read)
                 return _WavSegments(recording, layout).read(known, admit)
         elif head.data and not head.data.startswith(b"ID3"):
-            require_known(head.data)
+            codec_of(head.data)
     except AudioError as error:
         return FoundParts((error,) * len(known))
     data = head.data

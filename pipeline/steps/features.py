@@ -9,7 +9,7 @@ is shuffled, and its moments are kept with the commit.
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import numpy as np
 from jaxtyping import Float32
@@ -27,7 +27,7 @@ from infra.store.object_store import (
 from infra.store.uris import resolve_audio
 from pipeline.audio.conversion import NO_CONVERSION, AudioConversion
 from pipeline.audio.decode import MAX_DURATION_S, decode_utterance, max_file_bytes
-from pipeline.audio.errors import AudioError
+from pipeline.audio.errors import AudioError, AudioReason
 from pipeline.filterbank import FRAME_SHIFT_MS
 from pipeline.filterbank.log_mel import Engine, log_mel_energies
 from pipeline.normalization import CausalMean, MeanNormalization, Moments
@@ -73,6 +73,9 @@ REFUSALS = {
     PrefixError: OUTSIDE_PREFIXES,
     ObjectTooLarge: "too_large",
 }
+
+AUDIO_REASONS = (*REFUSALS.values(), *get_args(AudioReason))
+"""The reasons for which the ledger says that an utterance's audio could not be used."""
 
 
 @dataclass(frozen=True, slots=True)

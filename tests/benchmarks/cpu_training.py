@@ -29,6 +29,7 @@ from pipeline.runs.names import PARTITIONS_STEP
 from pipeline.shards import Alignment, PartitionRow, write_partition
 from tests.benchmarks.measure import Figure, interleaved, ratios, show
 from tests.benchmarks.reader import kbest
+from tests.training.training_settings import training_settings
 from training.data.dataset import Dataset
 from training.data.minibatch import Minibatch
 from training.data.sub_epoch_reader import SubEpochReader
@@ -36,14 +37,13 @@ from training.data.sub_epochs import DataCursor, SubEpoch
 from training.data.targets import HardTargets
 from training.distributed import process_group
 from training.distributed.process_group import ProcessGroup
-from training.fit.model_specs import LoopConfig
 from training.fit.steps import GradientNorms, RunningTotals, take_steps
 from training.models.acoustic_model import AcousticModel
 from training.models.lstm import LstmModel
 from training.settings.models import LstmConfig
 from training.settings.trainers import AdamConfig
 from training.trainers import Synchronous
-from training.trainers.registry import make_optimizer
+from training.trainers.from_recipe import make_optimizer
 
 NUM_SENONES = 200
 PARTITION_HOURS = 0.1
@@ -173,7 +173,7 @@ def loops(
     dataset = replace(dataset, minibatch_frames=num_frames, delay=look_ahead)
     sub_epoch = SubEpoch(case.labelled, 0, 1, 0, case.whole_utterances, 1e-3)
     minibatches = list(dataset.plan(sub_epoch, 0).minibatches())
-    norms, config = GradientNorms(0, 0), LoopConfig(num_frames, 1.0)
+    norms, config = GradientNorms(0, 0), training_settings(num_frames, 1.0)
 
     def train(model: AcousticModel, optimizer: Optimizer, given: Iterable[Minibatch]) -> None:
         totals = RunningTotals()

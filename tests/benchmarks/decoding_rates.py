@@ -15,10 +15,10 @@ import torch
 
 from infra.store.object_store import ObjectStore, join_uri
 from jobs.cli.job import recipe_path
-from pipeline.runs.names import BASELINE, BOOTSTRAP_STEP, CORPUS_FOLDER, LABELLED, features_step
-from pipeline.shards import Lattice
+from pipeline.runs.names import BASELINE, BOOTSTRAP_STEP, CORPUS_FOLDER, LABELLED
 from tests.benchmarks.measure import Figure, interleaved, show
-from training.align.labelled import read_lexicon, read_shards, transcribed
+from tests.benchmarks.rotation.scores import rows_of
+from training.align.labelled import read_lexicon, transcribed
 from training.align.monophone_hmm import bootstrap_alignment
 from training.align.network_alignment import align_row, log_likelihoods, read_tree
 from training.decode.decoder import DecoderConfig, decode
@@ -36,12 +36,7 @@ def works(arguments: argparse.Namespace) -> tuple[float, dict[str, Callable[[], 
     run_uri: str = arguments.run
     store, corpus_uri = ObjectStore((run_uri,)), join_uri(run_uri, CORPUS_FOLDER)
     recipe = read_recipe(recipe_path("recorded"), arguments.set)
-    rows = [
-        row
-        for some in read_shards(store, run_uri, features_step(LABELLED)).values()
-        for row in some
-    ]
-    rows = rows[: arguments.utterances]
+    rows = rows_of(store, run_uri, LABELLED)[: arguments.utterances]
     lexicon = read_lexicon(store, run_uri, corpus_uri, [BOOTSTRAP_STEP]).parse()
     form = recipe.models.of(BASELINE)
     tree, model = read_tree(store, run_uri), load_model(store, run_uri, BASELINE, form)
@@ -67,13 +62,6 @@ def works(arguments: argparse.Namespace) -> tuple[float, dict[str, Callable[[], 
         "lattices": lambda: [decode_lattice(weak, each, beams) for each in scores],
         "decoding": lambda: [decode(usual, each, decoder) for each in scores],
     }
-
-
-def decoded_lattices(arguments: argparse.Namespace) -> list[Lattice]:
-    """Return the lattices of a run's first labelled utterances."""
-    _, functions = works(arguments)
-    found: list[Lattice] = functions["lattices"]()
-    return found
 
 
 def parsed(description: str) -> argparse.Namespace:

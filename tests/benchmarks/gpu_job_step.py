@@ -22,6 +22,7 @@ from pipeline.splicing import NUM_INPUTS
 from tests.benchmarks.gpu_graphs import captured, synchronize
 from tests.benchmarks.measure import Figure, ratios
 from tests.benchmarks.reader import partitions
+from tests.training.training_settings import training_settings
 from training.data.dataset import Dataset
 from training.data.row_order import chunked_shape
 from training.data.sub_epoch_reader import buffers_ahead, device_copies
@@ -29,7 +30,6 @@ from training.data.sub_epochs import SubEpoch
 from training.distributed import process_group
 from training.distributed.process_group import ProcessGroup
 from training.fit.cuda_graph import gradients_of
-from training.fit.model_specs import LoopConfig
 from training.fit.steps import (
     GradientNorms,
     RunningTotals,
@@ -47,7 +47,7 @@ from training.settings.trainers import (
     TrainerConfig,
 )
 from training.settings.values import Precision
-from training.trainers.registry import make_optimizer, make_trainer
+from training.trainers.from_recipe import make_optimizer, make_trainer
 
 SOFT_CHUNKS = SubEpoch(False, 0, 1, 0, False, 1e-4)
 PRECISIONS: tuple[Precision, ...] = ("float32", "tf32", "bfloat16")
@@ -105,7 +105,7 @@ class Bench:
         torch.manual_seed(0)
         model = LstmModel(self.job.config, self.job.num_senones).to(self.device)
         optimizer = make_optimizer(AdamConfig(), model.parameters())
-        loop = LoopConfig(self.job.minibatch_frames, 1.0, precision=precision)
+        loop = training_settings(self.job.minibatch_frames, 1.0, precision=precision)
         compute = (
             gradients_of(model, loop) if has_graphs else partial(compute_gradients, model, loop)
         )

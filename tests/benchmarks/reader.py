@@ -28,12 +28,12 @@ from pipeline.runs.manifest import Output
 from pipeline.runs.names import PARTITIONS_STEP
 from pipeline.shards import Alignment, PartitionRow, Storage, write_partition
 from tests.benchmarks.measure import Figure, interleaved, ratios, show
+from tests.training.training_settings import training_settings
 from training.data import row_order
 from training.data.dataset import Dataset
 from training.data.minibatch import Minibatch
 from training.data.sub_epochs import SubEpoch
 from training.data.targets import HardTargets
-from training.fit.model_specs import LoopConfig
 from training.fit.steps import GradientNorms, take_steps
 from training.models.lstm import LstmModel
 from training.settings.model_training import AugmentationConfig
@@ -128,7 +128,7 @@ def step_of(student: Student) -> Callable[[], object]:
         torch.full((batch,), 32),
         HardTargets(torch.randint(student.num_senones, (batch, 32))),
     )
-    loop = LoopConfig(student.minibatch_frames, 1.0)
+    loop = training_settings(student.minibatch_frames, 1.0)
     norms = GradientNorms(0, 0)
     return lambda: list(take_steps(model, optimizer, iter([minibatch]), 1, loop, norms))
 

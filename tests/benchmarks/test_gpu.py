@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.benchmarks import gpu, gpu_batches, gpu_job_step, gpu_messages
+from tests.benchmarks import gpu, gpu_job_step, gpu_messages
 from tests.benchmarks.gtc_task import GtcTask
 from tests.benchmarks.reader import read_all
 from tests.training.algorithms.gtc import interpreted
@@ -76,19 +76,3 @@ def test_bare_and_job_steps_train(tmp_path: Path, precision: Precision) -> None:
         bench = gpu_job_step.Bench(gpu.SMALL, dataset, CPU, group)
         steps = bench.job_steps(gpu_job_step.TRAINERS[0], precision, has_graphs=True)
         assert sum(steps) == read_all(dataset, gpu_job_step.SOFT_CHUNKS)
-
-
-def test_batches_are_measured(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """On small sizes: each precision with graphs and without, layers, and a teacher's batches."""
-    monkeypatch.setattr(gpu_batches, "seconds", lambda work, *_: bool(work()) or 1.0)
-    monkeypatch.setattr("sys.argv", ["gpu_batches", "--device", "cpu"])
-    gpu_batches.main()
-    assert len(capsys.readouterr().out.splitlines()) == 1 + 3 * 2 + 2 + 4
-
-
-def test_a_batch_has_at_most_the_padded_frames() -> None:
-    """Padded to the longest so far; what comes after the first that does not fit is left."""
-    assert gpu_batches.batch_of([3, 2, 4, 1, 1], 12) == [3, 2, 4]
-    assert gpu_batches.batch_of([3, 2, 5, 1], 12) == [3, 2]

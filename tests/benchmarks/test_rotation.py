@@ -1,7 +1,7 @@
 """The rotation holds every speaker out once, and its table counts what its files say."""
 
 import json
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,6 @@ from tests.benchmarks.rotation.__main__ import (
     link_scores,
     recipe_digest,
 )
-from tests.benchmarks.rotation.ablations import ABLATIONS
 from tests.benchmarks.rotation.folds import NUM_FOLDS, Corpus, Fold, fold_of
 from tests.benchmarks.rotation.lanes import link_run
 from tests.benchmarks.rotation.scores import RECIPE, Scoring, collect
@@ -237,26 +236,3 @@ def test_scores_of_models_that_were_taken_over_are_too(
     link_scores(replace(began, folder=folder, overrides=(override,)), source)
     linked = {path.stem: path.read_text() for path in folder.rglob("scores/*.json")}
     assert linked == ({"baseline": "baseline"} if is_linked else {})
-
-
-@pytest.mark.parametrize("label", ABLATIONS)
-def test_ablations_differ_from_the_recipe_in_values_that_it_may_have(label: str) -> None:
-    """Each recipe can be read, differs, and leaves the steps before its first as they are."""
-    ablation, recipe = ABLATIONS[label], read_recipe(str(RECIPE))
-    other = read_recipe(str(RECIPE), ablation.values(108))
-    differing = {
-        field.name
-        for field in fields(recipe)
-        if getattr(other, field.name) != getattr(recipe, field.name)
-    }
-    assert differing
-    sections = {
-        "extract_features": {"features"},
-        "align": {"alignment"},
-        "train_baseline": {"baseline", "teacher", "student", "models", "sequence_training"},
-        "train_teacher": {"teacher", "sequence_training", "targets"},
-        "generate_targets": {"targets"},
-        "train_student": {"student"},
-        "evaluate": {"evaluation", "tuning"},
-    }
-    assert differing <= sections[ablation.again]

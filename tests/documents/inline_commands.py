@@ -5,7 +5,7 @@ import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
-from jobs.cli.catalogue import STORY
+from jobs.cli.megahour import STORY
 from tests.documents.document_commands import ROOT, Command
 
 FENCED = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)

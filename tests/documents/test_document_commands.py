@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from jobs.cli.catalogue import INGEST, module_of
+from jobs.cli.megahour import module_of
+from jobs.run_table import INGEST
 from tests.documents.document_commands import ROOT, Command, commands_of, documents
 from tests.job_programs import RunJob, Said
 from tests.small_corpus import tone, wav

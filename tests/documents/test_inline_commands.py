@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from jobs.cli.catalogue import module_of
+from jobs.cli.megahour import module_of
 from tests.documents.document_commands import Command, documents
 from tests.documents.inline_commands import forms_of, inline_commands_of, named_options
 from tests.job_programs import RunJob

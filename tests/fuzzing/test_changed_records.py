@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobs.report import CurvePoint
+from jobs.report_page.collect import CurvePoint
 from pipeline.audit.job_records import parse_begun_record, parse_job_record
 from pipeline.normalization import Moments
 from pipeline.records import Member, Quarantined, Segment, Tally, part_from_text, part_to_text
@@ -72,6 +72,8 @@ JOB_RECORD: dict[str, Any] = {
     "requests": {"get": 1, "put": 2, "head": 3, "list": 4},
     "cluster": {"num_instances": 1, "price_per_instance_hour": 0.5},
     "device_faults": [],
+    "machine": "a machine",
+    "commit": "8140d000f00d",
 }
 BEGUN: dict[str, Any] = {
     "step": "align",

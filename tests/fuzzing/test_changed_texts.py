@@ -22,9 +22,12 @@ from jobs.planning.calibration import Calibration, json_object
 from pipeline.filters import SelectionFilters
 from pipeline.metadata import read_ids, read_records
 from pipeline.records import MetadataError, Utterance, parse_line
-from pipeline.steps.ingestion.directories import CommonVoice, Kaldi, LibriSpeech
-from pipeline.steps.ingestion.formats import ManifestFormat, Nemo, Table
-from pipeline.steps.ingestion.lhotse import LhotseCuts, LhotseSupervisions, Shar
+from pipeline.steps.ingestion.common_voice import CommonVoice
+from pipeline.steps.ingestion.kaldi import Kaldi
+from pipeline.steps.ingestion.lhotse import Lhotse, Shar
+from pipeline.steps.ingestion.librispeech import LibriSpeech
+from pipeline.steps.ingestion.manifest_format import FormatOptions, ManifestFormat
+from pipeline.steps.ingestion.tables import Nemo, Table
 from tests.fuzzing.mutations import ODD_VALUES, changed, changed_json, damaged, repeated_key
 from tests.fuzzing.outcomes import EXAMPLES, FUZZ, REFUSED, outcome
 from tests.jobs.planning.test_throughputs import CALIBRATION
@@ -166,9 +169,9 @@ FORMATS: Mapping[str, tuple[Callable[[str], ManifestFormat], str, Mapping[str, b
     "csv.gz": (lambda _: Table(), "a.csv.gz", {"a.csv.gz": gzip.compress(CSV, mtime=0)}),
     "json.gz": (lambda _: Nemo(), "a.json.gz", {"a.json.gz": gzip.compress(lines(NEMO), mtime=0)}),
     "nemo": (lambda _: Nemo(), "a.json", {"a.json": lines(NEMO, NEMO)}),
-    "lhotse cuts": (lambda _: LhotseCuts(), "a.jsonl", {"a.jsonl": lines(CUT)}),
+    "lhotse cuts": (lambda _: Lhotse(), "a.jsonl", {"a.jsonl": lines(CUT)}),
     "lhotse supervisions": (
-        lambda folder: LhotseSupervisions(f"{folder}/r.jsonl"),
+        lambda folder: Lhotse(FormatOptions(recordings_uri=f"{folder}/r.jsonl")),
         "a.jsonl",
         {"a.jsonl": lines(SUPERVISION), "r.jsonl": lines(CUT["recording"])},
     ),

@@ -145,6 +145,7 @@ def test_no_step_of_a_trainer_waits(
     monkeypatch.setattr(Fitting, "_train", watched)
     what = small(trainer)
     if trainer == "htm":
-        what = replace(what, trainer=replace(what.trainer, group_size=1))
+        trainer = replace(what.training.trainer, group_size=1)
+        what = replace(what, training=replace(what.training, trainer=trainer))
     fit(world, copied(run, trainer), what, gpu)
     assert len(num_watched) == len(what.sub_epochs)

@@ -18,11 +18,11 @@ from tests.training.sequence_training.toy_run import (
     smbr_fit,
     write_toy_run,
 )
+from tests.training.training_settings import training_settings
 from training.align.network_alignment import log_likelihoods
 from training.distributed.process_group import ProcessGroup
 from training.distributed.rank_scheduler import shared_device
 from training.distributed.simulated_group import simulate_ranks
-from training.fit.model_specs import LoopConfig
 from training.fit.steps import compute_gradients
 from training.fit.train_model import fit_model
 from training.models.store import load_model, make_model
@@ -80,6 +80,6 @@ def test_a_conformers_gradients_are_the_cpus(gpu: torch.device) -> None:
         model = make_model(form, NUM_SENONES).to(device)
         given = minibatch(0, device, is_soft=True)
         given.lengths[::3] = 20
-        partial(compute_gradients, model, LoopConfig(512, 0.5))(given)
+        partial(compute_gradients, model, training_settings(512, 0.5))(given)
         gradients.append(torch.cat([each.grad.flatten().cpu() for each in model.parameters()]))
     assert relative_error(gradients[1], gradients[0]) < 1e-4

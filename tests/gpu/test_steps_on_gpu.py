@@ -16,16 +16,16 @@ from tests.gpu.small_training import (
     relative_error,
     student,
 )
+from tests.training.training_settings import training_settings
 from training.distributed.checks import all_finite
 from training.fit.cuda_graph import GradientGraphs
-from training.fit.model_specs import LoopConfig
 from training.fit.steps import GradientNorms, compute_gradients, take_steps
 from training.models.precision import set_float32_products
 from training.settings.values import Precision
 
 pytestmark = pytest.mark.gpu
 
-CONFIG = LoopConfig(minibatch_frames=NUM_CHUNKS * FRAMES, max_gradient_norm=0.5)
+CONFIG = training_settings(minibatch_frames=NUM_CHUNKS * FRAMES, max_gradient_norm=0.5)
 NUM_STEPS = 12
 Trained = tuple[list[tuple[float, float]], list[Tensor]]
 

@@ -1,6 +1,7 @@
 """Mistakes that a run would find after hours are reported before its first step."""
 
 import gzip
+import itertools
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,9 @@ from jobs.cli import host
 from pipeline.audit.step_records import list_run
 from pipeline.runs.increment import begin_increment
 from pipeline.runs.names import LANGUAGE_MODEL_FILES
+from pipeline.steps.ingestion.placed_audio import PlacementChoice
+from tests.benchmarks.rotation.__main__ import EVERY_PLACEMENT, NUM_DRAWN
+from tests.documents.document_commands import ROOT, commands_of
 from tests.infra.store.quirky_s3 import QuirkySettings, quirky_s3
 from tests.job_programs import RunJob, Said
 from tests.s3_server import CREDENTIALS
@@ -371,3 +375,90 @@ def test_ranks_are_checked_against_gpus(run_job: RunJob, monkeypatch: pytest.Mon
     require_refusal(said, "--device auto: 4 ranks on this host: need at most 3, one for each GPU")
     assert check(run_job, "--student-ranks", "2").code == 0
     assert check(run_job, "--student-ranks", "4", "--device", "cpu").code == 0
+
+
+DEMO_CLUSTER = Path(__file__).parents[2] / "infra" / "clusters" / "demo.toml"
+OWN = (
+    '{name = "factory", factory = "tests.training.models.own_models:Float32Alone", look_ahead = 0}'
+)
+
+
+def check_own_model(run_job: RunJob, section: str, *settings: str) -> Said:
+    options = [part for each in (f"models.{section}={OWN}", *settings) for part in ("--set", each)]
+    return run_job("check", "--recipe", str(TINY), "--run", "runs/x", *options)
+
+
+@pytest.mark.parametrize(
+    ("section", "settings"),
+    [
+        ("student", ["sequence_training.student=true", "sequence_training.precision=bfloat16"]),
+        ("teacher", ["targets.rounds=2", "student.precision=bfloat16"]),
+        ("teacher", ["teacher.precision=bfloat16"]),
+    ],
+)
+def test_a_model_of_float32_alone_is_refused(
+    run_job: RunJob, section: str, settings: list[str]
+) -> None:
+    """It trains in float32; sMBR, a later round or a GPU's labels in bfloat16 would fail."""
+    assert check_own_model(run_job, section, *settings[:-1]).code == 0
+    said = check_own_model(run_job, section, *settings)
+    assert said.code == 2
+    assert f"models: {section}: " in said.err
+    assert "in bfloat16: RuntimeError: expected m1 and m2 to have the same dtype" in said.err
+
+
+@pytest.mark.parametrize(
+    ("instance", "section", "is_well"),
+    [
+        ("g5.48xlarge", "teacher", False),
+        ("g5.48xlarge", "student", True),
+        ("p3.16xlarge", "teacher", True),
+    ],
+)
+def test_a_teacher_that_gpus_ask_is_tried_in_bfloat16(
+    run_job: RunJob, tmp_path: Path, instance: str, section: str, is_well: bool
+) -> None:
+    """A10Gs label in it, and V100s in float32; the student's form labels nothing."""
+    gpus = tmp_path / "gpus.toml"
+    gpus.write_text(
+        DEMO_CLUSTER.read_text()
+        .replace('"local[2]"', '"yarn"')
+        .replace('instance_type = "local"', f'instance_type = "{instance}"')
+        .replace('["cpu#0", "cpu#1"]', '"auto"')
+    )
+    said = check_own_model(run_job, section, f'cluster="{gpus}"')
+    assert (said.code == 0) is is_well, said
+    assert is_well or f"models: {section}: frames" in said.err
+
+
+SHIPPED = sorted(path.stem for path in (ROOT / "jobs" / "recipes").glob("*.toml"))
+HELP = "demo, recorded, placements, hours_1m"
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_a_shipped_recipe_is_checked(run_job: RunJob, tmp_path: Path, name: str) -> None:
+    """All is well on two ranks, as for a run on this host; the help of jobs names the recipe."""
+    write_kaldi_tables(tmp_path, "A AH\nB B IY\n")
+    given = ("--recipe", name, "--run", str(tmp_path / "run"), "--kaldi-dir", str(tmp_path))
+    ranks = ("--supervised-ranks", "2", "--student-ranks", "2")
+    said = run_job("check", *given, *ranks)
+    assert (said.code, said.out) == (0, f"check: {name}: all is well\n"), said.err
+    assert sorted(HELP.split(", ")) == SHIPPED
+    assert HELP in " ".join(run_job("check", "--help").out.split())
+
+
+def test_readme_runs_what_was_measured() -> None:
+    """Its line for own speech has the rotation's placements, recipe, ranks and dev share."""
+    (words,) = [
+        each.words
+        for each in commands_of(ROOT / "README.md")
+        if each.job and each.job[0] == "run" and "--placements" in each.words
+    ]
+    given = dict(itertools.pairwise(words))
+    known = EVERY_PLACEMENT.split(",")[1:]
+    named = PlacementChoice.parse(given["--placements"], known)
+    drawn = PlacementChoice.parse(f"{NUM_DRAWN}:{EVERY_PLACEMENT}", known)
+    for seed in range(5):
+        assert named.of("an4-1", seed) == drawn.of("an4-1", seed) == EVERY_PLACEMENT.split(",")
+    assert (given["--recipe"], given["--dev-share"]) == ("placements", "0.2")
+    assert given["--supervised-ranks"] == given["--student-ranks"] == "1"

@@ -24,8 +24,9 @@ from pipeline.runs.names import (
     model_step,
     sequence_trained,
 )
-from tests.architecture.call_depth import answers_here, plain_loop
+from tests.in_process_teacher import answers_here
 from tests.job_programs import RunJob
+from tests.small_corpus import plain_loop
 from tests.training.decode.toy_language import toy_lexicon
 from tests.training.sequence_training.toy_run import TREE, put_model, rows_of
 from tests.training.targets.unlabelled_toy_run import (

@@ -18,6 +18,7 @@ from pipeline.steps import audio_reads
 from tests.four_steps import OUTPUTS, four_steps, manifests, put_teacher
 from tests.small_corpus import local_store, serially, write_corpus
 from tests.whole_path.processes import TINY
+from training.settings.recipe import read_recipe
 
 FEATURES = "features/unlabelled"
 LATER = ["models/teacher", "targets/unlabelled", "partitions/unlabelled"]
@@ -178,16 +179,19 @@ def test_a_killed_retry_is_given_again(
 def test_later_steps_of_development_speakers() -> None:
     """Their features decide tuning and evaluation, and models only where newbob reads them."""
     of_dev = ["alignments/dev", "tuning", "evaluation", "report"]
-    assert later_steps(["features/dev"], 1, unread=["alignments/dev"]) == of_dev
-    assert {*of_dev, "models/baseline", "models/student"} <= {*later_steps(["features/dev"], 1)}
-    assert "models/aligner" not in later_steps(["features/dev"], 1)
-    assert {*of_dev} <= {*later_steps(["features/labelled"], 1)}
+    recipe = read_recipe(str(TINY))
+    assert later_steps(recipe, ["features/dev"], unread=["alignments/dev"]) == of_dev
+    of_newbob = later_steps(recipe, ["features/dev"])
+    assert {*of_dev, "models/baseline", "models/student"} <= {*of_newbob}
+    assert "models/aligner" not in of_newbob
+    assert {*of_dev} <= {*later_steps(recipe, ["features/labelled"])}
 
 
 def test_later_steps_are_those_of_the_jobs() -> None:
     """Held-out features decide no model; unlabelled ones decide the targets and more."""
-    assert later_steps(["features/heldout"], 1) == ["evaluation", "report"]
-    of_unlabelled = later_steps([FEATURES], 1)
+    recipe = read_recipe(str(TINY))
+    assert later_steps(recipe, ["features/heldout"]) == ["evaluation", "report"]
+    of_unlabelled = later_steps(recipe, [FEATURES])
     assert {*LATER, "models/student", "certificate", "report"} <= {*of_unlabelled}
     assert "features/labelled" not in of_unlabelled
     assert OUTPUTS[0] not in {step.partition("/")[0] for step in of_unlabelled}

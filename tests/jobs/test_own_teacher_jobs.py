@@ -11,13 +11,12 @@ import pytest
 from infra.cluster import load_cluster
 from jobs import evaluate
 from jobs.cli import spark_steps
-from jobs.cli.catalogue import EVALUATE
-from jobs.cli.job import open_job, written_steps
+from jobs.cli.job import open_job
 from jobs.generate_targets import STEP, tune_search
 from jobs.planning.run_plan import plan_run
 from jobs.planning.workload import planned_workload
 from jobs.retry import later_steps
-from jobs.verify import step_configs
+from jobs.run_table import EVALUATE, step_configs, written_steps
 from pipeline.records import Tally
 from pipeline.runs.names import (
     DEV,
@@ -29,10 +28,9 @@ from pipeline.runs.names import (
     model_step,
     teachers,
 )
-from tests.architecture.call_depth import plain_loop
 from tests.job_programs import RunJob
 from tests.jobs.planning.test_throughputs import CALIBRATION
-from tests.small_corpus import serially
+from tests.small_corpus import plain_loop, serially
 from tests.training.sequence_training.toy_run import finish
 from tests.training.targets.unlabelled_toy_run import write_unlabelled_toy_run
 from tests.whole_path.processes import TINY
@@ -118,7 +116,7 @@ def test_jobs_name_no_model_of_it() -> None:
     recipe = read_recipe(str(TINY), [OWN])
     assert written_steps(recipe, "train_teacher") == ()
     assert not [name for name in step_configs(recipe, recipe) if TEACHER in name]
-    later = later_steps(["alignments/bootstrap"], 1, ensemble=0)
+    later = later_steps(recipe, ["alignments/bootstrap"])
     assert "targets/unlabelled" in later
     assert model_step(TEACHER) not in later
 

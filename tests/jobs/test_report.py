@@ -12,7 +12,7 @@ from infra.store.object_store import ObjectStore, StoreError, join_uri
 from jobs import report
 from jobs.cli.job import Job
 from jobs.report_page.collect import (
-    compared,
+    REQUIRED_READS,
     dollars_of,
     origin_of,
     quarantine_reasons,
@@ -31,8 +31,8 @@ from pipeline.runs.names import (
     job_record,
 )
 from pipeline.runs.sealed_json import seal
+from tests.jobs.job_records import RECORD
 from tests.whole_path.processes import TINY
-from training.evaluate.word_errors import UtteranceErrors, WordErrors
 from training.settings.recipe import read_recipe
 
 
@@ -44,7 +44,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
     monkeypatch.setattr(report, "render_report", lambda found: f"page {found['number']}")
     monkeypatch.setattr(report, "format_table", lambda _: "")
     store, run_uri = ObjectStore((str(tmp_path),)), str(tmp_path)
-    for step in report.REQUIRED_READS:
+    for step in REQUIRED_READS:
         write_manifest(step_context(store, run_uri, step, {}, {}), Manifest(step, {}, {}, ()))
     arguments, recipe = (
         Namespace(json=False, curve=[], compare=None, oracle=None),
@@ -110,48 +110,14 @@ def test_what_teachers_failed_at_is_in_the_quarantine(job: Job) -> None:
         assert retry_commands({step: {"missing_object": 1}}, "run", "demo", []) == []
 
 
-def errors(model: str, counts: dict[str, int]) -> list[UtteranceErrors]:
-    """Return an utterance of ten words a speaker, with so many substitutions."""
-    return [
-        UtteranceErrors(f"{speaker}-1", speaker, "all", 1000, {model: WordErrors(count, 0, 0, 10)})
-        for speaker, count in counts.items()
-    ]
-
-
-def test_two_runs_are_compared_by_the_same_speakers() -> None:
-    """Four speakers all gain a word of 16: WERR 25 %, and p = 2/16, of all signs those two."""
-    here = errors("student", dict.fromkeys("abcd", 3))
-    there = errors("student", dict.fromkeys("abcd", 4))
-    found = compared({"run": "other", "wer": {}, "curves": {}}, lambda: here, lambda: there)
-    assert found.keys() == {"run", "wer", "pairs"}
-    (pair,) = found["pairs"]
-    assert (pair["model"], pair["reduction"]["value"]) == ("student", 25.0)
-    assert pair["p_value"] == pytest.approx(2 / 16)
-
-
-def test_runs_of_other_utterances_are_not_paired() -> None:
-    """The comparison keeps the scores and says why it has no test."""
-    found = compared(
-        {"run": "other"}, lambda: errors("student", {"a": 1}), lambda: errors("student", {"b": 1})
-    )
-    assert found["pairs"] == []
-    assert "a-1 is in one evaluation alone" in found["not_paired"] or "b-1" in found["not_paired"]
-
-
 def test_dollars_are_instances_by_the_hour_and_requests_to_s3() -> None:
     """2 instances at $3 for half an hour, and 1,000 PUTs at $0.005; on disk requests are free."""
-    record = {
-        "seconds": 1800,
-        "finished_at": "2026-11-24T10:00:00+00:00",
-        "machine": "a machine",
-        "commit": "abc",
-        "cluster": {"instance_type": "x", "num_instances": 2, "price_per_instance_hour": 3.0},
-        "requests": {"get": 0, "put": 1000, "head": 0, "list": 0, "retries": 7},
-    }
+    requests = {**RECORD["requests"], "put": 1000, "retries": 7}
+    record = {**RECORD, "seconds": 1800, "requests": requests}
     assert dollars_of(record, is_in_s3=True) == pytest.approx(3.005)
-    early = {"seconds": 60, "finished_at": "2026-11-24T09:00:00+00:00"}
+    early = {**record, "seconds": 60, "finished_at": "2026-11-24T09:00:00+00:00", "commit": ""}
     found = origin_of({"align": early, "evaluate": record}, "runs/mine")
-    assert (found["dollars"], found["steps"]["align"]["dollars"]) == (3.0, None)
+    assert (found["dollars"], found["steps"]["align"]["dollars"]) == (3.1, 0.1)
     assert (found["step_seconds"], found["elapsed_seconds"]) == (1860, 3660)
     assert (found["machines"], found["commits"]) == (["a machine"], ["abc"])
 

@@ -8,13 +8,18 @@ import pytest
 
 from infra.settings import canonical_json, plain
 from infra.store.object_store import ObjectStore
-from jobs.cli.catalogue import GENERATE_TARGETS, REPARTITION, TRAIN_TEACHER, writes_of
 from jobs.cli.job import open_job, read_recipe, recipe_path
 from jobs.generate_targets import STEP as GENERATE
 from jobs.generate_targets import due_rounds
 from jobs.retry import later_steps
-from jobs.run import launches, num_target_rounds
-from jobs.verify import step_configs
+from jobs.run import launches
+from jobs.run_table import (
+    GENERATE_TARGETS,
+    REPARTITION,
+    TRAIN_TEACHER,
+    step_configs,
+    written_steps,
+)
 from pipeline.runs.manifest import Manifest, read_manifest
 from pipeline.runs.names import (
     DEV,
@@ -115,7 +120,7 @@ def test_the_sibling_learns_as_the_student_does() -> None:
         name=SIBLING,
         model=recipe.models.teacher,
         unlabelled="partitions/round_1",
-        trainer=recipe.teacher.trainer,
+        training=replace(student.training, trainer=recipe.teacher.trainer),
     )
     assert sibling.unlabelled != student.unlabelled
     assert sibling.model == teacher_fit(recipe).model != student.model
@@ -126,14 +131,14 @@ def test_an_ensemble_labels_each_round() -> None:
     several = ["targets.rounds=3", "teacher.ensemble=2", f"student.seed={2**64 - 1}"]
     recipe = read_recipe(str(TINY), several)
     fits = sibling_fits(recipe)
-    assert [(fit.name, fit.seed, fit.unlabelled) for fit in fits] == [
+    assert [(fit.name, fit.training.seed, fit.unlabelled) for fit in fits] == [
         (SIBLING, 2**64 - 1, "partitions/round_1"),
         (f"{SIBLING}_2", 0, "partitions/round_1"),
         ("teacher_round_3", 2**64 - 1, "partitions/round_2"),
         ("teacher_round_3_2", 0, "partitions/round_2"),
     ]
     one, two = fits[:2]
-    assert two == replace(one, name=two.name, seed=0)
+    assert two == replace(one, name=two.name, training=replace(one.training, seed=0))
     single = read_recipe(str(TINY), [each for each in several if "ensemble" not in each])
     assert [fit.config for fit in sibling_fits(single)] == [fits[0].config, fits[2].config]
     models = [labelling_models([TEACHER], 2, each) for each in (FIRST, LAST)]
@@ -144,7 +149,8 @@ def test_an_ensemble_labels_each_round() -> None:
     siblings = {fit.name for fit in fits}
     assert siblings < set(evaluated_models((), 2, 3))
     assert set(map(model_step, siblings)) < step_configs(recipe, recipe).keys()
-    assert writes_of(TRAIN_TEACHER, 1, ensemble=2, num_target_rounds=2)[2:] == (
+    two = read_recipe(str(TINY), ["targets.rounds=2", "teacher.ensemble=2"])
+    assert written_steps(two, TRAIN_TEACHER)[2:] == (
         *(model_step(SIBLING), model_step(f"{SIBLING}_2")),
     )
     own = read_recipe(str(TINY), ["targets.rounds=2", "targets.teacher.factory='mine:teacher'"])
@@ -178,24 +184,26 @@ def test_a_round_is_due_once_all_its_teachers_are_trained(tmp_path: Path, run_jo
 
 def test_jobs_know_the_rounds() -> None:
     """They know its steps when they write, score, verify and remove; one round is as it was."""
-    assert writes_of(GENERATE_TARGETS, 1, num_target_rounds=3) == (
+    rounds = {n: read_recipe(str(TINY), [f"targets.rounds={n}"]) for n in (1, 2, 3)}
+    assert written_steps(rounds[3], GENERATE_TARGETS) == (
         *("targets/round_1", "targets/round_2", "targets/unlabelled"),
     )
-    assert writes_of(REPARTITION, 1, num_target_rounds=2) == (
+    assert written_steps(rounds[2], REPARTITION) == (
         *("partitions/round_1", "partitions/unlabelled"),
     )
-    made = writes_of(TRAIN_TEACHER, 1, [TEACHER], num_target_rounds=2)
+    recipe = read_recipe(str(TINY), ["targets.rounds=2", "sequence_training.teacher=true"])
+    made = written_steps(recipe, TRAIN_TEACHER)
     sibling = (model_step(SIBLING), f"lattices/{SIBLING}", model_step(sequence_trained(SIBLING)))
     assert made[3:] == sibling
-    recipe = read_recipe(str(TINY), ["targets.rounds=2", "sequence_training.teacher=true"])
     early = {"targets/round_1", "partitions/round_1", *sibling}
     assert early <= step_configs(recipe, recipe).keys()
-    assert early <= set(later_steps([features_step(UNLABELLED)], 1, (), 1, 2))
-    assert not early & set(later_steps([features_step(UNLABELLED)], 1))
+    assert early <= set(later_steps(recipe, [features_step(UNLABELLED)]))
+    assert not early & set(later_steps(rounds[1], [features_step(UNLABELLED)]))
     unread = [DEV_ALIGNMENT_STEP]  # no newbob
-    tuned = later_steps([features_step(DEV)], 1, unread, has_lattice_targets=True)
+    lattices = read_recipe(str(TINY), ["targets.source='lattice'"])
+    tuned = later_steps(lattices, [features_step(DEV)], unread)
     assert {TARGETS_TUNING_STEP, TARGETS_GRAPH_STEP, "targets/unlabelled"} <= {*tuned}
-    assert "targets/unlabelled" not in later_steps([features_step(DEV)], 1, unread)
+    assert "targets/unlabelled" not in later_steps(rounds[1], [features_step(DEV)], unread)
     assert evaluated_models((), 1, 2) == ("baseline", TEACHER, SIBLING, STUDENT)
 
 
@@ -205,8 +213,6 @@ def test_a_run_repeats_the_jobs_of_a_round() -> None:
     again = [TRAIN_TEACHER, GENERATE_TARGETS, REPARTITION]
     place = one.index(REPARTITION) + 1
     assert two == [*one[:place], *again, *one[place:]]
-    assert num_target_rounds("recorded", []) == 1
-    assert num_target_rounds(str(TINY), ["targets.k=3", "targets.rounds=2"]) == 2
 
 
 @pytest.mark.parametrize("name", ["demo", "recorded", "hours_1m"])

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from jobs.cli.catalogue import TRAIN_TEACHER, writes_of
 from jobs.retry import later_steps
-from jobs.verify import step_configs
+from jobs.run_table import TRAIN_TEACHER, step_configs, written_steps
 from pipeline.runs.names import (
     LABELLED,
     TEACHER,
@@ -101,9 +100,9 @@ def test_a_teacher_of_an_ensemble_is_a_single_one_of_its_seed() -> None:
     for number, fit in enumerate(fits):
         seed = plain.teacher.seed + number
         alone = teacher_fit(read_recipe(str(TINY), [f"teacher.seed={seed}"]))
-        assert fit == replace(alone, name=fit.name)
+        assert fit.config == replace(alone, name=fit.name).config
     last = read_recipe(str(TINY), [f"teacher.seed={2**64 - 1}", "teacher.ensemble=2"])
-    assert [fit.seed for fit in teacher_fits(last)] == [2**64 - 1, 0]
+    assert [fit.training.seed for fit in teacher_fits(last)] == [2**64 - 1, 0]
 
 
 def test_jobs_know_the_models_of_an_ensemble() -> None:
@@ -114,8 +113,10 @@ def test_jobs_know_the_models_of_an_ensemble() -> None:
     scored = ("baseline", "teacher", "teacher_2", "student")
     assert evaluated_models((), 2) == scored
     assert evaluated_models([TEACHER], 2) == (*scored, "teacher_smbr", "teacher_2_smbr")
-    assert writes_of(TRAIN_TEACHER, 1, ensemble=2) == TWO
-    assert writes_of(TRAIN_TEACHER, 1, [TEACHER], ensemble=2) == ALL
+    two = ["teacher.ensemble=2"]
+    assert written_steps(read_recipe(str(TINY), two), TRAIN_TEACHER) == TWO
+    both = read_recipe(str(TINY), [*two, "sequence_training.teacher=true"])
+    assert written_steps(both, TRAIN_TEACHER) == ALL
     for name in evaluated_models([TEACHER], 3):
         assert section_of(name) in scored
 
@@ -124,5 +125,6 @@ def test_verify_and_retry_know_them() -> None:
     """Settings of each are compared with the recipe; what is made from lost rows is removed."""
     recipe = read_recipe(str(TINY), ["teacher.ensemble=2", "sequence_training.teacher=true"])
     assert set(ALL) <= step_configs(recipe, recipe).keys()
-    assert set(ALL) <= set(later_steps([features_step(LABELLED)], 1, (), 2))
-    assert not set(ALL[3:]) & set(later_steps([features_step(LABELLED)], 1))
+    assert set(ALL) <= set(later_steps(recipe, [features_step(LABELLED)]))
+    single = read_recipe(str(TINY), ["sequence_training.teacher=true"])
+    assert not set(ALL[3:]) & set(later_steps(single, [features_step(LABELLED)]))

@@ -18,9 +18,9 @@ from pipeline.runs.names import (
     TEACHER,
     TUNING_STEP,
 )
-from tests.architecture.call_depth import plain_loop
 from tests.job_programs import RunJob
 from tests.jobs.evaluable_toy_run import SETTINGS, options_of, write_evaluable_toy_run
+from tests.small_corpus import plain_loop
 from tests.training.targets.unlabelled_toy_run import (
     write_transcribed,
 )

@@ -85,16 +85,6 @@ def test_the_order_of_speakers_does_not_matter(
     assert pack_speakers(durations, file_hours) == pack_speakers(backwards, file_hours)
 
 
-def test_files_are_nearly_equal() -> None:
-    """Many speakers in files of five hours: the largest is within 5 % of the mean (IV-A3)."""
-    durations = many_speakers()
-    files = pack_speakers(durations, 5.0)
-    result = Balance.of(files, durations)
-    assert result.imbalance < 1.05
-    assert result.lone_speakers == ()
-    assert result.mean_ms == pytest.approx(5 * HOUR_MS, rel=0.02)
-
-
 def test_a_long_speaker_is_alone_and_reported() -> None:
     """One speaker of 40 hours cannot be split; the report says who it is."""
     durations = many_speakers() | {"marathon": 40 * HOUR_MS}

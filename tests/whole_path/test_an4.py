@@ -13,12 +13,12 @@ import pytest
 
 from infra.cluster import load_cluster
 from infra.store.object_store import ObjectStore, join_uri
-from jobs.cli.catalogue import WRITES, writes_of
 from jobs.planning.run_plan import plan_run
 from jobs.planning.stored_plan import store_plan
 from jobs.planning.workload import planned_workload
 from jobs.run import JOBS
-from jobs.verify import step_configs
+from jobs.run_table import STEPS as RUN_TABLE
+from jobs.run_table import optional_steps, step_configs, written_steps
 from pipeline.audit.verify import Expectation, Verification, verify_run
 from pipeline.runs.ledger import ledger_reasons
 from pipeline.runs.manifest import read_manifest
@@ -197,8 +197,9 @@ class Copy:
         """Verify as megahour verify does."""
         store, uri = ObjectStore((str(self.folder),)), str(self.folder)
         recipe = read_recipe(str(TINY))
-        jobs = {name: writes_of(name, recipe.alignment.rounds) for name in WRITES}
-        expectation = Expectation(step_configs(recipe, recipe), jobs)
+        jobs = {name: written_steps(recipe, name) for name in RUN_TABLE}
+        configs = step_configs(recipe, recipe)
+        expectation = Expectation(configs, jobs, optional_steps(recipe))
         return verify_run(store, uri, join_uri(uri, "corpus"), lambda *_: None, expectation)
 
     def named(self) -> set[str]:

@@ -16,13 +16,12 @@ import torch
 
 from infra.store.object_store import ObjectStore
 from jobs.cli import spark_steps
-from jobs.run import has_own_teacher, launches
+from jobs.run import launches
 from pipeline.kbest import select_kbest
 from pipeline.runs.manifest import read_manifest, read_output
 from pipeline.shards import read_targets
-from tests.architecture.call_depth import plain_loop
 from tests.job_programs import RunJob
-from tests.small_corpus import flac
+from tests.small_corpus import flac, plain_loop
 from tests.training.decode.toy_language import LEXICON_TXT
 from tests.whole_path.processes import REPOSITORY, TINY
 from training.align.network_alignment import read_tree
@@ -182,16 +181,8 @@ def changed(jobs_of: Callable[..., dict[str, Any]]) -> str:
     return str(failed.value)
 
 
-def test_the_example_has_twenty_lines() -> None:
-    """As its reader was promised, without blank lines."""
-    assert len([line for line in block("python").splitlines() if line]) <= 20
-
-
 def test_no_job_trains_a_teacher() -> None:
     """It is left out of a run, but for the rounds whose teacher learns from targets."""
-    factory = ["targets.teacher.factory='my_teachers:waveform'"]
-    assert has_own_teacher(str(TINY), factory)
-    assert not has_own_teacher(str(TINY), [])
     own = [each.step for each in launches("data", 1, 1, has_own_teacher=True)]
     trained = [each.step for each in launches("data", 1, 1)]
     assert [*own[:5], "train_teacher", *own[5:]] == trained

@@ -12,7 +12,6 @@ import pytest
 
 from infra.settings import canonical_json
 from infra.store.object_store import ObjectStore, join_uri
-from jobs.ingestion.corpus import ingest
 from jobs.run import launches
 from jobs.synthesis.corpus import synthesize
 from jobs.synthesis.speakers import SynthesisConfig
@@ -24,6 +23,7 @@ from pipeline.runs.names import (
     teachers,
 )
 from pipeline.steps.features import extract_features
+from pipeline.steps.ingestion.copied_directory import DirectoryIngestion, plan_copy
 from pipeline.steps.repartition import repartition
 from pipeline.steps.selection.select import metadata_uri, select_utterances
 from pipeline.steps.targets import generate_targets
@@ -128,7 +128,7 @@ def local(whole: WholeRun, tmp_path_factory: pytest.TempPathFactory) -> tuple[Ob
     run_uri = str(tmp_path_factory.mktemp("local") / "run")
     store, corpus_uri = ObjectStore((run_uri,)), join_uri(run_uri, "corpus")
     recipe = read_recipe(str(TINY))
-    ingest(whole.kaldi_dir, store, corpus_uri)
+    plan_copy(DirectoryIngestion(whole.kaldi_dir)).write(store, corpus_uri)
     store.put(join_uri(corpus_uri, LEXICON_FILE), (whole.kaldi_dir / LEXICON_FILE).read_bytes())
     budget = recipe.loss_budget
     for subset in SUBSETS:

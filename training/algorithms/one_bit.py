@@ -232,11 +232,6 @@ def num_message_words(columns: Columns) -> int:
     return 2 * columns.num_columns + num_bit_words(columns.num_elements)
 
 
-def num_message_bytes(columns: Columns) -> int:
-    """Return the number of bytes of every message of these columns."""
-    return 4 * num_message_words(columns)
-
-
 def take_message(
     residual: Float[Tensor, " elements"], gradients: Float[Tensor, " elements"], columns: Columns
 ) -> Int32[Tensor, " words"]:

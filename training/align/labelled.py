@@ -16,7 +16,7 @@ from infra.store.object_store import ObjectStore, join_uri, scan_checked
 from pipeline.records import Quarantined, Tally, source_id
 from pipeline.runs.commit import Commit, StepContext
 from pipeline.runs.engine import LossBudgetExceededError, LossLimit, Statistics
-from pipeline.runs.manifest import is_finished, read_manifest, read_output, sha256
+from pipeline.runs.manifest import is_finished, read_manifest, sha256
 from pipeline.runs.names import (
     ALIGNMENT_STEP,
     BOOTSTRAP_STEP,
@@ -25,13 +25,11 @@ from pipeline.runs.names import (
     LEXICON_FILE,
     PLACEMENTS_SETTING,
     UNKNOWN_WORDS_SETTING,
-    task_name,
 )
 from pipeline.shards import (
     Alignment,
     FeatureRow,
     PartitionRow,
-    read_features,
     read_partition_transcripts,
     write_partition,
 )
@@ -93,15 +91,6 @@ def read_lexicon(
                 f"{lexicon.digests[LEXICON_FILE][:12]}): put it back, or use another --run"
             )
     return lexicon
-
-
-def read_shards(store: ObjectStore, run_uri: str, step: str) -> dict[str, list[FeatureRow]]:
-    """Read the feature rows of a small subset, shard by shard, in the order of the manifest."""
-    outputs = read_manifest(store, run_uri, step).outputs
-    return {
-        task_name(number): read_features(read_output(store, run_uri, output))
-        for number, output in enumerate(outputs)
-    }
 
 
 def transcribed(row: FeatureRow) -> TranscribedUtterance:

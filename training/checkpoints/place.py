@@ -20,7 +20,7 @@ class Place:
 def newest_place(store: ObjectStore, checkpoints_uri: str) -> Place:
     """Read the place of the newest checkpoint; the beginning where none is whole and says it.
 
-    Checkpoints of earlier versions, and of training loops of the user's own, say no place.
+    Checkpoints of training loops of the user's own say no place.
     """
     records = [info.uri for info in store.list(checkpoints_uri) if info.uri.endswith(".json")]
     # A training at work may remove it meanwhile.

@@ -1,7 +1,7 @@
 """Choose a trainer for a link and a number of ranks: the fastest that keeps the accuracy.
 
 Seconds are the cost model's. Accuracies are measured on simulated ranks, of the same frames and
-passes as one rank: `tests.benchmarks.papers_tables` and `tests.benchmarks.trainer_tables`. Only
+passes as one rank: `tests/benchmarks/results/trainer_accuracy.md`. Only
 settings that were measured are chosen, on no more ranks than they were measured on. HTM's group
 size and block size are recommended by speed: the most accurate that keep most of it.
 """
@@ -69,9 +69,10 @@ HTM_GROUP_SIZE = 8
 """HTM's accuracies are those of groups of so many ranks."""
 
 RACE_CODE = TopK(density=0.1)
-"""Both coded trainers sent this share in the race at 20 Mbit/s: `tests.benchmarks.slow_link`.
+"""Both coded trainers sent this share in the race at 20 Mbit/s.
 
-With SparseLoCo's 3 % the target was not reached. At 5 Mbit/s BMUF by host was first with 13 %.
+`tests/benchmarks/results/slow_link.md` has it. With SparseLoCo's 3 % the target was not reached.
+At 5 Mbit/s BMUF by host was first with 13 %.
 """
 
 BY_HOST_BLOCK_SIZE, SPARSE_LOCO_BLOCK_SIZE = 50, 25
@@ -81,7 +82,7 @@ UNMEASURED = {
     "sparse_loco": "accuracy unknown",
     "bmuf by host, top_k": "accuracy unknown; first at 20 and 5 Mbit/s",
 }
-"""The others have seconds to a loss on a slow link alone: `tests.benchmarks.slow_link`."""
+"""The others have seconds to a loss on a slow link alone."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ import struct
 import tempfile
 import zipfile
 import zlib
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from io import BytesIO
 from pathlib import Path
 from typing import Annotated, Literal
@@ -133,10 +133,6 @@ class ExportedModel:
     network: bytes
     graph: DecodingGraph
     settings: ExportedSettings
-
-    def with_network(self, network: bytes, precision: ExportPrecision) -> "ExportedModel":
-        """Return the same with another network."""
-        return replace(self, network=network, settings=replace(self.settings, precision=precision))
 
 
 def write_archive(path: Path, model: ExportedModel) -> int:

@@ -17,14 +17,14 @@ from torch import Tensor, nn
 from training.data.minibatch import Minibatch, Targets
 from training.data.row_order import chunked_shape
 from training.data.targets import SequenceTargets
-from training.fit.model_specs import LoopConfig
 from training.fit.steps import ComputeGradients, RunningTotals, compute_gradients
 from training.models.acoustic_model import AcousticModel
+from training.settings.model_training import TrainingSettings
 
 WARM_UP_STEPS = 3
 
 
-def gradients_of(model: AcousticModel, config: LoopConfig) -> ComputeGradients:
+def gradients_of(model: AcousticModel, config: TrainingSettings) -> ComputeGradients:
     """Return what computes the gradients of the model's minibatches, by graphs on a GPU."""
     compute = partial(compute_gradients, model, config)
     # A graph repeats its first minibatch's computations, whatever lengths another one has.

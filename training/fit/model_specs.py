@@ -1,37 +1,23 @@
-"""Describe the models of a run as its recipe trains them (paper 003 V-A, VII-C).
-
-`step_configs` gives the settings that a recipe decides of each step, as manifests hold them.
-"""
+"""Describe the models of a run as its recipe trains them (paper 003 V-A, VII-C)."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
 from infra.settings import LATER, plain
 from pipeline.runs.names import (
     ALIGNMENT_STEP,
-    ALL_SUBSETS,
     BASELINE,
-    BOOTSTRAP_STEP,
-    CERTIFICATE_STEP,
     DEV_ALIGNMENT_STEP,
-    EVALUATION_STEP,
-    KBEST_COSTS_STEP,
     LABELLED,
     PARTITIONS_STEP,
     STUDENT,
-    TARGETS_GRAPH_STEP,
-    TARGETS_TUNING_STEP,
-    TUNING_STEP,
     UNLABELLED,
     RealignmentRound,
     TargetsRound,
     features_step,
     lattices_step,
     model_step,
-    realignment_rounds,
-    section_of,
-    selection_step,
     sequence_trained,
     targets_rounds,
     teachers,
@@ -43,22 +29,15 @@ from training.data.sub_epochs import (
     sequence_sub_epochs,
     supervised_sub_epochs,
 )
-from training.settings.decoding import (
-    bootstrap_settings,
-    kbest_costs_settings,
-    lattice_settings,
-    target_graph_settings,
-)
 from training.settings.model_training import (
     AugmentationConfig,
     MinibatchSelectionConfig,
-    SequenceTrainingConfig,
     SupervisedConfig,
+    TrainingSettings,
 )
 from training.settings.models import ModelConfig
-from training.settings.recipe import CheckpointConfig, Recipe, StudentConfig
-from training.settings.trainers import AdamConfig, OptimizerConfig, TrainerConfig
-from training.settings.values import Precision, SoftTargetsForm
+from training.settings.recipe import CheckpointConfig, Recipe
+from training.settings.values import SoftTargetsForm
 
 LEFT_OUT = "left_out"
 """The validation on labelled speakers whom training leaves out."""
@@ -73,31 +52,17 @@ class SequenceCriterion:
     boost: float
 
 
-@dataclass(frozen=True, slots=True)
-class LoopConfig:
-    """LoopConfig: gradients are sums over about `minibatch_frames`, clipped at a norm a frame.
-
-    The learning rate rises over the first `warm_up_steps` of all training. Models are trained in
-    `precision`, and validated in float32.
-    """
-
-    minibatch_frames: int
-    max_gradient_norm: float
-    warm_up_steps: int = field(default=0, metadata=LATER)
-    precision: Precision = field(default="float32", metadata=LATER)
-
-
 Criterion: TypeAlias = Literal["cross_entropy"] | SequenceCriterion
 
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """Fit describes one model's training: its name, form, data, sub-epochs and trainer.
+    """Fit describes one model's training: its name, form, data, sub-epochs and settings.
 
-    With `newbob` the sub-epochs are the most that are made, at its rates; `validation` says on whom
-    the loss is measured: on LEFT_OUT, one labelled speaker in `validation_one_in`, or on a step's
-    partitions. `warm_start` is the model of the run from which training begins, or "none".
-    Sequence training reads whole utterances.
+    `training` is its section of the recipe. With `newbob` the sub-epochs are the most that are
+    made, at its rates; `validation` says on whom the loss is measured: on LEFT_OUT, one labelled
+    speaker in `validation_one_in`, or on a step's partitions. `warm_start` is the model of the run
+    from which training begins, or "none". Sequence training reads whole utterances.
     """
 
     name: str
@@ -105,12 +70,9 @@ class Fit:
     labelled: str
     unlabelled: str | None
     sub_epochs: Sequence[SubEpoch]
-    loop: LoopConfig
-    trainer: TrainerConfig
-    seed: int
+    training: TrainingSettings
     newbob: MinRateNewbob | None = None
     validation_one_in: int = 0
-    optimizer: OptimizerConfig = field(default=AdamConfig(), metadata=LATER)
     warm_start: str = field(default="none", metadata=LATER)
     criterion: Criterion = field(default="cross_entropy", metadata=LATER)
     augmentation: AugmentationConfig = field(default=AugmentationConfig(), metadata=LATER)
@@ -153,14 +115,15 @@ class Fit:
         """Return all that decides the model; how often training is saved does not."""
         config: dict[str, Any] = plain(self)
         del config["checkpoints"]
-        return config
+        training = config.pop("training")
+        # The sub-epochs hold the rates, and the other settings of the section are fields here.
+        config["loop"] = {name: training[name] for name in OF_LOOP if name in training}
+        return config | {name: training[name] for name in OF_TRAINER if name in training}
 
 
-def loop_of(config: SupervisedConfig | StudentConfig | SequenceTrainingConfig) -> LoopConfig:
-    """Return the settings of the training loop."""
-    return LoopConfig(
-        config.minibatch_frames, config.max_gradient_norm, config.warm_up_steps, config.precision
-    )
+OF_LOOP = ("minibatch_frames", "max_gradient_norm", "warm_up_steps", "precision")
+OF_TRAINER = ("trainer", "seed", "optimizer")
+"""Settings of a training as the step's configuration groups them."""
 
 
 def _supervised(name: str, config: SupervisedConfig, recipe: Recipe, labelled: str) -> Fit:
@@ -173,13 +136,10 @@ def _supervised(name: str, config: SupervisedConfig, recipe: Recipe, labelled: s
         labelled=labelled,
         unlabelled=None,
         sub_epochs=supervised_sub_epochs(decay, config.num_chunked_epochs),
-        loop=loop_of(config),
-        trainer=config.trainer,
-        seed=config.seed,
+        training=config,
         newbob=MinRateNewbob(*rates) if is_newbob else None,
         validation_one_in=config.validation_one_in if is_newbob else 0,
         validation=LEFT_OUT if is_newbob else "",
-        optimizer=config.optimizer,
         warm_start=config.warm_start,
         augmentation=config.augmentation,
         minibatch_selection=config.minibatch_selection,
@@ -216,25 +176,18 @@ def sequence_fit(recipe: Recipe, fit: Fit) -> Fit:
     """Describe the sMBR training of the model that `fit` makes, on labelled data (VII-C3)."""
     config = recipe.sequence_training
     rates = config.initial_learning_rate, config.final_learning_rate
-    return replace(
-        fit,
+    return Fit(
         name=sequence_trained(fit.name),
+        model=fit.model,
+        labelled=fit.labelled,
         unlabelled=None,
         sub_epochs=sequence_sub_epochs(exponential_decay(*rates, config.num_epochs)),
-        loop=loop_of(config),
-        trainer=config.trainer,
-        seed=config.seed,
-        newbob=None,
-        validation_one_in=0,
-        validation="",
-        optimizer=config.optimizer,
+        training=config,
         warm_start=fit.name,
+        criterion=SequenceCriterion(lattices_step(fit.name), config.acoustic_scale, config.boost),
         # At another speed an utterance would have other frames than its lattice.
         augmentation=AugmentationConfig(placements=fit.augmentation.placements),
-        soft_targets="renormalized",  # labelled data have none
-        minibatch_selection=MinibatchSelectionConfig(),
-        model_parallel_ranks=1,
-        criterion=SequenceCriterion(lattices_step(fit.name), config.acoustic_scale, config.boost),
+        checkpoints=fit.checkpoints,
     )
 
 
@@ -257,10 +210,7 @@ def student_fit(recipe: Recipe) -> Fit:
         labelled=ALIGNMENT_STEP,
         unlabelled=PARTITIONS_STEP,
         sub_epochs=sub_epochs,
-        loop=loop_of(config),
-        trainer=config.trainer,
-        seed=config.seed,
-        optimizer=config.optimizer,
+        training=config,
         warm_start=config.warm_start,
         augmentation=config.augmentation,
         soft_targets=config.soft_targets,
@@ -276,17 +226,19 @@ def sibling_fit(recipe: Recipe, earlier: TargetsRound, number: int = 1) -> Fit:
     It has the teacher's form and trainer, and learns as the student does, from earlier targets.
     Sibling `number` of an ensemble, from 1 on, is that of another seed.
     """
-    student = student_fit(recipe)
-    return replace(
-        student,
-        name=TargetsRound(earlier.number + 1, earlier.total).siblings(number)[-1],
-        seed=(student.seed + number - 1) % 2**64,
-        model=recipe.models.teacher,
-        unlabelled=earlier.partitions,
+    config = replace(
+        recipe.student,
+        seed=(recipe.student.seed + number - 1) % 2**64,
         trainer=recipe.teacher.trainer,
         model_parallel_ranks=1,
         # No earlier model of the run is of its form and has learnt from these targets.
         warm_start="none",
+    )
+    return replace(
+        student_fit(replace(recipe, student=config)),
+        name=TargetsRound(earlier.number + 1, earlier.total).siblings(number)[-1],
+        model=recipe.models.teacher,
+        unlabelled=earlier.partitions,
     )
 
 
@@ -297,58 +249,3 @@ def sibling_fits(recipe: Recipe) -> list[Fit]:
         for each in targets_rounds(recipe.targets.rounds)[:-1]
         for number in range(1, recipe.num_siblings + 1)
     ]
-
-
-def step_configs(
-    recipe: Recipe, trained: Recipe, has_dev: bool = False
-) -> dict[str, dict[str, Any]]:
-    """Return the settings that recipes decide by step; `trained` has the trainers of the models.
-
-    With `has_dev`, newbob's loss is of the development speakers.
-    """
-    rounds = realignment_rounds(recipe.alignment.rounds)
-    aligners = [aligner_fit(trained, each) for each in rounds]
-    fits = [*aligners, *fits_of(trained)]
-    target_rounds = targets_rounds(recipe.targets.rounds)
-    if has_dev:
-        fits = [fit.on_development_speakers() for fit in fits]
-    tuning = {"evaluation": plain(recipe.evaluation), "tuning": plain(recipe.tuning)}
-    return {
-        **{selection_step(subset): plain(recipe.selection) for subset in ALL_SUBSETS},
-        **{features_step(subset): plain(recipe.features) for subset in ALL_SUBSETS},
-        BOOTSTRAP_STEP: bootstrap_settings(
-            recipe.bootstrap,
-            recipe.senones,
-            recipe.alignment.versions,
-            recipe.corpus.unknown_words,
-        ),
-        **{each.writes: {"acoustic_scale": recipe.evaluation.acoustic_scale} for each in rounds},
-        DEV_ALIGNMENT_STEP: {"acoustic_scale": recipe.evaluation.acoustic_scale},
-        **{model_step(fit.name): fit.config for fit in fits},
-        **sequence_training_configs(trained),
-        TARGETS_GRAPH_STEP: target_graph_settings(recipe.evaluation, recipe.targets.lattices),
-        **{each.targets: plain(recipe.targets) for each in target_rounds},
-        **{each.partitions: asdict(recipe.partitions) for each in target_rounds},
-        **dict.fromkeys((TARGETS_TUNING_STEP, TUNING_STEP), tuning),
-        EVALUATION_STEP: plain(recipe.evaluation),
-        KBEST_COSTS_STEP: kbest_costs_settings(recipe.targets, recipe.targets.teacher),
-        CERTIFICATE_STEP: student_fit(recipe).config,
-    }
-
-
-def fits_of(recipe: Recipe) -> list[Fit]:
-    """Describe the models that are trained after the alignment."""
-    siblings = sibling_fits(recipe)
-    return [baseline_fit(recipe), *teacher_fits(recipe), *siblings, student_fit(recipe)]
-
-
-def sequence_training_configs(recipe: Recipe) -> dict[str, dict[str, Any]]:
-    """Return the settings of the lattices and of the models that are trained on by sMBR."""
-    config = recipe.sequence_training
-    trained_on = [fit for fit in fits_of(recipe) if section_of(fit.name) in config.models]
-    lattices = lattice_settings(config.lattices, config.acoustic_scale)
-    models = [sequence_fit(recipe, fit) for fit in trained_on]
-    return {
-        **{lattices_step(fit.name): lattices for fit in trained_on},
-        **{model_step(fit.name): fit.config for fit in models},
-    }

@@ -21,9 +21,9 @@ from training.data.targets import SequenceTargets
 from training.distributed import collectives
 from training.distributed.collectives import Arrival
 from training.distributed.process_group import ProcessGroup, is_read_at_once
-from training.fit.model_specs import LoopConfig
 from training.models.acoustic_model import AcousticModel
 from training.models.precision import without_tf32
+from training.settings.model_training import TrainingSettings
 from training.settings.values import Precision
 
 VALIDATION = SubEpoch(True, 0, 1, 0, False, 0.0, is_validation=True)
@@ -139,7 +139,7 @@ def take_steps(
     optimizer: torch.optim.Optimizer,
     minibatches: Iterator[Minibatch],
     num_steps: int,
-    config: LoopConfig,
+    config: TrainingSettings,
     norms: GradientNorms,
     compute: ComputeGradients | None = None,
     factor: int = 1,
@@ -171,7 +171,7 @@ def take_steps(
 
 
 def compute_gradients(
-    model: AcousticModel, config: LoopConfig, minibatch: Minibatch
+    model: AcousticModel, config: TrainingSettings, minibatch: Minibatch
 ) -> tuple[RunningTotals, Float[Tensor, ""]]:
     """Add the clipped gradients of a minibatch's loss; return its totals, and the norm before."""
     loss, totals = minibatch_loss(model, minibatch, config.precision)
@@ -182,7 +182,7 @@ def compute_gradients(
 
 
 def summed_gradients(
-    model: AcousticModel, config: LoopConfig, minibatches: Sequence[Minibatch], factor: int
+    model: AcousticModel, config: TrainingSettings, minibatches: Sequence[Minibatch], factor: int
 ) -> tuple[RunningTotals, Float[Tensor, ""]]:
     """Add the gradients of several minibatches, then clip them as those of a larger one."""
     totals = RunningTotals()

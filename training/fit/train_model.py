@@ -213,7 +213,8 @@ def train_model(
     parts = ParallelRanks.of(group, num_parts) if num_parts > 1 else None
     data_group = parts.data if parts else group
     # Ranks draw their own dropout; their initial weights are replaced by rank 0's.
-    torch.manual_seed((fit.seed + data_group.rank()) % 2**64)  # the largest seed is 2^64 - 1
+    seed = fit.training.seed + data_group.rank()
+    torch.manual_seed(seed % 2**64)  # the largest seed is 2^64 - 1
     senone_counts = labelled.statistic("senone_counts", list[int])
     model = make_model(fit.model, len(senone_counts))
     if fit.warm_start != "none":
@@ -249,7 +250,7 @@ def check_trainer(fit: Fit, group: ProcessGroup) -> None:
     num_parts = fit.model_parallel_ranks
     try:
         num_ranks = data_parallel_ranks(group.size(), num_parts)
-        fit.trainer.check_ranks(num_ranks, max(launched_ranks_per_host() // num_parts, 1))
+        fit.training.trainer.check_ranks(num_ranks, max(launched_ranks_per_host() // num_parts, 1))
     except ValueError as error:
         raise ConfigurationError(f"{fit.name}: trainer: {error}") from error
 
@@ -333,8 +334,8 @@ def open_dataset(
         labelled=labelled,
         unlabelled=unlabelled,
         delay=fit.model.delay,
-        minibatch_frames=fit.loop.minibatch_frames,
-        seed=fit.seed,
+        minibatch_frames=fit.training.minibatch_frames,
+        seed=fit.training.seed,
         rank=group.rank(),
         world_size=group.size(),
         validation_one_in=fit.validation_one_in,

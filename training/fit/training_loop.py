@@ -7,7 +7,7 @@ of the sub-epoch, and the learning curve, whose points are a sub-epoch's means o
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import chain, islice
 from typing import Any
@@ -38,16 +38,8 @@ from training.fit.steps import (
 )
 from training.models.acoustic_model import AcousticModel
 from training.models.precision import set_float32_products
-from training.trainers.registry import make_optimizer, make_trainer
-from training.trainers.trainer import (
-    AdPsgdStatistics,
-    BmufStatistics,
-    GtcStatistics,
-    HtmStatistics,
-    Statistics,
-    between,
-    density,
-)
+from training.trainers.from_recipe import make_optimizer, make_trainer
+from training.trainers.trainer import Statistics, between, density
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,18 +54,8 @@ class SubEpochPace:
     seconds: float
 
 
-@dataclass(slots=True)
-class ExchangeTotals:
-    """ExchangeTotals: one rank's sums over a sub-epoch of what its trainer gave to exchanges."""
-
-    bytes_sent: int = 0
-    num_elements: int = 0
-    num_elements_sent: int = 0
-
-    def add(self, counted: Statistics) -> None:
-        """Add the counts of some steps."""
-        for each in fields(self):
-            setattr(self, each.name, getattr(self, each.name) + getattr(counted, each.name, 0))
+EXCHANGED = ("bytes_sent", "num_elements", "num_elements_sent")
+"""What a rank's trainer gave to exchanges, as summed over a sub-epoch."""
 
 
 @dataclass(slots=True)
@@ -97,7 +79,7 @@ class Progress:
 
     cursor: DataCursor = field(default_factory=DataCursor)
     totals: RunningTotals = field(default_factory=RunningTotals)
-    exchanged: ExchangeTotals = field(default_factory=ExchangeTotals)
+    exchanged: Statistics = field(default_factory=lambda: dict.fromkeys(EXCHANGED, 0))
     curve: list[dict[str, Any]] = field(default_factory=list)
     newbob: NewbobState | None = None
     minibatch: SelectedMinibatch = field(default_factory=lambda: SelectedMinibatch(1))
@@ -106,7 +88,7 @@ class Progress:
         """Return plain values for a checkpoint; the host waits for the totals' device."""
         return {
             "cursor": asdict(self.cursor),
-            "totals": asdict(self.totals.read()) | {"exchanged": asdict(self.exchanged)},
+            "totals": asdict(self.totals.read()) | {"exchanged": dict(self.exchanged)},
             "curve": list(self.curve),
             "newbob": None if self.newbob is None else asdict(self.newbob),
             "minibatch": asdict(self.minibatch),
@@ -119,15 +101,11 @@ class Progress:
         return cls(
             DataCursor(**state["cursor"]).resumed(num_ranks),
             RunningTotals.of(FrameTotals(**totals)),
-            ExchangeTotals(**state["totals"].get("exchanged", {})),
+            state["totals"]["exchanged"],
             state["curve"],
             None if state["newbob"] is None else NewbobState(**state["newbob"]),
-            SelectedMinibatch(**state.get("minibatch", {"factor": 1})),
+            SelectedMinibatch(**state["minibatch"]),
         )
-
-
-RESIDUAL_NORMS = ("residual_norm", "stripe_residual_norm", "block_residual_norm")
-"""The numbers of a trainer that are norms of what this rank has not sent yet."""
 
 
 def curve_point(sub_epoch: SubEpoch, result: FrameTotals, group: ProcessGroup) -> dict[str, Any]:
@@ -150,35 +128,33 @@ def curve_point(sub_epoch: SubEpoch, result: FrameTotals, group: ProcessGroup) -
 
 
 def trainer_point(
-    exchanged: ExchangeTotals, statistics: Statistics, group: ProcessGroup
+    exchanged: Statistics, statistics: Statistics, group: ProcessGroup
 ) -> dict[str, Any]:
     """Return what the trainer exchanged in a sub-epoch, and its numbers at the sub-epoch's end.
 
     Bytes are the sum over the ranks, norms of residuals their root mean square, staleness the mean
     and the largest of all ranks.
     """
-    norms = [name for name in RESIDUAL_NORMS if hasattr(statistics, name)]
-    squares = [getattr(statistics, name) ** 2 for name in norms]
-    totals = torch.tensor([*asdict(exchanged).values(), *squares], dtype=torch.float64)
+    norms = [name for name in statistics if name.endswith("residual_norm")]
+    squares = [statistics[name] ** 2 for name in norms]
+    counts = [exchanged[name] for name in EXCHANGED]
+    totals = torch.tensor([*counts, *squares], dtype=torch.float64)
     collectives.all_reduce_sum(totals, group)
     bytes_sent, num_elements, num_elements_sent = totals[:3].tolist()
     point: dict[str, Any] = {"bytes_sent": int(bytes_sent)}
-    if isinstance(statistics, GtcStatistics | HtmStatistics):
-        point["density"] = density(int(num_elements_sent), int(num_elements))
+    if "density" in statistics:
+        point["density"] = density(num_elements_sent, num_elements)
     means = (totals[3:] / group.size()).sqrt().tolist()
     point |= dict(zip(norms, means, strict=True))
-    if isinstance(statistics, BmufStatistics | HtmStatistics):
-        point["block_update_norm"] = statistics.block_update_norm
-    if isinstance(statistics, AdPsgdStatistics):
-        point |= _staleness(statistics, group)
+    if "block_update_norm" in statistics:
+        point["block_update_norm"] = statistics["block_update_norm"]
+    if "mean_staleness" in statistics:
+        mean = torch.tensor([statistics["mean_staleness"]], dtype=torch.float64)
+        collectives.all_reduce_mean(mean, group)
+        point["mean_staleness"] = mean.item()
+        largest = int(statistics["max_staleness"])
+        point["max_staleness"] = collectives.maximum(largest, group)
     return point
-
-
-def _staleness(statistics: AdPsgdStatistics, group: ProcessGroup) -> dict[str, float]:
-    mean = torch.tensor([statistics.mean_staleness], dtype=torch.float64)
-    collectives.all_reduce_mean(mean, group)
-    largest = collectives.maximum(statistics.max_staleness, group)
-    return {"mean_staleness": mean.item(), "max_staleness": largest}
 
 
 class Fitting:
@@ -197,8 +173,8 @@ class Fitting:
         self.dataset = dataset
         self.checkpoints = checkpoints
         self.group = group
-        self.optimizer = make_optimizer(fit.optimizer, model.parameters())
-        self.trainer = make_trainer(fit.trainer, model, self.optimizer, group)
+        self.optimizer = make_optimizer(fit.training.optimizer, model.parameters())
+        self.trainer = make_trainer(fit.training.trainer, model, self.optimizer, group)
         self.progress = Progress(
             newbob=fit.newbob.begin() if fit.newbob else None,
             minibatch=SelectedMinibatch(fit.minibatch_selection.factors[0]),
@@ -208,7 +184,7 @@ class Fitting:
         self._statistics = self.trainer.statistics()
         # A graph could not hold the exchanges of a model that ranks divide.
         is_whole = fit.model_parallel_ranks == 1
-        self._compute = gradients_of(model, fit.loop) if is_whole else None
+        self._compute = gradients_of(model, fit.training) if is_whole else None
         ahead = buffers_ahead(model.device)
         self._reader = SubEpochReader(dataset, fit.sub_epochs, group, ahead)
 
@@ -218,7 +194,7 @@ class Fitting:
             load_whole_state(state, self.model, self.optimizer, self.trainer)
             self.progress = Progress.from_state(state, self.group.size())
             self._log_resume()
-        set_float32_products(self.fit.loop.precision)
+        set_float32_products(self.fit.training.precision)
         # Entered once, the trainer lets BMUF's blocks run across sub-epochs.
         if self.fit.newbob is None:
             with self.trainer:
@@ -289,7 +265,7 @@ class Fitting:
             self.optimizer,
             minibatches,
             -(-self.progress.cursor.num_steps_left // factor),
-            self.fit.loop,
+            self.fit.training,
             self._norms,
             self._compute,
             factor,
@@ -309,7 +285,7 @@ class Fitting:
 
     @property
     def _frames_of_all(self) -> int:
-        return self.fit.loop.minibatch_frames * self.group.size()
+        return self.fit.training.minibatch_frames * self.group.size()
 
     def _is_selection_due(self) -> bool:
         """Return whether to try minibatch sizes now; a sub-epoch's end that is too short waits."""
@@ -334,7 +310,7 @@ class Fitting:
         num_minibatches = min(needed, self.progress.cursor.num_steps_left)
         tried = list(islice(minibatches, num_minibatches))
         self._count_exchanges()
-        frames = self.fit.loop.minibatch_frames
+        frames = self.fit.training.minibatch_frames
         with left(self.trainer):
             self._norms.check()
             found = select_minibatch(
@@ -355,7 +331,7 @@ class Fitting:
         self, minibatches: Sequence[Minibatch], num_minibatches: int, sub_epoch: SubEpoch, size: int
     ) -> float:
         """Train on the minibatches at a size; return percent of all ranks' frames right."""
-        factor, totals = size // self.fit.loop.minibatch_frames, RunningTotals()
+        factor, totals = size // self.fit.training.minibatch_frames, RunningTotals()
         self._set_rate(sub_epoch.learning_rate)
         with self.trainer:
             steps = take_steps(
@@ -363,7 +339,7 @@ class Fitting:
                 self.optimizer,
                 iter(minibatches),
                 -(-num_minibatches // factor),
-                self.fit.loop,
+                self.fit.training,
                 UncheckedNorms(),
                 self._compute,
                 factor,
@@ -376,7 +352,7 @@ class Fitting:
 
     def _set_rate(self, learning_rate: float) -> None:
         """Set the next step's rate, which rises over the warm-up, counted from the first step."""
-        factor = warm_up_factor(self.trainer.num_steps, self.fit.loop.warm_up_steps)
+        factor = warm_up_factor(self.trainer.num_steps, self.fit.training.warm_up_steps)
         for settings in self.optimizer.param_groups:
             settings["lr"] = learning_rate * factor
 
@@ -404,12 +380,14 @@ class Fitting:
         self.progress.curve.append(point | (facts or {}))
         self.progress.cursor = self.progress.cursor.next_sub_epoch()
         self.progress.totals = RunningTotals()
-        self.progress.exchanged = ExchangeTotals()
+        self.progress.exchanged = dict.fromkeys(EXCHANGED, 0)
         self._save()
 
     def _count_exchanges(self) -> None:
         before, self._statistics = self._statistics, self.trainer.statistics()
-        self.progress.exchanged.add(between(before, self._statistics))
+        counted = between(before, self._statistics)
+        for name in EXCHANGED:
+            self.progress.exchanged[name] += counted.get(name, 0)
 
     def _save(self) -> None:
         self._count_exchanges()

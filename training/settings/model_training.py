@@ -125,39 +125,60 @@ class MinibatchSelectionConfig:
 ScheduleName = Literal["exponential", "newbob"]
 
 
-@dataclass(frozen=True, slots=True)
-class SupervisedConfig:
-    """SupervisedConfig: labelled data in chunked epochs, then in whole utterances (003 II-B).
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingSettings:
+    """TrainingSettings: what all training has, whatever the criterion.
 
-    With `schedule = "newbob"` (000 3.2) the final rate is the least, `num_epochs` the most epochs,
-    and the loss is measured on the development speakers, or, where the corpus has none, on one
-    labelled speaker in `validation_one_in`, at least one, whom training leaves out.
-    `warm_start` names an earlier model of the run, whose weights training begins with. The model
-    computes in `precision`; its weights are float32.
+    Gradients are sums over about `minibatch_frames`, clipped at a norm a frame. The learning rate
+    goes from the initial to the final one, and rises over the first `warm_up_steps` of all
+    training. The model computes in `precision`; its weights are float32.
     """
 
-    num_epochs: Count
-    num_chunked_epochs: Annotated[int, Range(0, 10_000)]
     initial_learning_rate: LearningRate
     final_learning_rate: LearningRate
     minibatch_frames: MinibatchFrames
     max_gradient_norm: GradientNorm
     seed: Seed
     trainer: TrainerConfig
-    schedule: ScheduleName = "exponential"
-    validation_one_in: Annotated[int, Range(2, 1_000_000, zero="none, for another schedule")] = 20
     optimizer: OptimizerConfig = field(default=AdamConfig(), metadata=LATER)
     warm_up_steps: WarmUpSteps = field(default=0, metadata=LATER)
-    warm_start: WarmStart = field(default="none", metadata=LATER)
-    augmentation: AugmentationConfig = field(default=AugmentationConfig(), metadata=LATER)
     precision: Precision = field(default="float32", metadata=LATER)
-    minibatch_selection: MinibatchSelectionConfig = field(
-        default=MinibatchSelectionConfig(), metadata=LATER
-    )
 
     def __post_init__(self) -> None:
         check_ranges(self)
         check_optimizer(self.trainer, self.optimizer)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CrossEntropySettings(TrainingSettings):
+    """CrossEntropySettings: training on senones, of labels or of a teacher.
+
+    `warm_start` names an earlier model of the run, whose weights training begins with (000 3.2).
+    """
+
+    warm_start: WarmStart = field(default="none", metadata=LATER)
+    augmentation: AugmentationConfig = field(default=AugmentationConfig(), metadata=LATER)
+    minibatch_selection: MinibatchSelectionConfig = field(
+        default=MinibatchSelectionConfig(), metadata=LATER
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SupervisedConfig(CrossEntropySettings):
+    """SupervisedConfig: labelled data in chunked epochs, then in whole utterances (003 II-B).
+
+    With `schedule = "newbob"` (000 3.2) the final rate is the least, `num_epochs` the most epochs,
+    and the loss is measured on the development speakers, or, where the corpus has none, on one
+    labelled speaker in `validation_one_in`, at least one, whom training leaves out.
+    """
+
+    num_epochs: Count
+    num_chunked_epochs: Annotated[int, Range(0, 10_000)]
+    schedule: ScheduleName = "exponential"
+    validation_one_in: Annotated[int, Range(2, 1_000_000, zero="none, for another schedule")] = 20
+
+    def __post_init__(self) -> None:
+        TrainingSettings.__post_init__(self)
         rates = self.initial_learning_rate, self.final_learning_rate
         check_decay(*rates, self.num_epochs)
         if self.schedule == "newbob":
@@ -179,7 +200,7 @@ class SupervisedConfig:
         return "schedule = 'newbob': need 'exponential'" if self.schedule == "newbob" else ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TeacherConfig(SupervisedConfig):
     """TeacherConfig: `ensemble` teachers, of the seeds `seed`, `seed` + 1, and so on.
 
@@ -189,8 +210,8 @@ class TeacherConfig(SupervisedConfig):
     ensemble: Annotated[int, Range(1, 20)] = field(default=1, metadata=LATER)
 
 
-@dataclass(frozen=True, slots=True)
-class SequenceTrainingConfig:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SequenceTrainingConfig(TrainingSettings):
     """SequenceTrainingConfig: sMBR on the labelled data after all other training (VII-C3).
 
     The models that are true are trained on as <model>_smbr, each on lattices that it decoded
@@ -205,20 +226,16 @@ class SequenceTrainingConfig:
     num_epochs: Count = 3
     initial_learning_rate: LearningRate = 1e-4
     final_learning_rate: LearningRate = 5e-5
-    acoustic_scale: AcousticScale = 0.3
-    boost: Annotated[float, Range(0, 100)] = 0.0
     minibatch_frames: MinibatchFrames = 2048
     max_gradient_norm: GradientNorm = 1.0
     seed: Seed = 17
     trainer: TrainerConfig = field(default_factory=SynchronousConfig)
-    optimizer: OptimizerConfig = field(default_factory=AdamConfig)
-    warm_up_steps: WarmUpSteps = 0
-    precision: Precision = "float32"
+    acoustic_scale: AcousticScale = 0.3
+    boost: Annotated[float, Range(0, 100)] = 0.0
     lattices: LatticeConfig = field(default_factory=LatticeConfig)
 
     def __post_init__(self) -> None:
-        check_ranges(self)
-        check_optimizer(self.trainer, self.optimizer)
+        TrainingSettings.__post_init__(self)
         check_decay(self.initial_learning_rate, self.final_learning_rate, self.num_epochs)
 
     @property

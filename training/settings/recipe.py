@@ -11,7 +11,6 @@ from infra.settings import (
     ConfigurationError,
     Items,
     Range,
-    Seed,
     Text,
     apply_overrides,
     check_ranges,
@@ -32,17 +31,14 @@ from training.settings.decoding import (
     UnknownWordsRule,
 )
 from training.settings.model_training import (
-    AugmentationConfig,
-    MinibatchSelectionConfig,
+    CrossEntropySettings,
     SequenceTrainingConfig,
     SupervisedConfig,
     TeacherConfig,
+    TrainingSettings,
 )
 from training.settings.models import ModelConfig, check_divisible
 from training.settings.trainers import (
-    AdamConfig,
-    OptimizerConfig,
-    TrainerConfig,
     check_decay,
     check_model_parallel,
     check_optimizer,
@@ -51,14 +47,9 @@ from training.settings.trainers import (
 )
 from training.settings.values import (
     Count,
-    GradientNorm,
-    LearningRate,
-    MinibatchFrames,
-    Precision,
     SoftTargetsForm,
     Uri,
     WarmStart,
-    WarmUpSteps,
 )
 
 MAX_SUB_EPOCHS = 100_000
@@ -93,14 +84,13 @@ class CheckpointConfig:
         return self.steps > 0 and num_steps % self.steps == 0
 
 
-@dataclass(frozen=True, slots=True)
-class StudentConfig:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StudentConfig(CrossEntropySettings):
     """StudentConfig: scheduled learning on k-best targets and labelled data (003 V-D).
 
-    `warm_start` names an earlier model of the run, whose weights training begins with (000 3.2).
-    The model computes in `precision`; its weights are float32. `soft_targets` sum to one over the
-    k best, or with one class of all other senones. With `model_parallel_ranks` so many ranks divide
-    the units of an LSTM, and the trainer joins the ranks that hold the same ones (004 4 c).
+    `soft_targets` sum to one over the k best, or with one class of all other senones. With
+    `model_parallel_ranks` so many ranks divide the units of an LSTM, and the trainer joins the
+    ranks that hold the same ones (004 4 c).
     """
 
     num_sub_epochs: Count
@@ -108,26 +98,11 @@ class StudentConfig:
     num_whole_utterance_sub_epochs: Annotated[int, Range(0, MAX_SUB_EPOCHS)]
     labelled_rate_factor: Annotated[float, Range(1e-6, 1000)]
     num_labelled_shares: Count
-    initial_learning_rate: LearningRate
-    final_learning_rate: LearningRate
-    minibatch_frames: MinibatchFrames
-    max_gradient_norm: GradientNorm
-    seed: Seed
-    trainer: TrainerConfig
-    optimizer: OptimizerConfig = field(default=AdamConfig(), metadata=LATER)
-    warm_up_steps: WarmUpSteps = field(default=0, metadata=LATER)
-    warm_start: WarmStart = field(default="none", metadata=LATER)
-    augmentation: AugmentationConfig = field(default=AugmentationConfig(), metadata=LATER)
-    precision: Precision = field(default="float32", metadata=LATER)
     soft_targets: SoftTargetsForm = field(default="renormalized", metadata=LATER)
-    minibatch_selection: MinibatchSelectionConfig = field(
-        default=MinibatchSelectionConfig(), metadata=LATER
-    )
     model_parallel_ranks: Annotated[int, Range(1, 64)] = field(default=1, metadata=LATER)
 
     def __post_init__(self) -> None:
-        check_ranges(self)
-        check_optimizer(self.trainer, self.optimizer)
+        TrainingSettings.__post_init__(self)
         check_model_parallel(self.model_parallel_ranks, self.trainer, self.precision)
         num_sub_epochs = self.num_sub_epochs * self.num_passes
         if num_sub_epochs > MAX_SUB_EPOCHS:

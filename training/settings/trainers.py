@@ -1,4 +1,4 @@
-"""Settings of optimizers and trainers, and of the codes that blocks are sent in.
+"""Settings of optimizers and trainers.
 
 Papers: 003 VI (GTC, BMUF, HTM), 000 2 (BMUF), 004 (1-bit SGD), 001 (decentralized trainers).
 """
@@ -83,40 +83,6 @@ def check_newbob_rates(initial: float, minimum: float) -> None:
         raise ValueError(f"learning rates {initial} -> {minimum}: need 0 < minimum < initial")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Exact:
-    """Exact: float32, as both papers send models."""
-
-    name: Literal["exact"] = "exact"
-
-    has_residual: ClassVar[bool] = False
-    """Whether what is not sent now is kept for later."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bfloat16:
-    """Bfloat16: half the bytes; the rounding, 1/512 of an element, is lost."""
-
-    name: Literal["bfloat16"] = "bfloat16"
-
-    has_residual: ClassVar[bool] = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Threshold:
-    """Threshold: GTC's code of a block's change, whose density follows the data (003 VI-A).
-
-    Elements whose residual has reached `change_threshold` send that much, and keep the rest.
-    """
-
-    name: Literal["threshold"] = "threshold"
-    change_threshold: Annotated[float, Range(1e-12, 1e9)] = 0.01
-
-    has_residual: ClassVar[bool] = True
-
-    __post_init__ = check_ranges
-
-
 Density = Annotated[float, Range(1e-5, 1)]
 
 
@@ -138,9 +104,6 @@ class TopK:
     bits: Bits = 2
     error_decay: ErrorDecay = 0.95
 
-    has_residual: ClassVar[bool] = True
-    """Whether what is not sent now is kept for later."""
-
     __post_init__ = check_ranges
 
     @property
@@ -153,12 +116,20 @@ class TopK:
         return math.ceil(self.density * num_elements)
 
 
-BlockCode: TypeAlias = Exact | Bfloat16 | TopK | Threshold
-
-EXACT = Exact()
-
-
 GradientThreshold = Annotated[float, Range(1e-12, 1e9, zero="unquantized gradients")]
+
+
+BlockSize = Annotated[int, Range(1, 1_000_000)]
+
+
+BlockLearningRate = Annotated[float, Range(1e-6, 1000)]
+
+
+RanksOfTier = Annotated[int, Range(1, 1_000_000, zero="a host's ranks")]
+
+
+MixingSeed = Annotated[int, Range(0, 2**63 - 1)]
+"""A seed of what all ranks draw alike: permutations, partners."""
 
 
 Form = Literal["nesterov", "as_printed"]
@@ -190,61 +161,117 @@ def num_groups(num_ranks: int, group_size: int, setting: str = "group_size") -> 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BlockConfig:
+class _Trainer:
+    """The settings of a trainer: the keys of a recipe, and the trainer's keyword arguments.
+
+    The first line of a record's docstring is the trainer's description in a job's help.
+    """
+
+    trainer: ClassVar[str]
+    """The class that trains by these settings, as "module:Class"."""
+
+    __post_init__ = check_ranges
+
+    @property
+    def has_tiers(self) -> bool:
+        """Return whether the trainer divides the ranks into groups itself."""
+        return False
+
+    def check_ranks(self, num_ranks: int, ranks_per_host: int) -> None:
+        """Raise ValueError if the trainer cannot work on so many ranks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SynchronousConfig(_Trainer):
+    """Synchronous SGD: every step applies the sum of all ranks' gradients."""
+
+    name: Literal["synchronous"] = "synchronous"
+
+    trainer = "training.trainers.synchronous:Synchronous"
+    num_state_vectors: ClassVar[int] = 0
+    """Vectors of the model's size in the trainer's state."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GtcConfig(_Trainer):
+    """GTC: each rank sends +-gradient_threshold, for gradients summed over a minibatch.
+
+    The default is that of both papers, for minibatches of 2048 frames (003 VI-C, 000 3.2).
+    """
+
+    name: Literal["gtc"] = "gtc"
+    gradient_threshold: GradientThreshold = 8.0
+
+    trainer = "training.trainers.gtc:Gtc"
+    num_state_vectors: ClassVar[int] = 1
+    """The residual."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockConfig(_Trainer):
     """BlockConfig: zeta, and C of eq. (5); the defaults are those of paper 000 3.2.
 
     A `block_momentum` takes the place of eq. (5) and its C; 0 is model averaging.
+    `optimizer_state` is what becomes of the optimizer's moments at a block's end. Changes are sent
+    by `block_exchange`, or else exactly, in float32, as both papers send models.
     """
 
-    block_size: Annotated[int, Range(1, 1_000_000)] = 50
-    block_learning_rate: Annotated[float, Range(1e-6, 1000)] = 1.0
+    block_size: BlockSize = 50
+    block_learning_rate: BlockLearningRate = 1.0
     momentum_constant: Annotated[float, Range(1e-6, 1000)] = 1.0
     block_momentum: Annotated[float, Range(0, 1, below=True)] | None = field(
         default=None, metadata=LATER
     )
     form: Form = field(default="nesterov", metadata=LATER)
     optimizer_state: OptimizerState = field(default="keep", metadata=LATER)
-    block_exchange: BlockCode = field(default=EXACT, metadata=LATER)
+    block_exchange: TopK | None = field(default=None, metadata=LATER)
 
-    __post_init__ = check_ranges
+    def __post_init__(self) -> None:
+        check_ranges(self)
+        if self.optimizer_state not in get_args(OptimizerState):
+            raise ValueError(
+                f"optimizer_state = {self.optimizer_state!r}: need 'keep', 'average' or 'reset'"
+            )
 
     @property
     def num_block_vectors(self) -> int:
-        """Count both models of a block, the filtered update, and a code's residual."""
-        return 3 + self.block_exchange.has_residual
+        """Count both models of a block, the filtered update, and top-k's residual."""
+        return 3 + (self.block_exchange is not None)
 
-    def block_settings(self) -> dict[str, Any]:
-        """Return these fields, which BMUF and HTM take by their names."""
-        return {each.name: getattr(self, each.name) for each in fields(BlockConfig)}
-
-    def check_models(self, num_models: int) -> None:
-        """Raise ValueError if eq. (5) gives so many models a block momentum below 0."""
-        if self.block_momentum is None:
-            block_momentum_for(num_models, self.block_learning_rate, self.momentum_constant)
+    def block_momentum_of(self, num_models: int) -> float:
+        """Return the block momentum of so many models; ValueError if eq. (5) gives one below 0."""
+        if self.block_momentum is not None:
+            return self.block_momentum
+        return block_momentum_for(num_models, self.block_learning_rate, self.momentum_constant)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BmufConfig(BlockConfig):
-    """BMUF: the models of all ranks are averaged after every block of steps, and filtered."""
+    """BMUF: the models of all ranks are averaged after every block of steps, and filtered.
+
+    Of each `ranks_per_leader` ranks one leader sends the mean of their models, so that fewer bytes
+    cross a slow link.
+    """
 
     name: Literal["bmuf"] = "bmuf"
-    ranks_per_leader: Annotated[int, Range(1, 1_000_000, zero="a host's ranks")] = field(
-        default=1, metadata=LATER
-    )
+    ranks_per_leader: RanksOfTier = field(default=1, metadata=LATER)
+
+    trainer = "training.trainers.bmuf:Bmuf"
 
     @property
     def num_state_vectors(self) -> int:
         """Count the vectors of the model's size in the trainer's state."""
         return self.num_block_vectors
 
+    @property
+    def has_tiers(self) -> bool:
+        """Return whether leaders send for others."""
+        return self.ranks_per_leader != 1
+
     def check_ranks(self, num_ranks: int, ranks_per_host: int) -> None:
         """Raise ValueError if so many ranks have no leaders, or a block momentum below 0."""
         num_groups(num_ranks, self.ranks_per_leader or ranks_per_host, "ranks_per_leader")
-        self.check_models(num_ranks)
-
-    def arguments(self) -> dict[str, Any]:
-        """Return what the trainer takes beside model, optimizer and group."""
-        return {**self.block_settings(), "ranks_per_leader": self.ranks_per_leader or None}
+        self.block_momentum_of(num_ranks)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -257,98 +284,23 @@ class HtmConfig(BlockConfig):
     name: Literal["htm"] = "htm"
     # Groups of 8 ranks and tau = 2 are the paper's; GTC alone has tau = 8.
     gradient_threshold: GradientThreshold = 2.0
-    group_size: Annotated[int, Range(1, 1_000_000, zero="a host's ranks")] = 0
+    group_size: RanksOfTier = 0
+
+    trainer = "training.trainers.htm:Htm"
 
     @property
     def num_state_vectors(self) -> int:
         """Count BMUF's vectors of the model's size, and GTC's residual."""
         return self.num_block_vectors + 1
 
+    @property
+    def has_tiers(self) -> bool:
+        """Return True: groups are the lower tier."""
+        return True
+
     def check_ranks(self, num_ranks: int, ranks_per_host: int) -> None:
         """Raise ValueError if so many ranks make no equal groups, or a block momentum below 0."""
-        self.check_models(num_groups(num_ranks, self.group_size or ranks_per_host))
-
-    def arguments(self) -> dict[str, Any]:
-        """Return what the trainer takes beside model, optimizer and group."""
-        own = {"group_size": self.group_size or None, "gradient_threshold": self.gradient_threshold}
-        return {**self.block_settings(), **own}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SparseLocoConfig:
-    """SparseLoCo: after a block of steps, ranks average the largest parts of their changes."""
-
-    name: Literal["sparse_loco"] = "sparse_loco"
-    block_size: Annotated[int, Range(1, 1_000_000)] = 50
-    density: Density = 0.03
-    bits: Bits = 2
-    error_decay: ErrorDecay = 0.95
-    outer_learning_rate: Annotated[float, Range(1e-6, 1000)] = 1.0
-    ranks_per_leader: Annotated[int, Range(1, 1_000_000, zero="a host's ranks")] = 1
-
-    num_state_vectors: ClassVar[int] = 4
-    """BMUF's three, and the residual."""
-
-    __post_init__ = check_ranges
-
-    def check_ranks(self, num_ranks: int, ranks_per_host: int) -> None:
-        """Raise ValueError if so many ranks have no leaders."""
-        num_groups(num_ranks, self.ranks_per_leader or ranks_per_host, "ranks_per_leader")
-
-    def arguments(self) -> dict[str, Any]:
-        """Return what the trainer takes beside model, optimizer and group."""
-        return {
-            "block_size": self.block_size,
-            "density": self.density,
-            "bits": self.bits,
-            "error_decay": self.error_decay,
-            "outer_learning_rate": self.outer_learning_rate,
-            "ranks_per_leader": self.ranks_per_leader or None,
-        }
-
-
-MixingSeed: TypeAlias = Annotated[int, Range(0, 2**63 - 1)]
-"""A recipe's seed of what all ranks draw alike: permutations, partners."""
-
-
-@dataclass(frozen=True, slots=True)
-class SynchronousConfig:
-    """Synchronous SGD: every step applies the sum of all ranks' gradients."""
-
-    name: Literal["synchronous"] = "synchronous"
-
-    num_state_vectors: ClassVar[int] = 0
-    """Vectors of the model's size in the trainer's state."""
-
-    def check_ranks(self, num_ranks: int, ranks_per_host: int) -> None:
-        """Accept any number of ranks."""
-
-    def arguments(self) -> dict[str, Any]:
-        """Return what the trainer takes beside model, optimizer and group: nothing."""
-        return {}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GtcConfig:
-    """GTC: each rank sends +-gradient_threshold, for gradients summed over a minibatch.
-
-    The default is that of both papers, for minibatches of 2048 frames (003 VI-C, 000 3.2).
-    """
-
-    name: Literal["gtc"] = "gtc"
-    gradient_threshold: GradientThreshold = 8.0
-
-    num_state_vectors: ClassVar[int] = 1
-    """The residual."""
-
-    __post_init__ = check_ranges
-
-    def check_ranks(self, num_ranks: int, ranks_per_host: int) -> None:
-        """Accept any number of ranks."""
-
-    def arguments(self) -> dict[str, Any]:
-        """Return what the trainer takes beside model, optimizer and group."""
-        return {"gradient_threshold": self.gradient_threshold}
+        self.block_momentum_of(num_groups(num_ranks, self.group_size or ranks_per_host))
 
 
 class AdaGradPlace(StrEnum):
@@ -386,7 +338,7 @@ ON_AGGREGATE = AdaGrad()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OneBitConfig:
+class OneBitConfig(_Trainer):
     """1-bit SGD: each rank sends one bit an element; its optimizer is SGD without momentum.
 
     `momentum` and `adagrad` are the trainer's. With `double_buffering` a minibatch is half of one.
@@ -398,10 +350,9 @@ class OneBitConfig:
     num_unquantized_steps: Annotated[int, Range(0, 1_000_000_000)] = 0
     double_buffering: bool = False
 
+    trainer = "training.trainers.one_bit:OneBit"
     num_state_vectors: ClassVar[int] = 5
     """On one rank: both residuals, momentum, squares and an update that waits."""
-
-    __post_init__ = check_ranges
 
     def check_ranks(self, num_ranks: int, ranks_per_host: int) -> None:
         """Raise ValueError for AdaGrad of the raw gradient on several ranks."""
@@ -412,84 +363,88 @@ class OneBitConfig:
                 "'aggregate'"
             )
 
-    def arguments(self) -> dict[str, Any]:
-        """Return what the trainer takes beside model, optimizer and group."""
-        return {each.name: getattr(self, each.name) for each in fields(self) if each.name != TAG}
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SparseLocoConfig(_Trainer):
+    """SparseLoCo: after a block of steps, ranks average the largest parts of their changes."""
+
+    name: Literal["sparse_loco"] = "sparse_loco"
+    block_size: BlockSize = 50
+    density: Density = 0.03
+    bits: Bits = 2
+    error_decay: ErrorDecay = 0.95
+    outer_learning_rate: BlockLearningRate = 1.0
+    ranks_per_leader: RanksOfTier = 1
+
+    trainer = "training.trainers.bmuf:SparseLoco"
+    num_state_vectors: ClassVar[int] = 4
+    """BMUF's three, and the residual."""
+
+    @property
+    def has_tiers(self) -> bool:
+        """Return whether leaders send for others."""
+        return self.as_bmuf().has_tiers
+
+    def check_ranks(self, num_ranks: int, ranks_per_host: int) -> None:
+        """Raise ValueError if so many ranks have no leaders."""
+        self.as_bmuf().check_ranks(num_ranks, ranks_per_host)
+
+    def as_bmuf(self) -> BmufConfig:
+        """Return the BMUF that this is: top-k's error feedback takes block momentum's place."""
+        return BmufConfig(
+            block_size=self.block_size,
+            block_learning_rate=self.outer_learning_rate,
+            block_momentum=0.0,
+            block_exchange=TopK(density=self.density, bits=self.bits, error_decay=self.error_decay),
+            ranks_per_leader=self.ranks_per_leader,
+        )
 
 
-@dataclass(frozen=True, slots=True)
-class DPsgdConfig:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DPsgdConfig(_Trainer):
     """D-PSGD: each rank averages its model with its two neighbours' on a ring in every step."""
 
     name: Literal["d_psgd"] = "d_psgd"
 
+    trainer = "training.trainers.decentralized:DPsgd"
     num_state_vectors: ClassVar[int] = 3
     """The message, and both neighbours' models."""
 
-    def check_ranks(self, num_ranks: int, ranks_per_host: int) -> None:
-        """Accept any number of ranks."""
-
-    def arguments(self) -> dict[str, Any]:
-        """Return what the trainer takes beside model, optimizer and group: nothing."""
-        return {}
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RandPsgdConfig:
+class RandPsgdConfig(_Trainer):
     """RAND-PSGD: D-PSGD on a ring whose order is drawn in every step, from `mixing_seed`."""
 
     name: Literal["rand_psgd"] = "rand_psgd"
     mixing_seed: MixingSeed = 0
 
+    trainer = "training.trainers.decentralized:RandPsgd"
     num_state_vectors: ClassVar[int] = 3
     """What is sent, and both neighbours' models."""
 
-    __post_init__ = check_ranges
-
-    def check_ranks(self, num_ranks: int, ranks_per_host: int) -> None:
-        """Accept any number of ranks."""
-
-    def arguments(self) -> dict[str, Any]:
-        """Return what the trainer takes beside model, optimizer and group."""
-        return {"seed": self.mixing_seed}
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AdPsgdConfig:
+class AdPsgdConfig(_Trainer):
     """AD-PSGD: pairs of ranks average their models whenever they can, and no rank waits."""
 
     name: Literal["ad_psgd"] = "ad_psgd"
     mixing_seed: MixingSeed = 0
     max_staleness: Annotated[int, Range(1, 1_000_000)] = 16
 
+    trainer = "training.trainers.ad_psgd:AdPsgd"
     num_state_vectors: ClassVar[int] = 6
     """The model, its own steps, the weights that were read, and the messages of an exchange."""
 
-    __post_init__ = check_ranges
 
-    def check_ranks(self, num_ranks: int, ranks_per_host: int) -> None:
-        """Accept any number of ranks."""
-
-    def arguments(self) -> dict[str, Any]:
-        """Return what the trainer takes beside model, optimizer and group."""
-        return {"seed": self.mixing_seed, "max_staleness": self.max_staleness}
-
-
-@dataclass(frozen=True, slots=True)
-class D1dPsgdConfig:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class D1dPsgdConfig(_Trainer):
     """D1D-PSGD: an all-reduce of the models runs while gradients of the last mean are computed."""
 
     name: Literal["d1d_psgd"] = "d1d_psgd"
 
+    trainer = "training.trainers.decentralized:D1dPsgd"
     num_state_vectors: ClassVar[int] = 3
     """The rank's own model, its sum, and the mean before."""
-
-    def check_ranks(self, num_ranks: int, ranks_per_host: int) -> None:
-        """Accept any number of ranks."""
-
-    def arguments(self) -> dict[str, Any]:
-        """Return what the trainer takes beside model, optimizer and group: nothing."""
-        return {}
 
 
 TrainerConfig: TypeAlias = (
@@ -509,7 +464,7 @@ TrainerConfig: TypeAlias = (
 TRAINERS: Mapping[str, type[TrainerConfig]] = {
     config().name: config for config in get_args(TrainerConfig)
 }
-"""The configuration of each trainer, by the name that recipes give it."""
+"""The settings of each trainer, by the name that recipes give it: a new trainer is a line above."""
 
 
 def check_optimizer(trainer: TrainerConfig, optimizer: OptimizerConfig) -> None:
@@ -521,10 +476,6 @@ def check_optimizer(trainer: TrainerConfig, optimizer: OptimizerConfig) -> None:
         )
 
 
-TRAINERS_OF_GROUPS = ("htm",)
-"""Trainers that divide the ranks of a world, which those of one part are not."""
-
-
 def check_model_parallel(num_parts: int, trainer: TrainerConfig, precision: Precision) -> None:
     """Raise ValueError where a divided model cannot be trained so."""
     if num_parts == 1:
@@ -532,7 +483,7 @@ def check_model_parallel(num_parts: int, trainer: TrainerConfig, precision: Prec
     said = f"model_parallel_ranks = {num_parts}"
     if precision != "float32":
         raise ValueError(f"{said}: precision = {precision!r}: need 'float32'")
-    if trainer.name in TRAINERS_OF_GROUPS or getattr(trainer, "ranks_per_leader", 1) != 1:
+    if trainer.has_tiers:  # these divide a world, and the ranks of one part are none
         raise ValueError(
             f"{said}: trainer {trainer.name!r} divides ranks into groups itself: need one without "
             "groups and with ranks_per_leader = 1, such as 'one_bit'"

@@ -4,6 +4,7 @@ Two threads change a rank's model: one by steps, the other by exchanges with nei
 """
 
 import threading
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -11,9 +12,8 @@ from typing import Any
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed import ProcessGroup
-from torch.optim import Optimizer
 
 from training.algorithms.mixing import drawn_partner, exchanged_weights, is_active, partners
 from training.distributed import collectives
@@ -27,14 +27,14 @@ from training.distributed.pending_exchanges import (
     start_sum,
 )
 from training.distributed.process_group import CollectiveError
+from training.settings.trainers import AdPsgdConfig
 from training.trainers.decentralized import OwnModels, own_model_plan, with_own_model
 from training.trainers.parameters import FlatParameters
 from training.trainers.trainer import (
     STEPS_BETWEEN_COMPARISONS,
-    AdPsgdStatistics,
     ReshardingPlan,
     State,
-    check_settings,
+    Statistics,
 )
 
 
@@ -141,10 +141,11 @@ class Offer:
 class AdPsgd(OwnModels):
     """AdPsgd averages with one neighbour at a time, in a thread beside the gradients.
 
-    Even ranks are active: each has one exchange under way, with a neighbour drawn from `seed`, and
-    looks at it once a step. Odd ranks are passive: they answer at once, and wait for no rank, so
-    that ranks cannot wait for each other in a circle. A passive rank whose model was moved
-    `max_staleness` times since its last step answers that it is busy, and nothing is averaged.
+    Even ranks are active: each has one exchange under way, with a neighbour drawn from
+    `mixing_seed`, and looks at it once a step. Odd ranks are passive: they answer at once, and wait
+    for no rank, so that ranks cannot wait for each other in a circle. A passive rank whose model
+    was moved `max_staleness` times since its last step answers that it is busy, and nothing is
+    averaged.
     Results depend on timing; in virtual time they repeat. A rank that dies ends its neighbours'
     exchanges, and a leaving rank waits for no longer than its group's time limit. Models lie in the
     host's memory, also those of GPUs.
@@ -153,30 +154,20 @@ class AdPsgd(OwnModels):
     from, and all steps that each rank had applied when it asked: what averaging would end at.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        optimizer: Optimizer,
-        *,
-        group: ProcessGroup,
-        seed: int,
-        max_staleness: int = 16,
-    ) -> None:
-        super().__init__(model, optimizer, group=group)
-        check_exchanges_beside(group)
-        if max_staleness < 1:
-            raise ValueError(f"max_staleness = {max_staleness}: need at least 1 exchange a step")
-        self.seed, self.max_staleness = seed, max_staleness
+    record = AdPsgdConfig
+    config: AdPsgdConfig
+
+    def set_up(self) -> None:
+        """Begin with the model as it is, and without an exchange."""
+        super().set_up()
+        check_exchanges_beside(self.group)
         self.num_offers = 0
-        self._motion = ModelInMotion(self._host_weights(), max_staleness)
+        self._motion = ModelInMotion(self._host_weights(), self.config.max_staleness)
         self._offer: Offer | None = None
         self._threads: list[CommunicationThread] = []
-        self._partners = partners(group.rank(), group.size()) if group.size() > 1 else ()
-        self._is_active = is_active(group.rank())
-
-    def settings(self) -> dict[str, object]:
-        """Name what must be equal on all ranks."""
-        return super().settings() | {"seed": self.seed, "max_staleness": self.max_staleness}
+        rank, num_ranks = self.group.rank(), self.group.size()
+        self._partners = partners(rank, num_ranks) if num_ranks > 1 else ()
+        self._is_active = is_active(rank)
 
     def groups(self) -> set[ProcessGroup]:
         """Return none: threads send at any time, and count what they send themselves."""
@@ -251,7 +242,6 @@ class AdPsgd(OwnModels):
             "own_model": self.parameters.by_name(self.own_model()),
             "num_offers": self.num_offers,
             "exchanges": asdict(self._motion.counts),
-            "seed": self.seed,
         }
         if self._is_entered and self._is_open:
             collectives.barrier(self.group)
@@ -260,28 +250,36 @@ class AdPsgd(OwnModels):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore `state_dict()`; ValueError where it is of another seed."""
         super().load_state_dict(state)
-        check_settings(state, {"seed": self.seed})
         own = self.parameters.flatten(state["own_model"]).cpu()
         counts = Staleness(**state["exchanges"])
-        self._motion = ModelInMotion(own, self.max_staleness, counts)
+        self._motion = ModelInMotion(own, self.config.max_staleness, counts)
         self.num_offers = state["num_offers"]
 
     def carry_over(self, old: FlatParameters) -> None:
         """Forget the model of other tensors."""
         super().carry_over(old)
-        self._motion = ModelInMotion(self._host_weights(), self.max_staleness, self._motion.counts)
-
-    def statistics(self) -> AdPsgdStatistics:
-        """Return the steps, the bytes, and how many exchanges moved the model, and how late."""
-        counts = self._motion.counts
-        return AdPsgdStatistics(
-            num_steps=self.num_steps,
-            bytes_sent=self._traffic.num_bytes,
-            num_exchanges=counts.num_exchanges,
-            num_busy=counts.num_busy,
-            mean_staleness=counts.mean(),
-            max_staleness=counts.largest,
+        self._motion = ModelInMotion(
+            self._host_weights(), self.config.max_staleness, self._motion.counts
         )
+
+    def replaceable_settings(self, state: Mapping[str, Any]) -> Collection[str]:
+        """Name the bound of staleness."""
+        del state
+        return ("max_staleness",)
+
+    def statistics(self) -> Statistics:
+        """Add the exchanges that moved this rank's model, and how late its steps were.
+
+        A step's staleness is the number of exchanges between the read of its gradient's weights and
+        the step. `num_busy` counts the offers that this rank has declined to bound it.
+        """
+        counts = self._motion.counts
+        return super().statistics() | {
+            "num_exchanges": counts.num_exchanges,
+            "num_busy": counts.num_busy,
+            "mean_staleness": counts.mean(),
+            "max_staleness": counts.largest,
+        }
 
     @classmethod
     def resharding_plan(cls, state: State) -> ReshardingPlan:
@@ -297,7 +295,7 @@ class AdPsgd(OwnModels):
 
     def _continue_from(self, weights: Float[Tensor, " elements"]) -> None:
         counts = self._motion.counts
-        self._motion = ModelInMotion(weights, self.max_staleness, counts)
+        self._motion = ModelInMotion(weights, self.config.max_staleness, counts)
         self.parameters.set_weights(weights.to(self.parameters.device))
         if not self._is_active:
             self._threads = [
@@ -330,7 +328,9 @@ class AdPsgd(OwnModels):
         return [self._start_send(finished, each) for each in self._partners]
 
     def _start_offer(self) -> None:
-        partner = drawn_partner(self.seed, self.group.rank(), self.num_offers, self.group.size())
+        partner = drawn_partner(
+            self.config.mixing_seed, self.group.rank(), self.num_offers, self.group.size()
+        )
         self.num_offers += 1
         sent = self._motion.snapshot()
         message = self._message(sent, MODEL)

@@ -1,6 +1,6 @@
 """Average what the models' blocks changed: between all ranks, or their groups' leaders.
 
-Changes are sent exactly or by a code, and what a code does not send is kept for later. Of two
+Changes are sent exactly or by top-k, and what top-k does not send is kept for later. Of two
 tiers, the lower one is small groups of ranks that talk often, and the upper one their leaders.
 """
 
@@ -16,11 +16,10 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from training.algorithms import top_k
-from training.algorithms.gtc.encoding import Encoding, add_message, take_message
 from training.distributed import collectives, process_group
-from training.distributed.collectives import gather_equal, gather_host_names, gather_ragged
+from training.distributed.collectives import gather_equal, gather_host_names
 from training.distributed.simulated_group import SimulatedGroup
-from training.settings.trainers import BlockCode, Threshold, TopK
+from training.settings.trainers import TopK
 from training.trainers.parameters import FlatParameters
 from training.trainers.trainer import EntryPath, Rule, norm_of
 
@@ -28,35 +27,29 @@ Mean: TypeAlias = Callable[[Tensor, ProcessGroup], None]
 """Replace values by their mean over a group's ranks, bitwise the same on each."""
 
 RESIDUALS = "block_residuals"
-PURPOSE = "block changes"
 
 
 class BlockExchange:
-    """BlockExchange averages changes by a code; what a message leaves out is in a residual.
+    """BlockExchange averages changes by top-k; what a message leaves out is in a residual.
 
     A message holds this model's share of the mean, change / N, and the mean is the messages' sum.
     So residuals add up to what the global model still lacks, and a sum over other numbers of
     models is the same. In HTM only a group's leader has a residual other than zeros.
     """
 
-    def __init__(self, code: BlockCode, parameters: FlatParameters) -> None:
+    def __init__(self, code: TopK | None, parameters: FlatParameters) -> None:
         self.code = code
-        self._residual = parameters.zeros() if code.has_residual else None
+        self._residual = parameters.zeros() if self.code else None
 
     def mean(self, change: Float[Tensor, " elements"], group: ProcessGroup) -> None:
         """Replace `change` by the mean of what ranks sent; one that is not finite reaches all."""
-        if self._residual is None:
-            _average_rounded(change, group)
-            return
-        share = change / group.size()
+        assert self.code is not None
+        assert self._residual is not None
+        message = top_k.take_message(self._residual, change / group.size(), self.code)
+        change.zero_()
         # In rank order on each rank, so that all have the same bits.
-        if isinstance(self.code, TopK):
-            message = top_k.take_message(self._residual, share, self.code)
-            change.zero_()
-            for each in gather_equal(message, group, PURPOSE):
-                top_k.add_message(change, each, self.code)
-        elif isinstance(self.code, Threshold):
-            change.copy_(_sum_signs(self._residual, share, self.code.change_threshold, group))
+        for each in gather_equal(message, group, "block changes"):
+            top_k.add_message(change, each, self.code)
 
     def gather_residuals(self, lower: ProcessGroup) -> None:
         """Give a group's leader the residuals that resharding left on others of its ranks."""
@@ -85,7 +78,7 @@ class BlockExchange:
             self._residual = new.carry_over(self._residual, old)
 
     def residual_norm(self) -> float:
-        """Return the residual's norm, 0 where a code has none; waits for its device."""
+        """Return the residual's norm, 0 of exact exchanges; waits for its device."""
         return 0.0 if self._residual is None else norm_of(self._residual)
 
     def state_dict(self, parameters: FlatParameters) -> dict[str, Any]:
@@ -101,31 +94,6 @@ class BlockExchange:
 def residual_rules(trainer: Mapping[str, Any]) -> dict[EntryPath, Rule]:
     """Return how other numbers of ranks take the residuals over: nothing of a change is lost."""
     return {("trainer", RESIDUALS): "sum"} if RESIDUALS in trainer else {}
-
-
-def _average_rounded(change: Float[Tensor, " elements"], group: ProcessGroup) -> None:
-    rounded = change.to(torch.bfloat16)
-    collectives.all_reduce_sum(rounded, group)
-    change.copy_(rounded).div_(group.size())
-
-
-def _sum_signs(
-    residual: Float[Tensor, " elements"],
-    share: Float[Tensor, " elements"],
-    threshold: float,
-    group: ProcessGroup,
-) -> Float[Tensor, " elements"]:
-    # On a CPU: one message a block is no step's.
-    kept = residual.cpu()
-    message = take_message(kept, share.cpu(), threshold)
-    residual.copy_(kept)
-    messages = gather_ragged(message.to(residual.device), group, PURPOSE)
-    counts = torch.zeros(len(residual), dtype=torch.int32)
-    if any(int(each[0]) == Encoding.NOT_FINITE for each in messages):
-        return torch.full_like(share, torch.nan)
-    for each in messages:
-        add_message(counts, each.cpu())
-    return counts * threshold
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,25 +4,22 @@ SparseLoCo (arXiv 2508.15706, algorithm 1) is BMUF without block momentum, of wh
 the largest changes.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, fields, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed import ProcessGroup
-from torch.optim import Optimizer
 
 from training.algorithms.block_filter import BlockFilter, BlockState
 from training.distributed import collectives
 from training.distributed.checks import FiniteCheck, FirstFault
 from training.settings.trainers import (
-    EXACT,
-    BlockCode,
-    Form,
-    OptimizerState,
-    TopK,
-    block_momentum_for,
+    BlockConfig,
+    BmufConfig,
+    HtmConfig,
+    SparseLocoConfig,
     num_groups,
 )
 from training.trainers.block_exchange import (
@@ -35,12 +32,10 @@ from training.trainers.block_exchange import (
 from training.trainers.parameters import FlatParameters
 from training.trainers.replica import treat_moments
 from training.trainers.trainer import (
-    BmufStatistics,
-    HtmStatistics,
     ReshardingPlan,
     State,
+    Statistics,
     Trainer,
-    check_settings,
     norm_of,
 )
 
@@ -50,49 +45,39 @@ class Bmuf(Trainer):
 
     `block_momentum` None follows from zeta / (N (1 - eta)) = C, with `momentum_constant` C.
     `optimizer_state` says what becomes of the optimizer's momenta at a block's end, and
-    `block_exchange` how ranks send what a block changed. Of each `ranks_per_leader` ranks (None: of
-    a host's) one leader sends the mean of their models, so that fewer bytes cross a slow link.
+    `block_exchange` how ranks send what a block changed. Of each `ranks_per_leader` ranks (0: of a
+    host's) one leader sends the mean of their models, so that fewer bytes cross a slow link.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        optimizer: Optimizer,
-        *,
-        group: ProcessGroup,
-        block_size: int,
-        block_learning_rate: float = 1.0,
-        block_momentum: float | None = None,
-        momentum_constant: float = 1.0,
-        form: Form = "nesterov",
-        optimizer_state: OptimizerState = "keep",
-        block_exchange: BlockCode = EXACT,
-        ranks_per_leader: int | None = 1,
-    ) -> None:
-        super().__init__(model, optimizer, group=group)
-        if ranks_per_leader is None:
-            ranks_per_leader = ranks_per_host(group, self.parameters.device)
-        self._num_leaders = num_groups(group.size(), ranks_per_leader, "ranks_per_leader")
+    record: ClassVar[type[BmufConfig | HtmConfig | SparseLocoConfig]] = BmufConfig
+    config: BmufConfig | HtmConfig | SparseLocoConfig
+    tier_setting: ClassVar = "ranks_per_leader"
+    """The setting that counts the ranks of the lower tier."""
+
+    def set_up(self) -> None:
+        """Count the models, and begin without a block."""
+        super().set_up()
+        group, name = self.group, self.tier_setting
+        size = getattr(self.config, name) or ranks_per_host(group, self.parameters.device)
+        known: dict[str, Any] = {name: size}  # what the host's ranks are is resolved once
+        self.config = replace(self.config, **known)
+        self.ranks_per_leader: int = size
+        self._num_leaders = num_groups(group.size(), size, name)
         self._tiers: Tiers | None = None
-        if block_size < 1:
-            raise ValueError(f"block_size = {block_size}: need at least 1 step")
-        if optimizer_state not in ("keep", "average", "reset"):
-            raise ValueError(
-                f"optimizer_state = {optimizer_state!r}: need 'keep', 'average' or 'reset'"
-            )
+        blocks = self.blocks
         # Eq. (5) of 000 sets eta; with zeta = C = 1 it is 1 - 1/N.
-        if block_momentum is None:
-            block_momentum = block_momentum_for(
-                self.num_models, block_learning_rate, momentum_constant
-            )
-        self.block_size = block_size
-        self.filter = BlockFilter(block_learning_rate, block_momentum, form)
+        block_momentum = blocks.block_momentum_of(self.num_models)
+        self.filter = BlockFilter(blocks.block_learning_rate, block_momentum, blocks.form)
         self._models = BlockModels(self.filter)
-        self.optimizer_state = optimizer_state
-        self._exchange = BlockExchange(block_exchange, self.parameters)
+        self._exchange = BlockExchange(blocks.block_exchange, self.parameters)
         self.num_steps_in_block = 0
         self.num_blocks = 0
-        self.forget_faults()
+
+    @property
+    def blocks(self) -> BlockConfig:
+        """Return the settings of the blocks."""
+        assert isinstance(self.config, BlockConfig)
+        return self.config
 
     @property
     def num_models(self) -> int:
@@ -106,19 +91,12 @@ class Bmuf(Trainer):
     def connect(self) -> None:
         """Make the two tiers of groups, once."""
         if self._tiers is None:
-            size = self.group.size() // self._num_leaders
-            self._tiers = Tiers.of(self.group, size, self.parameters.device)
+            device = self.parameters.device
+            self._tiers = Tiers.of(self.group, self.ranks_per_leader, device)
 
     def settings(self) -> dict[str, object]:
         """Name what must be equal on all ranks."""
-        return super().settings() | {
-            "block_size": self.block_size,
-            "block_filter": self.filter,
-            "optimizer_state": self.optimizer_state,
-            "block_exchange": self._exchange.code,
-            "num_leaders": self._num_leaders,
-            "num_steps_in_block": self.num_steps_in_block,
-        }
+        return super().settings() | {"num_steps_in_block": self.num_steps_in_block}
 
     def shared_tensors(self) -> Mapping[str, Tensor]:
         """Return the global model and the update; the parameters differ within a block."""
@@ -130,7 +108,7 @@ class Bmuf(Trainer):
 
     def is_comparison_due(self) -> bool:
         """Return whether ranks compare their replicas after this step: at blocks' ends alone."""
-        return self.num_steps_in_block + 1 >= self.block_size and super().is_comparison_due()
+        return self.num_steps_in_block + 1 >= self.config.block_size and super().is_comparison_due()
 
     def carry_over(self, old: FlatParameters) -> None:
         """Keep the update of tensors that are still trained; new ones begin with an update of 0."""
@@ -174,7 +152,7 @@ class Bmuf(Trainer):
     def end_step(self) -> None:
         """Count the step; at the block's end, synchronize."""
         self.num_steps_in_block += 1
-        if self.num_steps_in_block >= self.block_size:
+        if self.num_steps_in_block >= self.config.block_size:
             self.synchronize()
 
     def synchronize(self) -> None:
@@ -185,7 +163,7 @@ class Bmuf(Trainer):
         self._finite.examine(self.num_steps, [mean_model], lambda: self._fault.step)
         # The papers leave open what the optimizer's momenta become at a block's end.
         parameters = self.parameters.named.values()
-        treat_moments(self.optimizer_state, self.optimizer, parameters, self.average)
+        treat_moments(self.blocks.optimizer_state, self.optimizer, parameters, self.average)
         self._models.end_block(mean_model, self.parameters)
         self._start_counting()
         self.num_blocks += 1
@@ -193,7 +171,7 @@ class Bmuf(Trainer):
     def _mean_model(self) -> Tensor:
         model = self.parameters.weights()
         # One leader sends to no other, so nothing is compressed, and nothing stays behind.
-        if self._exchange.code == EXACT or self._num_leaders == 1:
+        if self._exchange.code is None or self._num_leaders == 1:
             self.average(model)
             return model
         # A model has few changes in a block, but no small elements: what is sent is the change.
@@ -221,36 +199,32 @@ class Bmuf(Trainer):
         self._finite.check()
         self.parameters.set_weights(self._models.state.global_model)
 
-    def statistics(self) -> BmufStatistics | HtmStatistics:
-        """Return the steps, the blocks, and the norm of the last block's filtered update."""
-        return BmufStatistics(
-            num_steps=self.num_steps, bytes_sent=self._traffic.num_bytes, **self._block_statistics()
-        )
+    def statistics(self) -> Statistics:
+        """Add the blocks and two Euclidean norms.
 
-    def _block_statistics(self) -> dict[str, Any]:
-        return {
+        `block_update_norm` is that of the last block's filtered update Delta(t) of 000 eq. (3),
+        `block_residual_norm` that of the changes that this rank's messages have not sent yet.
+        """
+        return super().statistics() | {
             "num_blocks": self.num_blocks,
             "block_update_norm": self._models.update_norm(),
             "block_residual_norm": self._exchange.residual_norm(),
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """Add the place in the block, both models, the filtered update and the settings.
+        """Add the place in the block, both models, the filtered update and its filter.
 
         Raises FloatingPointError where a gradient of this rank was not finite in this block.
         """
         self._finite.check()
         self._fault.check(self.group.rank())
-        settings = {
+        block = {
             "num_steps_in_block": self.num_steps_in_block,
-            "block_size": self.block_size,
             "num_models": self.num_models,
             "block_filter": asdict(self.filter),
-            "optimizer_state": self.optimizer_state,
-            "block_exchange": asdict(self._exchange.code),
-            "num_leaders": self._num_leaders,
+            "optimizer_state": self.blocks.optimizer_state,
         }
-        state = super().state_dict() | settings | self._models.state_dict(self.parameters)
+        state = super().state_dict() | block | self._models.state_dict(self.parameters)
         return state | self._exchange.state_dict(self.parameters)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -259,21 +233,19 @@ class Bmuf(Trainer):
         Another block size is taken over where the block is not too long for it already.
         """
         super().load_state_dict(state)
-        check_block(state, self.block_size, self.num_models)
-        own = {
-            **asdict(self.filter),
-            "optimizer_state": self.optimizer_state,
-            "block_exchange": asdict(self._exchange.code),
-        }
-        if state["num_models"] != self.num_models:
-            del own["block_momentum"]  # eq. (5) gives another number of models another one
-        if state["is_open"]:
-            own["num_leaders"] = self._num_leaders  # elsewhere entering gives leaders the residuals
-        # Checkpoints of earlier versions are exact, and do not say so.
-        check_settings({"block_exchange": asdict(EXACT)} | state["block_filter"] | state, own)
         self._exchange.load_state_dict(state, self.parameters)
         self._models.load_state_dict(state, self.parameters)
         self.num_steps_in_block = state["num_steps_in_block"]
+
+    def check_settings(self, state: Mapping[str, Any]) -> None:
+        """Raise ValueError also within a block that cannot be ended as it began."""
+        check_block(state, self.config.block_size, self.num_models)
+        super().check_settings(state)
+
+    def replaceable_settings(self, state: Mapping[str, Any]) -> Collection[str]:
+        """Name the block's size, and outside of blocks the ranks of the lower tier."""
+        # There all ranks start from one model, and entering gives leaders the residuals.
+        return ("block_size",) if state["is_open"] else ("block_size", self.tier_setting)
 
     @classmethod
     def resharding_plan(cls, state: State) -> ReshardingPlan:
@@ -302,29 +274,13 @@ class SparseLoco(Bmuf):
     optimizer's moments.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        optimizer: Optimizer,
-        *,
-        group: ProcessGroup,
-        block_size: int,
-        density: float = 0.03,
-        bits: int = 2,
-        error_decay: float = 0.95,
-        outer_learning_rate: float = 1.0,
-        ranks_per_leader: int | None = 1,
-    ) -> None:
-        super().__init__(
-            model,
-            optimizer,
-            group=group,
-            block_size=block_size,
-            block_learning_rate=outer_learning_rate,
-            block_momentum=0.0,
-            block_exchange=TopK(density=density, bits=bits, error_decay=error_decay),
-            ranks_per_leader=ranks_per_leader,
-        )
+    record = SparseLocoConfig
+    config: SparseLocoConfig
+
+    @property
+    def blocks(self) -> BlockConfig:
+        """Return the settings of BMUF's blocks that are these."""
+        return self.config.as_bmuf()
 
 
 BLOCK_VECTORS = tuple(each.name for each in fields(BlockState))
@@ -421,7 +377,7 @@ def check_block(state: Mapping[str, Any], block_size: int, num_models: int) -> N
     if state["is_open"] and state["num_steps_in_block"] >= block_size:
         raise ValueError(
             f"block_size = {block_size}: the checkpoint is {state['num_steps_in_block']} steps "
-            f"into a block of {state.get('block_size', 'more')}: need a block_size above "
+            f"into a block of {state['settings']['block_size']}: need a block_size above "
             f"{state['num_steps_in_block']}, or a checkpoint of a block's end"
         )
 

@@ -11,9 +11,8 @@ from typing import Any
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed import ProcessGroup
-from torch.optim import Optimizer
 
 from training.algorithms.mixing import Ring, fixed_ring, mixed_weights, permuted_ring
 from training.distributed import collectives
@@ -26,15 +25,13 @@ from training.distributed.pending_exchanges import (
     start_sum,
 )
 from training.distributed.process_group import is_read_at_once
+from training.settings.trainers import D1dPsgdConfig, DPsgdConfig, RandPsgdConfig
 from training.trainers.parameters import FlatParameters
 from training.trainers.trainer import (
     STEPS_BETWEEN_COMPARISONS,
-    AdPsgdStatistics,
     ReshardingPlan,
     State,
-    SynchronousStatistics,
     Trainer,
-    check_settings,
 )
 
 
@@ -63,10 +60,6 @@ class OwnModels(Trainer):
     rank, on a GPU up to 32 steps later; the other ranks' next exchange with it fails.
     """
 
-    def __init__(self, model: nn.Module, optimizer: Optimizer, *, group: ProcessGroup) -> None:
-        super().__init__(model, optimizer, group=group)
-        self._fault = FirstFault(self.parameters.device)
-
     def shared_tensors(self) -> Mapping[str, Tensor]:
         """Return nothing: parameters differ on all ranks, from the first step on."""
         return {}
@@ -74,11 +67,6 @@ class OwnModels(Trainer):
     def shared_state(self) -> Mapping[str, Tensor]:
         """Return nothing: each optimizer's state follows from its rank's own gradients."""
         return {}
-
-    def carry_over(self, old: FlatParameters) -> None:
-        """Look for NaNs where the model now lies."""
-        del old
-        self.forget_faults()
 
     def forget_faults(self) -> None:
         """Look for NaNs from now on."""
@@ -148,10 +136,6 @@ class OwnModels(Trainer):
                 f"{self.group.size()} ranks: reshard it with training.checkpoints.training_state"
             )
 
-    def statistics(self) -> SynchronousStatistics | AdPsgdStatistics:
-        """Return the steps, and the bytes of models that this process sent."""
-        return SynchronousStatistics(num_steps=self.num_steps, bytes_sent=self._traffic.num_bytes)
-
 
 class PendingMixture:
     """PendingMixture is a mixing round under way: only a rank's neighbours wait for it."""
@@ -187,8 +171,9 @@ class RingMixing(OwnModels):
     applies the gradient to the mixture.
     """
 
-    def __init__(self, model: nn.Module, optimizer: Optimizer, *, group: ProcessGroup) -> None:
-        super().__init__(model, optimizer, group=group)
+    def set_up(self) -> None:
+        """Count the rounds."""
+        super().set_up()
         self.num_rounds = 0
         self._pending: PendingMixture | None = None
 
@@ -268,6 +253,8 @@ class DPsgd(RingMixing):
     Its rho is 1/3 + 2/3 cos(2 pi / L), eq. (6), so that 64 ranks are slow to agree.
     """
 
+    record = DPsgdConfig
+
     def ring(self, round_index: int) -> Ring:
         """Return the ring of all rounds."""
         del round_index
@@ -277,35 +264,19 @@ class DPsgd(RingMixing):
 class RandPsgd(RingMixing):
     """RandPsgd mixes on a ring of a random permutation, another one in each round: eq. (8).
 
-    All ranks draw the same from `seed` and the round's number, and no rank sends it. A rank waits
-    for its two neighbours of the round alone, for models that they had a step ago: no rank ends
-    later than with D1D-PSGD. A stall that is not repeated delays three times as many ranks each
-    round, at most, and stalls of distant ranks overlap. A rank that is always slow slows all, to
-    its own pace, some log_3 L rounds later. Paper 001's Table 1 says "straggler avoidance: yes".
+    All ranks draw the same from `mixing_seed` and the round's number, and no rank sends it. A rank
+    waits for its two neighbours of the round alone, for models that they had a step ago: no rank
+    ends later than with D1D-PSGD. A stall that is not repeated delays three times as many ranks
+    each round, at most, and stalls of distant ranks overlap. A rank that is always slow slows all,
+    to its own pace, some log_3 L rounds later. Paper 001's Table 1 says "straggler avoidance: yes".
     """
 
-    def __init__(
-        self, model: nn.Module, optimizer: Optimizer, *, group: ProcessGroup, seed: int
-    ) -> None:
-        super().__init__(model, optimizer, group=group)
-        self.seed = seed
-
-    def settings(self) -> dict[str, object]:
-        """Name what must be equal on all ranks."""
-        return super().settings() | {"seed": self.seed}
+    record = RandPsgdConfig
+    config: RandPsgdConfig
 
     def ring(self, round_index: int) -> Ring:
         """Return the round's ring, P^T T_0 P."""
-        return permuted_ring(self.seed, round_index, self.group.size())
-
-    def state_dict(self) -> dict[str, Any]:
-        """Add the seed."""
-        return super().state_dict() | {"seed": self.seed}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore `state_dict()`; ValueError where it is of another seed."""
-        super().load_state_dict(state)
-        check_settings(state, {"seed": self.seed})
+        return permuted_ring(self.config.mixing_seed, round_index, self.group.size())
 
 
 class D1dPsgd(OwnModels):
@@ -316,8 +287,11 @@ class D1dPsgd(OwnModels):
     the gradient at W_{k-1}, which is so for affine gradients alone.
     """
 
-    def __init__(self, model: nn.Module, optimizer: Optimizer, *, group: ProcessGroup) -> None:
-        super().__init__(model, optimizer, group=group)
+    record = D1dPsgdConfig
+
+    def set_up(self) -> None:
+        """Begin with the model as it is, its own mean."""
+        super().set_up()
         self._own = self.parameters.weights()
         self._mean_before = self._own
         self._pending: PendingExchange | None = None

@@ -9,9 +9,8 @@ from typing import Any, Protocol
 
 import torch
 from jaxtyping import Float, Int32
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed import ProcessGroup
-from torch.optim import Optimizer
 
 from training.algorithms.gtc import compiled_encoding, encoding
 from training.algorithms.gtc.encoding import (
@@ -24,15 +23,15 @@ from training.algorithms.gtc.encoding import (
 from training.distributed import collectives
 from training.distributed.checks import FiniteCheck, FirstFault, not_finite
 from training.distributed.collectives import Arrival, gather_equal, gather_ragged
+from training.settings.trainers import GtcConfig
 from training.trainers.parameters import FlatParameters
 from training.trainers.trainer import (
     EntryPath,
-    GtcStatistics,
     ReshardingPlan,
     Rule,
     State,
+    Statistics,
     Trainer,
-    check_settings,
     density,
     norm_of,
 )
@@ -255,8 +254,14 @@ class ThresholdedSum:
         if self._finite is not None:
             self._finite.check()
 
-    def statistics(self) -> dict[str, Any]:
-        """Return what `GtcStatistics` says of the residual; waits for its device."""
+    def statistics(self) -> Statistics:
+        """Say what becomes of this rank's gradients; waits for the residual's device.
+
+        `density` is the share of gradient elements whose residual reached the threshold. A
+        Euclidean `residual_norm` that keeps growing means a threshold too small at a high density,
+        as an element sends the threshold once a step at most, and one too large at a density near
+        0.
+        """
         num_sent = self._num_sent()
         return {
             "num_elements": self._num_elements,
@@ -301,20 +306,12 @@ class Gtc(Trainer):
     is 8 / 2048.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        optimizer: Optimizer,
-        *,
-        group: ProcessGroup,
-        gradient_threshold: float,
-    ) -> None:
-        super().__init__(model, optimizer, group=group)
-        self._sum = ThresholdedSum(self.parameters.zeros(), gradient_threshold)
+    record = GtcConfig
+    config: GtcConfig
 
-    def settings(self) -> dict[str, object]:
-        """Name what must be equal on all ranks."""
-        return super().settings() | {"gradient_threshold": self._sum.gradient_threshold}
+    def set_up(self) -> None:
+        """Begin with an empty residual."""
+        self._sum = ThresholdedSum(self.parameters.zeros(), self.config.gradient_threshold)
 
     def carry_over(self, old: FlatParameters) -> None:
         """Keep the residual of tensors that are still trained; that of frozen ones is dropped."""
@@ -332,20 +329,16 @@ class Gtc(Trainer):
     def state_dict(self) -> dict[str, Any]:
         """Add the residuals, by parameter, and on a GPU the messages' length and beginning."""
         residuals = self.parameters.by_name(self._sum.residual)
-        settings = {"gradient_threshold": self._sum.gradient_threshold}
-        return super().state_dict() | settings | {"residuals": residuals} | self._sum.state()
+        return super().state_dict() | {"residuals": residuals} | self._sum.state()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore `state_dict()`; ValueError where it is of another threshold."""
         super().load_state_dict(state)
-        check_settings(state, {"gradient_threshold": self._sum.gradient_threshold})
         self._sum.restore(self.parameters.flatten(state["residuals"]), state)
 
-    def statistics(self) -> GtcStatistics:
-        """Return the steps, what was sent, and the norm of what waits in the residual."""
-        return GtcStatistics(
-            num_steps=self.num_steps, bytes_sent=self._traffic.num_bytes, **self._sum.statistics()
-        )
+    def statistics(self) -> Statistics:
+        """Add what was sent, and the norm of what waits in the residual."""
+        return super().statistics() | self._sum.statistics()
 
     @classmethod
     def resharding_plan(cls, state: State) -> ReshardingPlan:

@@ -6,17 +6,16 @@ from typing import Any
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed import ProcessGroup
-from torch.optim import Optimizer
 
-from training.distributed import collectives, process_group
-from training.settings.trainers import EXACT, BlockCode, Form, OptimizerState, num_groups
-from training.trainers.block_exchange import Mean, ranks_per_host
+from training.distributed import collectives
+from training.settings.trainers import HtmConfig
+from training.trainers.block_exchange import Mean
 from training.trainers.bmuf import Bmuf
 from training.trainers.gtc import RESIDUAL_RULES, ThresholdedSum
 from training.trainers.parameters import FlatParameters
-from training.trainers.trainer import HtmStatistics, ReshardingPlan, State, Trainer, check_settings
+from training.trainers.trainer import ReshardingPlan, State, Statistics, Trainer
 
 
 class Htm(Bmuf):
@@ -28,63 +27,26 @@ class Htm(Bmuf):
     2048-frame minibatch: for a loss divided by 2048 it is 2 / 2048.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        optimizer: Optimizer,
-        *,
-        group: ProcessGroup,
-        group_size: int | None = None,
-        block_size: int,
-        gradient_threshold: float,
-        block_learning_rate: float = 1.0,
-        block_momentum: float | None = None,
-        momentum_constant: float = 1.0,
-        form: Form = "nesterov",
-        optimizer_state: OptimizerState = "keep",
-        block_exchange: BlockCode = EXACT,
-    ) -> None:
-        process_group.check_member(group)
-        if group_size is None:
-            group_size = ranks_per_host(group, next(model.parameters()).device)
-        num_groups(group.size(), group_size)  # BMUF would name its own setting
-        self.group_size = group_size
-        super().__init__(
-            model,
-            optimizer,
-            group=group,
-            block_size=block_size,
-            block_learning_rate=block_learning_rate,
-            block_momentum=block_momentum,
-            momentum_constant=momentum_constant,
-            form=form,
-            optimizer_state=optimizer_state,
-            block_exchange=block_exchange,
-            ranks_per_leader=group_size,
-        )
-        self._sum = ThresholdedSum(self.parameters.zeros(), gradient_threshold)
+    record = HtmConfig
+    config: HtmConfig
+    tier_setting = "group_size"
+
+    def set_up(self) -> None:
+        """Add GTC's residual to BMUF's blocks."""
+        super().set_up()
+        self._sum = ThresholdedSum(self.parameters.zeros(), self.config.gradient_threshold)
         # One group skips the filter and so equals GTC: W_g + (W - W_g) is not W in floats.
-        self._is_one_tier = self.num_models == 1 and group_size > 1
+        self._is_one_tier = self.num_models == 1 and self.config.group_size > 1
 
     @property
     def num_models(self) -> int:
         """Count the groups, N := M in eq. (5)."""
-        return num_groups(self.group.size(), self.group_size)
-
-    def settings(self) -> dict[str, object]:
-        """Name what must be equal on all ranks."""
-        return super().settings() | self._own_settings()
-
-    def _own_settings(self) -> dict[str, object]:
-        return {
-            "group_size": self.group_size,
-            "gradient_threshold": self._sum.gradient_threshold,
-        }
+        return self._num_leaders
 
     @property
     def part(self) -> int:
         """Number this rank's group."""
-        return self.group.rank() // self.group_size
+        return self.group.rank() // self.config.group_size
 
     def shared_tensors(self) -> Mapping[str, Tensor]:
         """Return BMUF's block state; with one group, the parameters, as GTC does."""
@@ -165,27 +127,16 @@ class Htm(Bmuf):
     def state_dict(self) -> dict[str, Any]:
         """Add the residuals, by parameter, and on a GPU the messages' length and beginning."""
         residuals = self.parameters.by_name(self._sum.residual)
-        return (
-            super().state_dict() | self._own_settings() | {"residuals": residuals}
-        ) | self._sum.state()
+        return super().state_dict() | {"residuals": residuals} | self._sum.state()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore `state_dict()`; ValueError for other settings, in a block for other groups."""
         super().load_state_dict(state)
-        own = self._own_settings()
-        if not state["is_open"]:
-            del own["group_size"]  # there, as after resharding, all ranks start from one model
-        check_settings(state, own)
         self._sum.restore(self.parameters.flatten(state["residuals"]), state)
 
-    def statistics(self) -> HtmStatistics:
-        """Return GTC's numbers of this rank, and BMUF's."""
-        return HtmStatistics(
-            num_steps=self.num_steps,
-            bytes_sent=self._traffic.num_bytes,
-            **self._sum.statistics(),
-            **self._block_statistics(),
-        )
+    def statistics(self) -> Statistics:
+        """Add GTC's numbers of this rank to BMUF's."""
+        return super().statistics() | self._sum.statistics()
 
     @classmethod
     def resharding_plan(cls, state: State) -> ReshardingPlan:

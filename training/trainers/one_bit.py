@@ -5,17 +5,15 @@ exchange runs while the next one's gradients are computed (section 2.2). What a 
 steps is kept in checkpoints, and laid out again for other tensors and ranks.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
-from dataclasses import asdict
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
 import torch
 from jaxtyping import Float, Shaped
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed import ProcessGroup
-from torch.optim import Optimizer
 
 from training.algorithms.one_bit import (
     AdaGradState,
@@ -37,17 +35,16 @@ from training.distributed.pending_exchanges import (
 )
 from training.distributed.process_group import is_read_at_once
 from training.distributed.simulated_group import SimulatedGroup
-from training.settings.trainers import ON_AGGREGATE, AdaGrad, AdaGradPlace
+from training.settings.trainers import AdaGradPlace, OneBitConfig
 from training.trainers.parameters import FlatParameters
 from training.trainers.replica import check_plain_sgd
 from training.trainers.trainer import (
     EntryPath,
-    OneBitStatistics,
     ReshardingPlan,
     Rule,
     State,
+    Statistics,
     Trainer,
-    check_settings,
     norm_of,
 )
 
@@ -108,30 +105,17 @@ class OneBit(Trainer):
     leaving applies the last. A rank alone quantizes nothing.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        optimizer: Optimizer,
-        *,
-        group: ProcessGroup,
-        momentum: float = 0.9,
-        adagrad: AdaGrad = ON_AGGREGATE,
-        num_unquantized_steps: int = 0,
-        double_buffering: bool = False,
-    ) -> None:
-        super().__init__(model, optimizer, group=group)
-        check_plain_sgd(optimizer)
-        if num_unquantized_steps < 0:
-            raise ValueError(f"num_unquantized_steps = {num_unquantized_steps}: need 0 or more")
-        self.momentum = momentum
-        self.adagrad = adagrad
-        self.num_unquantized_steps = num_unquantized_steps
-        self.double_buffering = double_buffering
+    record = OneBitConfig
+    config: OneBitConfig
+
+    def set_up(self) -> None:
+        """Lay out the stripes, and begin with empty residuals."""
+        super().set_up()
+        check_plain_sgd(self.optimizer)
         self._pending: PendingUpdate | None = None
         self._num_bytes_before = 0
         self._lay_out()
-        self._state = self._exchange.aggregation.begin(group.rank(), self.parameters.zeros())
-        self.forget_faults()
+        self._state = self._exchange.aggregation.begin(self.group.rank(), self.parameters.zeros())
 
     def groups(self) -> set[ProcessGroup]:
         """Return none: the exchange counts its bytes itself, as it may run beside this thread."""
@@ -144,21 +128,12 @@ class OneBit(Trainer):
             self._pending.wait()
         return self._num_bytes_before + self._exchange.num_bytes
 
-    def settings(self) -> dict[str, object]:
-        """Name what must be equal on all ranks."""
-        return super().settings() | self._own_settings()
-
     def shared_state(self) -> Mapping[str, Tensor]:
         """Return the update that waits, if any; a plain optimizer has no state."""
         if self._pending is None:
             return {}
         views = self._layout.views(self._pending.wait())
         return {f"pending update of parameter {name}": view for name, view in views.items()}
-
-    def carry_over(self, old: FlatParameters) -> None:
-        """Look for NaNs where the model now lies; `begin` lays the state out, with all ranks."""
-        del old
-        self.forget_faults()
 
     def forget_faults(self) -> None:
         """Look for NaNs from now on."""
@@ -190,11 +165,11 @@ class OneBit(Trainer):
         before = self._arriving()
         step, gradients = self.num_steps + 1, self.parameters.gradients()
         self._fault.note(step, [gradients])
-        is_quantized = self.num_steps >= self.num_unquantized_steps
+        is_quantized = self.num_steps >= self.config.num_unquantized_steps
         # Bound now: after an error another state may be loaded before a thread has begun.
         work = partial(self._exchange.update, self._state, gradients, is_quantized=is_quantized)
 
-        if self.double_buffering:
+        if self._is_double_buffered:
             # No other update is under way: state and messages follow the order of steps.
             self._pending = PendingUpdate(work, step, self.group, self.parameters.device)
             update = self.parameters.zeros() if before is None else before
@@ -229,7 +204,6 @@ class OneBit(Trainer):
         self._fault.check(self.group.rank())
         return {
             **super().state_dict(),
-            **self._own_settings(),
             **state_entries(self._state, self._layout),
             "num_ranks": self.group.size(),
             "pending_update": pending,
@@ -238,7 +212,6 @@ class OneBit(Trainer):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore `state_dict()`; ValueError for other settings or another number of ranks."""
         super().load_state_dict(state)
-        check_settings(state, self._own_settings())
         if state.get("num_ranks", self.group.size()) != self.group.size():
             raise ValueError(
                 f"the checkpoint is of {state['num_ranks']} ranks, each with its stripe, and this "
@@ -254,24 +227,23 @@ class OneBit(Trainer):
             update = self.parameters.flatten(state["pending_update"])
             self._pending = self._arrived(self.num_steps, update)
 
-    @contextmanager
-    def trial(self) -> Iterator[None]:
-        """Train without double buffering, whose delay makes trials choose smaller sizes (5.4)."""
-        before, self.double_buffering = self.double_buffering, False
-        try:
-            with super().trial():
-                yield
-        finally:
-            self.double_buffering = before
+    @property
+    def _is_double_buffered(self) -> bool:
+        """Trials are not: double buffering's delay makes them choose smaller sizes (5.4)."""
+        return self.config.double_buffering and not self._is_trial
 
-    def statistics(self) -> OneBitStatistics:
-        """Return the steps, what was sent, and the norms of what waits in the residuals."""
-        return OneBitStatistics(
-            num_steps=self.num_steps,
-            bytes_sent=self.wire_bytes,
-            residual_norm=norm_of(self._state.residual),
-            stripe_residual_norm=norm_of(self._state.stripe_residual),
-        )
+    def statistics(self) -> Statistics:
+        """Add the norms of what waits in the residuals: of gradients, and of the rank's stripe.
+
+        `bytes_sent` are all that left this rank: a stripe's update goes to each other rank, and
+        counts so.
+        """
+        return {
+            "num_steps": self.num_steps,
+            "bytes_sent": self.wire_bytes,
+            "residual_norm": norm_of(self._state.residual),
+            "stripe_residual_norm": norm_of(self._state.stripe_residual),
+        }
 
     @classmethod
     def resharding_plan(cls, state: State) -> ReshardingPlan:
@@ -285,23 +257,15 @@ class OneBit(Trainer):
         trainer = {name: value for name, value in closed["trainer"].items() if name != "num_ranks"}
         return {**closed, "trainer": trainer}
 
-    def _own_settings(self) -> dict[str, Any]:
-        return {
-            "momentum": self.momentum,
-            "adagrad": {**asdict(self.adagrad), "place": self.adagrad.place.value},
-            "num_unquantized_steps": self.num_unquantized_steps,
-            "double_buffering": self.double_buffering,
-        }
-
     def _lay_out(self) -> None:
         """Divide the parameters that are trained now into stripes."""
         self._layout = self.parameters
         stripes = stripes_for(self.parameters.named, self.group.size())
-        is_beside = self.double_buffering and needs_thread(self.group, self.parameters.device)
+        is_beside = self._is_double_buffered and needs_thread(self.group, self.parameters.device)
         if is_beside:
             check_exchanges_beside(self.group)
         self._exchange = MessageExchange(
-            TwoStageAggregation(stripes, self.momentum, self.adagrad),
+            TwoStageAggregation(stripes, self.config.momentum, self.config.adagrad),
             self.group,
             is_beside=is_beside,
         )
@@ -456,7 +420,7 @@ def resharding_plan_of(entries: State) -> ReshardingPlan:
         ("trainer", "stripe_residual"): "stripe",
         ("trainer", "velocity"): "stripe",
     }
-    place, num_models = AdaGradPlace(entries["adagrad"]["place"]), 1
+    place, num_models = AdaGradPlace(entries["settings"]["adagrad"]["place"]), 1
     if place in STRIPE_PLACES:
         rules["trainer", "squares"] = "stripe"
     elif place is AdaGradPlace.PARTIAL:

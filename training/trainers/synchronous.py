@@ -2,14 +2,12 @@
 
 from typing import Any
 
-from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch import Tensor
 
 from training.distributed import collectives
 from training.distributed.checks import FiniteCheck, FirstFault
-from training.distributed.process_group import ProcessGroup
-from training.trainers.parameters import FlatParameters
-from training.trainers.trainer import SynchronousStatistics, Trainer
+from training.settings.trainers import SynchronousConfig
+from training.trainers.trainer import Trainer
 
 
 class Synchronous(Trainer):
@@ -19,14 +17,7 @@ class Synchronous(Trainer):
     one is not finite.
     """
 
-    def __init__(self, model: nn.Module, optimizer: Optimizer, *, group: ProcessGroup) -> None:
-        super().__init__(model, optimizer, group=group)
-        self._finite = FiniteCheck(group, self.parameters.device)
-
-    def carry_over(self, old: FlatParameters) -> None:
-        """Look for NaNs where the model now lies."""
-        del old
-        self.forget_faults()
+    record = SynchronousConfig
 
     def forget_faults(self) -> None:
         """Look for NaNs from now on."""
@@ -55,10 +46,6 @@ class Synchronous(Trainer):
         """Copy the whole state; raises what the last step's gradients call for."""
         self._finite.check()
         return super().state_dict()
-
-    def statistics(self) -> SynchronousStatistics:
-        """Return the steps, and the bytes of gradients that this process sent."""
-        return SynchronousStatistics(num_steps=self.num_steps, bytes_sent=self._traffic.num_bytes)
 
     def _own_fault(self) -> Tensor:
         fault = FirstFault(self.parameters.device)

@@ -4,11 +4,13 @@ Trainers report what they do as plain numbers that a loop may log (003 VI-C tune
 say by which rules another number of ranks takes over the state that they stored.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import inspect
+import json
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields
 from types import TracebackType
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import torch
 from jaxtyping import Float
@@ -16,8 +18,10 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
+from infra.settings import TAG
 from training.distributed import process_group
 from training.distributed.collectives import Traffic
+from training.settings.trainers import TrainerConfig
 from training.trainers.parameters import (
     FlatParameters,
     broadcast_buffers,
@@ -34,123 +38,20 @@ from training.trainers.replica import (
     seeing_scalers,
 )
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SynchronousStatistics:
-    """SynchronousStatistics: steps of the training, and bytes that this process gave to exchanges.
-
-    A message counts once, however many ranks receive it. Checks and checkpoints do not count.
-    """
-
-    num_steps: int
-    bytes_sent: int
+Statistics: TypeAlias = dict[str, int | float]
+"""Numbers of a trainer to log: those named num_ and bytes_ add up from step to step."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GtcStatistics:
-    """GtcStatistics adds to `SynchronousStatistics` what becomes of this rank's gradients.
-
-    `density` is the share of gradient elements whose residual reached the threshold. A Euclidean
-    `residual_norm` that keeps growing means a threshold too small at a high density, as an element
-    sends the threshold once a step at most, and one too large at a density near 0.
-    """
-
-    num_steps: int
-    bytes_sent: int
-    num_elements: int
-    num_elements_sent: int
-    density: float
-    residual_norm: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BmufStatistics:
-    """BmufStatistics adds to `SynchronousStatistics` the blocks, and the last one's update.
-
-    `block_update_norm` is the Euclidean norm of the filtered update Delta(t) of 000 eq. (3),
-    `block_residual_norm` that of the changes that this rank's messages have not sent yet.
-    """
-
-    num_steps: int
-    bytes_sent: int
-    num_blocks: int
-    block_update_norm: float
-    block_residual_norm: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HtmStatistics:
-    """HtmStatistics holds GTC's numbers of this rank's group, and BMUF's of the groups."""
-
-    num_steps: int
-    bytes_sent: int
-    num_elements: int
-    num_elements_sent: int
-    density: float
-    residual_norm: float
-    num_blocks: int
-    block_update_norm: float
-    block_residual_norm: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AdPsgdStatistics:
-    """AdPsgdStatistics adds to `SynchronousStatistics` the exchanges that moved this rank's model.
-
-    A step's staleness is the number of exchanges between the read of its gradient's weights and
-    the step. `num_busy` counts the offers that this rank has declined to bound it.
-    """
-
-    num_steps: int
-    bytes_sent: int
-    num_exchanges: int
-    num_busy: int
-    mean_staleness: float
-    max_staleness: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OneBitStatistics:
-    """OneBitStatistics adds to `SynchronousStatistics` what waits in both residuals of this rank.
-
-    `bytes_sent` are all that left it: a stripe's update goes to each other rank, and counts so.
-    `residual_norm` is that of the rank's gradients, `stripe_residual_norm` that of its stripe.
-    """
-
-    num_steps: int
-    bytes_sent: int
-    residual_norm: float
-    stripe_residual_norm: float
-
-
-Statistics: TypeAlias = (
-    SynchronousStatistics
-    | GtcStatistics
-    | BmufStatistics
-    | HtmStatistics
-    | OneBitStatistics
-    | AdPsgdStatistics
-)
-S = TypeVar("S", bound=Statistics)
-
-COUNTS = (
-    *("num_steps", "bytes_sent", "num_elements", "num_elements_sent", "num_blocks"),
-    *("num_exchanges", "num_busy"),
-)
-
-
-def between(earlier: S, later: S) -> S:
+def between(earlier: Statistics, later: Statistics) -> Statistics:
     """Return the statistics of the steps between two moments; norms are those of the later."""
-    names = {field.name for field in fields(later)}
-    changes: dict[str, Any] = {
-        name: getattr(later, name) - getattr(earlier, name) for name in COUNTS if name in names
-    }
-    if "density" in names:
-        changes["density"] = density(changes["num_elements_sent"], changes["num_elements"])
-    return replace(later, **changes)
+    counts = [name for name in later if name.startswith(("num_", "bytes_"))]
+    found = later | {name: later[name] - earlier[name] for name in counts}
+    if "density" in later:
+        found["density"] = density(found["num_elements_sent"], found["num_elements"])
+    return found
 
 
-def density(num_sent: int, num_elements: int) -> float:
+def density(num_sent: int | float, num_elements: int | float) -> float:
     """Return the share of elements that were sent; 0 of none."""
     return num_sent / num_elements if num_elements else 0.0
 
@@ -190,16 +91,16 @@ class ReshardingPlan:
     stripe_bounds: Callable[[int], Sequence[int]] = _no_stripes
 
 
-def check_settings(state: Mapping[str, Any], own: Mapping[str, object]) -> None:
-    """Raise ValueError where a checkpoint was written with other settings than the `own`."""
-    for name, value in own.items():
-        # Checkpoints of earlier versions lack some.
-        if state.get(name, value) != value:
-            raise ValueError(
-                f"{name}: the checkpoint was written with {state[name]!r}, this trainer has "
-                f"{value!r}: give the trainer {name}={state[name]!r}, or load model and optimizer "
-                "alone to begin with other settings"
-            )
+def fields_of(config: TrainerConfig) -> dict[str, Any]:
+    """Return the fields of a trainer's settings: its keyword arguments."""
+    return {each.name: getattr(config, each.name) for each in fields(config) if each.name != TAG}
+
+
+def stored(config: TrainerConfig) -> dict[str, Any]:
+    """Return a trainer's settings as a checkpoint holds them, in plain values."""
+    plain: dict[str, Any] = json.loads(json.dumps(asdict(config)))
+    del plain[TAG]
+    return plain
 
 
 OptimizerHook: TypeAlias = Callable[[Optimizer, tuple[Any, ...], dict[str, Any]], None]
@@ -216,10 +117,33 @@ class Trainer(Replicated):
     drift apart get a ValueError that names tensor and rank. Leaving gives all ranks the same model,
     the one to evaluate. Entering again resumes with the residuals and the block momentum that
     leaving kept; tensors that are trained since then begin with rank 0's weights, and with zeros.
+
+    The keyword arguments beside `group` are the fields of the trainer's `record`, whose defaults
+    are the papers' settings.
     """
 
-    def __init__(self, model: nn.Module, optimizer: Optimizer, *, group: ProcessGroup) -> None:
+    record: ClassVar[type[TrainerConfig]]
+    config: TrainerConfig
+
+    def __init_subclass__(cls) -> None:
+        # help() and editors show the record's fields as what they are: keyword arguments.
+        if "record" in vars(cls):
+            own = inspect.signature(Trainer.__init__).parameters
+            named = [own[name] for name in ("model", "optimizer", "group")]
+            settings = inspect.signature(cls.record).parameters
+            keywords = [each for name, each in settings.items() if name != TAG]
+            cls.__signature__ = inspect.Signature([*named, *keywords])  # type: ignore[attr-defined]
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        *,
+        group: ProcessGroup,
+        **settings: Any,  # noqa: ANN401 - the record declares them
+    ) -> None:
         process_group.check_member(group)
+        self.config = self.record(**settings)
         check_model(model)
         check_optimizer(optimizer)
         check_only_trainer(model, optimizer)
@@ -228,6 +152,15 @@ class Trainer(Replicated):
         self._is_entered = False
         self._is_trial = False
         self._traffic = Traffic()
+        self.set_up()
+
+    def set_up(self) -> None:
+        """Make what the trainer keeps from step to step, of `self.config` and `self.parameters`."""
+        self.forget_faults()
+
+    def settings(self) -> dict[str, object]:
+        """Name what must be equal on all ranks, the settings among it."""
+        return super().settings() | fields_of(self.config)
 
     def groups(self) -> set[ProcessGroup]:
         """Return the groups in which the trainer exchanges."""
@@ -257,6 +190,7 @@ class Trainer(Replicated):
     def carry_over(self, old: FlatParameters) -> None:
         """Move state of the `old` parameters to `self.parameters`; new ones begin with zeros."""
         del old
+        self.forget_faults()
 
     def begin(self) -> None:
         """Start from the model that all ranks now share."""
@@ -271,7 +205,7 @@ class Trainer(Replicated):
         """Give up the exchanges under way, of which an error has ended the training."""
 
     def forget_faults(self) -> None:
-        """Forget gradients that were not finite, of a state that is now replaced."""
+        """Look for gradients that are not finite from now on, where the model now lies."""
 
     @contextmanager
     def trial(self) -> Iterator[None]:
@@ -287,8 +221,12 @@ class Trainer(Replicated):
             self._is_trial = False
 
     def statistics(self) -> Statistics:
-        """Return numbers to log; on a GPU the host waits for them, as no step does."""
-        raise NotImplementedError
+        """Return numbers to log; on a GPU the host waits for them, as no step does.
+
+        `num_steps` are all steps of the training, `bytes_sent` what this process gave to exchanges.
+        A message counts once, however many ranks receive it. Checks and checkpoints do not count.
+        """
+        return {"num_steps": self.num_steps, "bytes_sent": self._traffic.num_bytes}
 
     @torch.no_grad()
     def __enter__(self) -> "Trainer":
@@ -352,18 +290,40 @@ class Trainer(Replicated):
 
         Mid-block, the models of the ranks differ: each rank must save all three.
         """
-        name = type(self).__name__
-        return {"trainer": name, "num_steps": self.num_steps, "is_open": self._is_open}
+        return {
+            "trainer": type(self).__name__,
+            "settings": stored(self.config),
+            "num_steps": self.num_steps,
+            "is_open": self._is_open,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore `state_dict()`; load the model and the optimizer too, then enter the trainer."""
         if self._is_entered:
             raise RuntimeError("load_state_dict() within the with block: load before entering")
         self.check_own_state(state)
+        self.check_settings(state)
         self.renew_parameters()
         self.forget_faults()
         self.num_steps = state["num_steps"]
         self._is_open = state["is_open"]
+
+    def replaceable_settings(self, state: Mapping[str, Any]) -> Collection[str]:
+        """Name the settings that may be others than those of the checkpoint `state`."""
+        del state
+        return ()
+
+    def check_settings(self, state: Mapping[str, Any]) -> None:
+        """Raise ValueError where the checkpoint `state` was written with other settings."""
+        replaceable = self.replaceable_settings(state)
+        for name, value in stored(self.config).items():
+            before = state["settings"][name]
+            if before != value and name not in replaceable:
+                raise ValueError(
+                    f"{name}: the checkpoint was written with {before!r}, this trainer has "
+                    f"{value!r}: give the trainer {name}={before!r}, or load model and optimizer "
+                    "alone to begin with other settings"
+                )
 
     @classmethod
     def check_own_state(cls, state: dict[str, Any]) -> None:

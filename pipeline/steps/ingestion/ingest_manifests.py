@@ -14,6 +14,7 @@ from itertools import chain
 from typing import Any
 
 from infra.store.object_store import ObjectStore, join_uri
+from pipeline.audio.conversion import NO_CONVERSION, AudioConversion
 from pipeline.records import Quarantined, Tally
 from pipeline.runs.commit import Commit, StepContext, once
 from pipeline.runs.engine import (
@@ -29,7 +30,7 @@ from pipeline.runs.engine import (
 from pipeline.runs.manifest import Manifest as StepManifest
 from pipeline.runs.manifest import Output, sha256
 from pipeline.runs.names import DEV, INGEST_STEP, LABELLED, METADATA_FOLDER
-from pipeline.steps.ingestion.formats import ManifestFormat
+from pipeline.steps.ingestion.manifest_format import ManifestFormat
 from pipeline.steps.ingestion.manifest_records import (
     MetadataObjects,
     RecordRules,
@@ -42,7 +43,7 @@ from pipeline.steps.ingestion.placed_audio import (
     BLOCK_ROWS,
     PlacedAudio,
     PlacementRules,
-    SimulatedPlacements,
+    Simulation,
 )
 from pipeline.steps.selection.buckets import require_only
 
@@ -84,8 +85,8 @@ class ManifestIngestion:
 
     `texts` are language models, by their names in the corpus. Only `manifest_store`
     may read the manifests; the step's own store may read the audio. An increment's ingestion
-    `adds` to a corpus that others have written. With `simulated` placements each utterance is
-    stored as it sounds there.
+    `adds` to a corpus that others have written. With a simulation each utterance is stored as it
+    sounds in its placements, converted before as extraction would do it.
     """
 
     manifest_store: ObjectStore
@@ -94,12 +95,13 @@ class ManifestIngestion:
     settings: Mapping[str, Any]
     texts: Mapping[str, bytes] = field(default_factory=dict)
     adds: bool = False
-    simulated: SimulatedPlacements | None = None
+    simulation: Simulation | None = None
+    conversion: AudioConversion = NO_CONVERSION
 
     @property
     def num_shares(self) -> int:
         """The tasks of a piece: where audio is simulated, a whole piece would take an hour."""
-        return 1 if self.simulated is None else SHARES_PER_PIECE
+        return 1 if self.simulation is None else SHARES_PER_PIECE
 
 
 def ingest_manifests(
@@ -115,8 +117,11 @@ def ingest_manifests(
     digests = _digests(ingestion, [piece for _, piece in pieces.values()], distribute)
 
     def make(step: StepRun) -> StepManifest:
-        simulated = ingestion.simulated
-        rules = simulated.stored(store, corpus_uri) if simulated else None
+        rules = None
+        if simulation := ingestion.simulation:
+            given = (ingestion.rules.subsets_of(each.subset) for each in ingestion.manifests)
+            subsets = chain.from_iterable(given)
+            rules = simulation.stored(store, corpus_uri, subsets, ingestion.conversion)
         tasks = {
             each.name: each
             for name, (manifest, piece) in pieces.items()
@@ -150,7 +155,7 @@ def ingest_manifests(
         _put_texts(store, corpus_uri, ingestion.texts)
         return made
 
-    engines = ingestion.simulated.engines if ingestion.simulated else ()
+    engines = ingestion.simulation.engines if ingestion.simulation else ()
     spec = StepSpec(
         store, run_uri, INGEST_STEP, ingestion.settings, digests=digests, engines=engines
     )
@@ -204,7 +209,8 @@ def digest_object(element: tuple[ObjectStore, str]) -> str:
 @once
 def ingest_piece(task: PieceTask) -> Commit:
     """Read the piece row by row; write records, and make ledger rows of what is none."""
-    objects = {subset: _objects(task, subset) for subset in _subsets(task)}
+    subsets = task.rules.subsets_of(task.manifest.subset)
+    objects = {subset: _objects(task, subset) for subset in subsets}
     placed = _placed_audio(task)
     quarantined: list[Quarantined] = []
     for record in placed.versions(_records(task)) if placed else _records(task):
@@ -214,6 +220,7 @@ def ingest_piece(task: PieceTask) -> Commit:
             subset = task.rules.subset_of(task.manifest.subset, record.speaker_id)
             objects[subset].add(record)
     by_subset = {subset: each.finish() for subset, each in objects.items()}
+    counts = {subset: sum(o.utterances for o in some) for subset, some in by_subset.items()}
     stored = placed.outputs if placed else ()
     outputs = (*stored, *chain.from_iterable(by_subset.values()))
     # A piece that another writer replaced was read in part before, and in part after.
@@ -228,13 +235,9 @@ def ingest_piece(task: PieceTask) -> Commit:
         tally_in=written + lost,
         quarantined=lost,
         # Without a share a manifest is as it was before there was one.
-        statistics=_utterances(by_subset) if task.rules.dev_share else {},
+        statistics={_UTTERANCES: counts} if task.rules.dev_share else {},
     )
     return task.context.commit(record_of_task)
-
-
-def _subsets(task: PieceTask) -> tuple[str, ...]:
-    return task.rules.subsets_of(task.manifest.subset)
 
 
 def _placed_audio(task: PieceTask) -> PlacedAudio | None:
@@ -247,14 +250,6 @@ def _placed_audio(task: PieceTask) -> PlacedAudio | None:
 def _objects(task: PieceTask, subset: str) -> MetadataObjects:
     place = task.context.store, task.corpus_uri, join_uri(METADATA_FOLDER, subset)
     return MetadataObjects(*place, task.name, task.rules.num_buckets)
-
-
-def _utterances(by_subset: Mapping[str, Sequence[Output]]) -> dict[str, Any]:
-    counts = {
-        subset: sum(output.utterances for output in outputs)
-        for subset, outputs in by_subset.items()
-    }
-    return {_UTTERANCES: counts}
 
 
 def count_utterances(tasks: Sequence[Statistics]) -> Statistics:

@@ -5,28 +5,27 @@ import tarfile
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, ClassVar, TypeAlias, TypeGuard
 
 from infra.settings import shown
 from infra.store.object_store import ObjectInfo, ObjectStore
 from pipeline.records import MAX_START_S, Quarantined
-from pipeline.steps.ingestion.formats import (
+from pipeline.steps.ingestion.formats import IGNORE_COLUMNS, RECORDINGS
+from pipeline.steps.ingestion.manifest_format import (
     FIELDS,
-    JSON_SUFFIXES,
     Look,
+    ManifestFormat,
     refused,
     renamed,
 )
 from pipeline.steps.ingestion.manifest_rows import (
-    IGNORE_COLUMNS,
     JSON_LINES,
     KnownFields,
     Piece,
     Row,
-    folder_of_object,
+    json_pieces,
     json_rows,
-    list_objects,
-    split_lines,
     whole,
 )
 
@@ -53,7 +52,7 @@ SOURCE = ("type", "channels", "source")
 SOURCE_HARMLESS = ("video",)
 
 _WITHOUT_AUDIO = (".json", ".nodata", ".nometa")
-_COLUMNS = {
+_NAMES = {
     "audio_uri": "recording.sources.source",
     "utterance_id": "id",
     "duration_s": "duration",
@@ -75,10 +74,11 @@ SUPERVISIONS = Look(
     "give --format lhotse, and their recordings by --recordings URI",
     frozenset({"id", "recording_id", "start", "duration"}),
 )
-RECORDINGS = Look(
+RECORDINGS_ALONE = Look(
     "lhotse's recordings, which say of no utterance",
     "give cuts by --format lhotse, or supervisions with --recordings URI",
     frozenset({"id", "sources", "sampling_rate"}),
+    is_read=False,
 )
 _OURS = {name: name for name in (*FIELDS, "folder")}
 
@@ -88,94 +88,42 @@ class _RefusedError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class LhotseCuts:
-    """LhotseCuts reads MonoCuts, each of one file's audio; a mixture is a ledger row.
+class Lhotse(ManifestFormat):
+    """Lhotse reads MonoCuts, each of one file's audio; a mixture is a ledger row.
 
-    Keys of cuts and of supervisions that are `ignored` are passed over.
+    With recordings at another URI it reads supervisions, each a segment of its recording.
     """
 
-    ignored: Collection[str] = ()
-
-    columns: ClassVar[Mapping[str, str]] = _COLUMNS
-    looks: ClassVar[Sequence[Look]] = CUTS
+    names: ClassVar[Mapping[str, str]] = _NAMES
+    looks: ClassVar[Sequence[Look]] = (*CUTS, SUPERVISIONS, RECORDINGS_ALONE)
     contents: ClassVar[Sequence[str]] = (JSON_LINES,)
+    takes: ClassVar[Collection[str]] = (RECORDINGS, IGNORE_COLUMNS)
+
+    def prefixes(self, uri: str) -> tuple[str, ...]:
+        """Return the manifest, and the recordings that it is joined with."""
+        return (uri, self.options.recordings_uri) if self.options.recordings_uri else (uri,)
+
+    def reads(self, look: Look) -> bool:
+        """Return whether the look is that of cuts, or of supervisions if there are recordings."""
+        return look == SUPERVISIONS if self.options.recordings_uri else look in CUTS
 
     def pieces(self, store: ObjectStore, uri: str) -> Iterator[Piece]:
         """Yield ranges of JSON lines, and whole archives."""
         return json_pieces(store, uri)
 
     def rows(self, store: ObjectStore, piece: Piece) -> Iterator[Row | Quarantined]:
-        """Yield each cut as a segment, or as the whole object if it is the whole recording."""
-        for row in cut_rows(store, piece, self.ignored):
-            yield row if isinstance(row, Quarantined) else _accepted(row, piece.uri, _cut_fields)
-
-
-def json_pieces(store: ObjectStore, uri: str) -> Iterator[Piece]:
-    """Yield ranges of JSON lines, and whole archives."""
-    for found in list_objects(store, uri, JSON_SUFFIXES):
-        yield from split_lines(found, folder_of_object(found.uri))
-
-
-def cut_rows(
-    store: ObjectStore, piece: Piece, ignored: Collection[str]
-) -> Iterator[Row | Quarantined]:
-    """Yield the cuts, with the ledger rows of those with keys that are not known."""
-    for row in json_rows(
-        store, piece, KnownFields((*CUT, *MIXTURE, *PADDING), CUT_HARMLESS, ignored)
-    ):
-        yield row if isinstance(row, Quarantined) else _without(row, ignored)
-
-
-def _without(row: Row, ignored: Collection[str]) -> Row:
-    if not ignored:
-        return row
-    fields = {name: value for name, value in row.fields.items() if name not in ignored}
-    supervisions = fields.get("supervisions")
-    if isinstance(supervisions, list):
-        fields["supervisions"] = [
-            {name: value for name, value in each.items() if name not in ignored}
-            if isinstance(each, dict)
-            else each
-            for each in supervisions
-        ]
-    return Row(fields, row.num_bytes)
-
-
-@dataclass(frozen=True, slots=True)
-class LhotseSupervisions:
-    """LhotseSupervisions joins supervisions with the recordings at another URI, by recording_id.
-
-    Keys of supervisions that are `ignored` are passed over.
-    """
-
-    recordings_uri: str
-    ignored: Collection[str] = ()
-
-    columns: ClassVar[Mapping[str, str]] = _COLUMNS
-    looks: ClassVar[Sequence[Look]] = (SUPERVISIONS,)
-    contents: ClassVar[Sequence[str]] = (JSON_LINES,)
-
-    def pieces(self, store: ObjectStore, uri: str) -> Iterator[Piece]:
-        """Yield ranges of the supervisions' lines."""
-        return json_pieces(store, uri)
-
-    def _alone(self, store: ObjectStore, piece: Piece) -> Iterator[Row | Quarantined]:
-        known = KnownFields(SUPERVISION, SUPERVISION_HARMLESS, self.ignored)
-        for row in json_rows(store, piece, known):
-            yield row if isinstance(row, Quarantined) else _without(row, self.ignored)
-
-    def rows(self, store: ObjectStore, piece: Piece) -> Iterator[Row | Quarantined]:
-        """Yield each supervision as a segment of its recording.
+        """Yield each cut or supervision as a segment, or as the whole object if it is that.
 
         A batch of supervisions is joined by one pass over the recordings.
         """
-        batch: list[Row | Quarantined] = []
-        for row in self._alone(store, piece):
-            batch.append(row)
-            if len(batch) == JOINED_ROWS:
-                yield from self._joined(store, batch, piece)
-                batch = []
-        yield from self._joined(store, batch, piece)
+        if not self.options.recordings_uri:
+            for row in cut_rows(store, piece, self.options.ignored):
+                yield _accepted(row, piece.uri, _cut_fields)
+            return
+        known = KnownFields(SUPERVISION, SUPERVISION_HARMLESS, self.options.ignored)
+        remaining = _known_rows(store, piece, known)
+        while batch := list(islice(remaining, JOINED_ROWS)):
+            yield from self._joined(store, batch, piece)
 
     def _joined(
         self, store: ObjectStore, batch: Sequence[Row | Quarantined], piece: Piece
@@ -197,7 +145,7 @@ class LhotseSupervisions:
 
     def _recordings(self, store: ObjectStore, wanted: set[str]) -> dict[str, Mapping[str, Any]]:
         found: dict[str, Mapping[str, Any]] = {}
-        for piece in json_pieces(store, self.recordings_uri):
+        for piece in json_pieces(store, self.options.recordings_uri):
             for row in json_rows(store, piece):
                 if isinstance(row, Quarantined):
                     continue
@@ -206,20 +154,44 @@ class LhotseSupervisions:
         return found
 
 
+def cut_rows(
+    store: ObjectStore, piece: Piece, ignored: Collection[str]
+) -> Iterator[Row | Quarantined]:
+    """Yield the cuts, with the ledger rows of those with keys that are not known."""
+    known = KnownFields((*CUT, *MIXTURE, *PADDING), CUT_HARMLESS, ignored)
+    return _known_rows(store, piece, known)
+
+
+def _known_rows(
+    store: ObjectStore, piece: Piece, known: KnownFields
+) -> Iterator[Row | Quarantined]:
+    for row in json_rows(store, piece, known):
+        yield row if isinstance(row, Quarantined) else _without(row, known.ignored)
+
+
+def _without(row: Row, ignored: Collection[str]) -> Row:
+    if not ignored:
+        return row
+    fields = {name: value for name, value in row.fields.items() if name not in ignored}
+    supervisions = fields.get("supervisions")
+    if isinstance(supervisions, list):
+        fields["supervisions"] = [
+            {name: value for name, value in each.items() if name not in ignored}
+            if isinstance(each, dict)
+            else each
+            for each in supervisions
+        ]
+    return Row(fields, row.num_bytes)
+
+
 @dataclass(frozen=True, slots=True)
-class Shar:
-    """Shar reads folders of cuts.N.jsonl.gz beside recording.N.tar, whose members are the audio.
+class Shar(ManifestFormat):
+    """Shar reads folders of cuts.N.jsonl.gz beside recording.N.tar, whose members are the audio."""
 
-    Keys of cuts and of supervisions that are `ignored` are passed over.
-    """
-
-    ignored: Collection[str] = ()
-
-    columns: ClassVar[Mapping[str, str]] = _COLUMNS
+    names: ClassVar[Mapping[str, str]] = _NAMES
     looks: ClassVar[Sequence[Look]] = (
         Look("lhotse's Shar", "give --format shar", file=re.compile(r"recording\.\d+\.tar")),
     )
-    contents: ClassVar[Sequence[str]] = ()
 
     def pieces(self, store: ObjectStore, uri: str) -> Iterator[Piece]:
         """Yield a piece for each pair of cuts and recordings."""
@@ -234,15 +206,12 @@ class Shar:
                 raise ValueError(f"{tar}: missing beside {each.uri}: a compressed tar is not read")
             yield whole([each, there[tar]], folder)
 
-    def _cuts(self, store: ObjectStore, piece: Piece) -> Iterator[Row | Quarantined]:
-        only_cuts = whole([ObjectInfo(piece.uri, 0, "")], piece.folder)
-        return cut_rows(store, only_cuts, self.ignored)
-
     def rows(self, store: ObjectStore, piece: Piece) -> Iterator[Row | Quarantined]:
         """Yield each cut as the member with its id."""
-        _, tar = piece.uris
+        cuts, tar = piece.uris
         members = _members(store, tar)
-        for row in self._cuts(store, piece):
+        only_cuts = whole([ObjectInfo(cuts, 0, "")], piece.folder)
+        for row in cut_rows(store, only_cuts, self.options.ignored):
             if isinstance(row, Quarantined):
                 yield row
             elif (member := members.get(str(row.fields.get("id")))) is None:
@@ -284,8 +253,10 @@ def _shar_fields(cut: Fields) -> dict[str, Any]:
 
 
 def _accepted(
-    row: Row, uri: str, fields_of: Callable[[Fields], dict[str, Any]]
+    row: Row | Quarantined, uri: str, fields_of: Callable[[Fields], dict[str, Any]]
 ) -> Row | Quarantined:
+    if isinstance(row, Quarantined):
+        return row
     try:
         return renamed(Row(fields_of(row.fields), row.num_bytes), _OURS)
     except _RefusedError as error:

@@ -17,30 +17,24 @@ from infra.store.object_store import (
 from infra.store.uris import is_absolute, is_s3
 from pipeline.records import Quarantined, Utterance
 from pipeline.runs.names import OUTSIDE_PREFIXES, UNLABELLED
-from pipeline.steps.ingestion.directories import ARCHIVES, CommonVoice, Kaldi, LibriSpeech
-from pipeline.steps.ingestion.formats import (
-    CSV_SUFFIXES,
-    JSON_SUFFIXES,
-    PARQUET_SUFFIXES,
-    TARRED,
-    Look,
-    ManifestFormat,
-    Nemo,
-    Table,
-)
+from pipeline.steps.ingestion.formats import COLUMNS, FORMATS, reader_of
 from pipeline.steps.ingestion.ingest_manifests import Manifest
-from pipeline.steps.ingestion.lhotse import RECORDINGS, LhotseCuts, LhotseSupervisions, Shar
+from pipeline.steps.ingestion.manifest_format import Look, ManifestFormat
 from pipeline.steps.ingestion.manifest_records import RecordRules, records_of, with_audio
 from pipeline.steps.ingestion.manifest_rows import (
+    CSV_SUFFIXES,
     DELIMITED,
     JSON_LINES,
+    JSON_SUFFIXES,
     PARQUET,
+    PARQUET_SUFFIXES,
     UNKNOWN_FIELD,
     Content,
     Piece,
     Row,
     content_of,
 )
+from pipeline.steps.ingestion.tables import TARRED
 
 PROBED_OBJECTS = 16
 PROBED_ROWS = frozenset({0, *(2**power for power in range(13))})
@@ -53,10 +47,8 @@ VALUE_FAULTS = frozenset(("malformed_json", "malformed_csv", "bad_duration", "ba
 """Reasons of rows that are faulty by themselves: ledger rows and the loss budget tell of them."""
 
 _LISTED = 10_000
-_FORMATS: Sequence[type[ManifestFormat]] = (
-    *(Nemo, LhotseCuts, LhotseSupervisions, Shar, Kaldi, LibriSpeech, CommonVoice),
-)
-_LOOKS = (TARRED, *chain.from_iterable(each.looks for each in _FORMATS), RECORDINGS, ARCHIVES)
+_FORMATS = [reader_of(name) for name in FORMATS]
+_LOOKS = tuple(chain.from_iterable(each.looks for each in _FORMATS))
 _SUFFIXES = {
     JSON_LINES: JSON_SUFFIXES,
     DELIMITED: CSV_SUFFIXES,
@@ -122,7 +114,7 @@ def _look_of_names(store: ObjectStore, manifest: Manifest) -> Look | None:
         return found
     names = {_name(each.uri) for each in islice(store.list_each(manifest.uri), _LISTED)}
     looks = [look for look in _LOOKS if any(map(look.file.fullmatch, names))]
-    is_own = any(look in manifest.format.looks for look in looks)
+    is_own = any(map(manifest.format.reads, looks))
     return None if is_own or not looks else looks[0]
 
 
@@ -142,14 +134,13 @@ def _require_content(store: ObjectStore, manifest: Manifest, piece: Piece) -> Se
     content = content_of(store, piece.uri)
     if content is None:
         return ()
-    is_own = form.columns.get("audio_uri", "audio_uri") in content.keys or any(
-        look.has_keys(content.keys) for look in form.looks
-    )
     # A format that does not read such an object is no remedy.
     held = content.called if content.called in (DELIMITED, PARQUET) else JSON_LINES
     readers = [each.looks for each in _FORMATS if held in each.contents]
-    looks = [look for look in (TARRED, *chain(*readers), RECORDINGS) if look not in form.looks]
-    looks = [look for look in looks if look.has_keys(content.keys)]
+    looks = [look for look in chain(*readers) if look.has_keys(content.keys)]
+    is_own = any(map(form.reads, looks)) or (
+        form.columns.get("audio_uri", "audio_uri") in content.keys
+    )
     looks += [look for look in _LOOKS if look.file.fullmatch(_name(piece.uri))]
     if looks and not is_own:
         raise _looks_like(piece.uri, looks[0])
@@ -258,9 +249,9 @@ def _found(form: ManifestFormat, absent: str, keys: Sequence[str]) -> str:
     if not keys:
         return ""
     fields = [name for name, column in form.columns.items() if column == absent] or [absent]
-    option = f"--columns {fields[0]}=COLUMN"
+    option = f"{COLUMNS} {fields[0]}=COLUMN"
     remedy = f"rename a column, or give --format table with {option}" if form.contents else ""
-    remedy = f"rename a column, or give {option}" if isinstance(form, Table) else remedy
+    remedy = f"rename a column, or give {option}" if COLUMNS in form.takes else remedy
     return f"; found {_some(keys)}: {remedy}"
 
 

@@ -22,10 +22,8 @@ from infra.prefetch import prefetch
 from infra.settings import shown
 from infra.store.object_store import ObjectStore, PrefixError, StoreError, join_uri
 from infra.store.uris import is_absolute, require_within
-from pipeline.audio.decode import HEAD_BYTES, MAX_DURATION_S, max_file_bytes, stated_duration_s
-from pipeline.audio.errors import AudioError
-from pipeline.audio.flac import stream_info
-from pipeline.audio.wav import is_wav, wav_layout
+from pipeline.audio.codecs import stated_duration_s
+from pipeline.audio.decode import HEAD_BYTES
 from pipeline.records import (
     MAX_START_S,
     MetadataError,
@@ -40,7 +38,7 @@ from pipeline.runs.names import DEV, LABELLED, OUTSIDE_PREFIXES, UNLABELLED
 from pipeline.sampling import NUM_PRIORITIES, hash_name
 from pipeline.steps.audio_reads import ObjectRanges
 from pipeline.steps.features import REFUSALS
-from pipeline.steps.ingestion.formats import CHANNEL
+from pipeline.steps.ingestion.manifest_format import CHANNEL
 from pipeline.steps.ingestion.manifest_rows import Row
 
 ARCHIVE_ENTRY = re.compile(r"\.(ark|scp)(\.gz)?(:\d+)?(\[.*\])?$")
@@ -247,22 +245,7 @@ def _with_duration(store: ObjectStore, column: str, row: Row | Quarantined) -> R
 def stated_seconds(store: ObjectStore, uri: str) -> float | None:
     """Return how long an object's audio lasts; None if it does not state it."""
     head = store.fetch_range(uri, 0, HEAD_BYTES)
-    if is_wav(head.data):
-        try:
-            layout = wav_layout(ObjectRanges(store, uri, head).read, head.object_bytes)
-        except AudioError:
-            return None
-        if layout.frame_bytes:
-            return layout.num_samples / layout.rate_hz
-    if head.data.startswith(b"fLaC"):
-        try:
-            info = stream_info(head.data)
-        except ValueError:
-            return None
-        return info.num_samples / info.sample_rate_hz if info.num_samples else None
-    if head.object_bytes > max_file_bytes(float(MAX_DURATION_S)):
-        return None
-    return stated_duration_s(store.get(uri) if head.object_bytes > len(head.data) else head.data)
+    return stated_duration_s(ObjectRanges(store, uri, head).read, head.object_bytes)
 
 
 MAX_HELD_BYTES = 64 * 2**20
@@ -295,11 +278,8 @@ class MetadataObjects:
         return tuple(sorted(self._outputs, key=lambda output: output.key))
 
     def _folder(self, record: Utterance) -> str:
-        moment = datetime.fromisoformat(record.created_at)
-        with suppress(OverflowError):  # at the calendar's edge its own date serves as well
-            moment = moment.astimezone(UTC)
         bucket = speaker_bucket(record.speaker_id, self._num_buckets)
-        return f"date={moment.date().isoformat()}/speaker_bucket={bucket}"
+        return f"{date_folder(record)}/speaker_bucket={bucket}"
 
     def _write(self) -> None:
         for folder, lines in sorted(self._lines.items()):
@@ -315,6 +295,14 @@ class MetadataObjects:
             )
         self._lines.clear()
         self._num_bytes = 0
+
+
+def date_folder(record: Utterance) -> str:
+    """Return the name of the folder of a record's day, in UTC."""
+    moment = datetime.fromisoformat(record.created_at)
+    with suppress(OverflowError):  # at the calendar's edge its own date serves as well
+        moment = moment.astimezone(UTC)
+    return f"date={moment.date().isoformat()}"
 
 
 def speaker_bucket(speaker_id: str, num_buckets: int) -> str:

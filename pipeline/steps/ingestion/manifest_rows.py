@@ -24,24 +24,22 @@ import pyarrow.parquet as pq
 
 from infra.settings import printable
 from infra.store.object_store import ObjectInfo, ObjectStore, join_uri, normalize_uri
+from pipeline.audio.codecs import is_audio
 from pipeline.records import MAX_LINE_BYTES, MetadataError, Quarantined, without_repeats
+from pipeline.steps.ingestion.formats import IGNORE_COLUMNS
 
 PIECE_BYTES = 64 * 2**20
 """A piece of JSON lines or Parquet has so many bytes, or one row group."""
 
-LISTS_PER_PIECE = 64
-"""A piece has so many small lists, such as LibriSpeech's transcripts of a chapter."""
-
 JSON_LINES, DELIMITED, PARQUET = "JSON lines", "a table of text", "Parquet"
 """What a manifest's object may hold."""
 
+JSON_SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".json.gz")
+CSV_SUFFIXES = (".csv", ".csv.gz", ".tsv", ".tsv.gz")
+PARQUET_SUFFIXES = (".parquet",)
+
 _MARKS = re.compile(r"_SUCCESS|\..*|.*_\$folder\$")
-_AUDIO = "an audio file", "name a manifest that lists it"
 _MAGIC = {
-    b"fLaC": _AUDIO,
-    b"RIFF": _AUDIO,
-    b"OggS": _AUDIO,
-    b"ID3": _AUDIO,
     b"PK\x03\x04": ("a zip archive", "unpack it"),
     b"\xff\xfe": ("UTF-16", "write it as UTF-8"),
     b"\xfe\xff": ("UTF-16", "write it as UTF-8"),
@@ -136,6 +134,12 @@ def split_lines(found: ObjectInfo, folder: str) -> Iterator[Piece]:
         yield Piece((found.uri,), (found.etag,), folder, start, end)
 
 
+def json_pieces(store: ObjectStore, uri: str) -> Iterator[Piece]:
+    """Yield ranges of JSON lines, and whole archives."""
+    for found in list_objects(store, uri, JSON_SUFFIXES):
+        yield from split_lines(found, folder_of_object(found.uri))
+
+
 def split_row_groups(store: ObjectStore, found: ObjectInfo, folder: str) -> Iterator[Piece]:
     """Divide Parquet by row groups; ValueError for an object that is none."""
     try:
@@ -152,15 +156,6 @@ def split_row_groups(store: ObjectStore, found: ObjectInfo, folder: str) -> Iter
             start, num_bytes = number, 0
         num_bytes += size
     yield Piece((found.uri,), (found.etag,), folder, start, len(sizes))
-
-
-def in_groups(
-    objects: Sequence[ObjectInfo], folder: str, is_with: Callable[[ObjectInfo], bool]
-) -> Iterator[Piece]:
-    """Put small lists together, and leave out objects that are no lists."""
-    lists = [each for each in objects if is_with(each)]
-    for start in range(0, len(lists), LISTS_PER_PIECE):
-        yield whole(lists[start : start + LISTS_PER_PIECE], folder)
 
 
 def content_of(store: ObjectStore, uri: str) -> Content | None:
@@ -194,6 +189,8 @@ def _content_of(data: bytes, *, is_table: bool) -> Content | None:
     for magic, (called, remedy) in _MAGIC.items():
         if data.startswith(magic):
             return Content(called, remedy)
+    if is_audio(data):
+        return Content("an audio file", "name a manifest that lists it")
     text = data.decode("utf-8-sig", "replace").strip()
     lines = text.splitlines()
     for line in lines[:100]:
@@ -219,7 +216,6 @@ def _keys(text: str) -> Sequence[str]:
 
 
 BATCH_ROWS = 1024
-IGNORE_COLUMNS = "--ignore-columns"
 UNKNOWN_FIELD = "unknown_field"
 """The reason of ledger rows with a field that is neither used nor known to be harmless."""
 
@@ -314,7 +310,8 @@ def _lines_of(store: ObjectStore, piece: Piece) -> Iterator[bytes]:
         if piece.uri.endswith(".gz"):
             yield from _unpacked_lines(file, piece.uri)
             return
-        reader: io.BufferedIOBase = io.BufferedReader(_Raw(file), _READ_BYTES)
+        stored: Any = file
+        reader = io.BufferedReader(stored, _READ_BYTES)
         if piece.start:
             # A line that begins before the piece is of the one before, which reads on to its end.
             reader.seek(piece.start - 1)
@@ -323,35 +320,6 @@ def _lines_of(store: ObjectStore, piece: Piece) -> Iterator[bytes]:
             if not (line := _next_line(reader)):
                 return
             yield line
-
-
-class _Raw(io.RawIOBase):
-    """_Raw lets a buffer read another file in blocks of its own."""
-
-    def __init__(self, file: BinaryIO | io.IOBase) -> None:
-        self._file: Any = file
-
-    def readable(self) -> bool:
-        """Return True."""
-        return True
-
-    def seekable(self) -> bool:
-        """Return True."""
-        return True
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Move to a byte."""
-        return int(self._file.seek(offset, whence))
-
-    def tell(self) -> int:
-        """Return the place."""
-        return int(self._file.tell())
-
-    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
-        """Read some bytes."""
-        some = self._file.read(len(buffer))
-        buffer[: len(some)] = some
-        return len(some)
 
 
 def _unpacked_lines(file: BinaryIO | io.IOBase, uri: str) -> Iterator[bytes]:

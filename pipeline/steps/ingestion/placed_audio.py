@@ -5,22 +5,24 @@ id, the seed and its audio alone, so no division into tasks changes it. A task h
 window of utterances, as extraction's.
 """
 
+import io
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from hashlib import blake2b
 from itertools import islice
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from jaxtyping import Float32
 
 from infra.prefetch import prefetch
+from infra.settings import Seed, check_ranges
 from infra.store.object_store import ObjectStore, StoreError, join_uri
 from pipeline.audio.conversion import NO_CONVERSION, AudioConversion
 from pipeline.audio.decode import decode_utterance
 from pipeline.audio.errors import AudioError
-from pipeline.audio.placements import AcousticsRecorder
+from pipeline.audio.placements import Acoustics, record_flac
 from pipeline.filterbank import SAMPLE_RATE_HZ
 from pipeline.records import (
     CLEAN,
@@ -31,7 +33,13 @@ from pipeline.records import (
     version_id,
 )
 from pipeline.runs.manifest import Output, sha256
-from pipeline.runs.names import ACOUSTICS_FOLDER, AUDIO_FOLDER, DEV, HELDOUT
+from pipeline.runs.names import (
+    ACOUSTICS_FOLDER,
+    AUDIO_FOLDER,
+    DEV,
+    HELDOUT,
+    PLACEMENTS_SETTING,
+)
 from pipeline.runs.outputs import read_output
 from pipeline.sampling import sampling_priority
 from pipeline.steps.audio_reads import FoundAudio, read_audio
@@ -79,7 +87,15 @@ class SubsetChoices:
 
     training: PlacementChoice
     heldout: PlacementChoice
-    seed: int
+    seed: Seed
+
+    __post_init__ = check_ranges
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The setting of the step's manifest."""
+        choices = {"training": asdict(self.training), "heldout": asdict(self.heldout)}
+        return {PLACEMENTS_SETTING: {**choices, "seed": self.seed}}
 
     def of(self, subset: str, utterance_id: str) -> list[str]:
         """Return the placements of an utterance of the subset."""
@@ -125,26 +141,37 @@ class PlacementRules:
 
 
 @dataclass(frozen=True, slots=True)
-class SimulatedPlacements:
-    """SimulatedPlacements hold the rules for tasks, and what the driver does before there are any.
+class Simulation:
+    """Simulation says in which placements utterances are stored, and what sounds there.
 
-    `draw` makes the acoustics by subset, once there is work for them. `engines` are the
-    distributions that decide the bytes.
+    `draw` makes the rooms and noises of some subsets, once there is work for them. `engines` are
+    the distributions that decide the bytes.
     """
 
-    rules: PlacementRules
-    draw: Callable[[], Mapping[str, bytes]]
+    choices: SubsetChoices
+    draw: Callable[[Collection[str]], Mapping[str, Acoustics]]
     engines: Sequence[str]
 
-    def stored(self, store: ObjectStore, corpus_uri: str) -> PlacementRules:
-        """Draw the acoustics and store them in the corpus; return rules that name them."""
-        acoustics = {}
-        for subset, data in self.draw().items():
+    def stored(
+        self,
+        store: ObjectStore,
+        corpus_uri: str,
+        subsets: Iterable[str],
+        conversion: AudioConversion,
+    ) -> PlacementRules:
+        """Draw the acoustics of subsets, and store them in the corpus, where tasks read them."""
+        placements = {subset: self.choices.choice(subset).placements for subset in subsets}
+        simulated = [subset for subset, names in placements.items() if {*names} != {CLEAN}]
+        outputs = {}
+        for subset, acoustics in self.draw(simulated).items():
+            file = io.BytesIO()
+            acoustics.save(file)
+            data = file.getvalue()
             digest = sha256(data)
             key = f"{ACOUSTICS_FOLDER}/{digest[:16]}.npz"
             store.put(join_uri(corpus_uri, key), data)
-            acoustics[subset] = Output(key, len(data), digest, 0, 0)
-        return replace(self.rules, acoustics=acoustics)
+            outputs[subset] = Output(key, len(data), digest, 0, 0)
+        return PlacementRules(self.choices, conversion, outputs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,15 +184,6 @@ class _Choice:
     @property
     def is_simulated(self) -> bool:
         return any(name != CLEAN for name in self.names)
-
-
-@dataclass(frozen=True, slots=True)
-class _Fault:
-    """_Fault holds why an utterance's audio cannot be used, and its number of bytes."""
-
-    reason: str
-    detail: str
-    num_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +209,7 @@ class PlacedAudio:
     ) -> None:
         self._store, self._corpus_uri = store, corpus_uri
         self._rules, self._subset_of = rules, subset_of
-        self._recorders: dict[str, AcousticsRecorder] = {}
+        self._acoustics: dict[str, Acoustics] = {}
         self.outputs: list[Output] = []
 
     def versions(
@@ -248,40 +266,43 @@ class PlacedAudio:
                 yield self._version(each.record, name, heard)
         next(audio, None)  # the end of the readers' threads
 
-    def _heard(self, record: Utterance, found: FoundAudio) -> Samples | _Fault:
+    def _heard(self, record: Utterance, found: FoundAudio) -> Samples | Quarantined:
         """Decode an utterance as extraction would; the checksum of a FLAC is compared here."""
         if isinstance(found, StoreError):
             if (reason := REFUSALS.get(type(found))) is None:
                 raise found
-            return _Fault(reason, str(found), 0)
+            return quarantine(record, reason, str(found), 0)
         if isinstance(found, AudioError):
-            return _Fault(found.reason, found.detail, 0)
+            return quarantine(record, found.reason, found.detail, 0)
         about, conversion = (record.utterance_id, record.duration_s), self._rules.conversion
         try:
             return decode_utterance(found.data, *about, "kaldi", conversion).samples
         except AudioError as error:
-            return _Fault(error.reason, error.detail, len(found.data))
+            return quarantine(record, error.reason, error.detail, len(found.data))
 
-    def _version(self, record: Utterance, name: str, heard: Samples | _Fault | None) -> _Version:
+    def _version(
+        self, record: Utterance, name: str, heard: Samples | Quarantined | None
+    ) -> _Version:
         key = version_id(record.utterance_id, name)
         stream = name if record.stream is None else f"{record.stream}-{name}"
         version = replace(record, utterance_id=key, placement=name, stream=stream)
         if name == CLEAN:
             return _Version(version)
         assert heard is not None, "the audio of simulated placements is read"
-        if isinstance(heard, _Fault):
-            return _Version(quarantine(version, heard.reason, heard.detail, heard.num_bytes))
+        if isinstance(heard, Quarantined):
+            return _Version(replace(heard, utterance_id=key))
         seed = sampling_priority(self._rules.choices.seed, key)
-        data = self._recorder(self._subset_of(record.speaker_id))(heard, name, seed)
+        data = record_flac(heard, name, self._acoustics_of(record.speaker_id), seed)
         duration_s = round(max(len(heard) / SAMPLE_RATE_HZ, MIN_DURATION_S), 6)
         return _Version(replace(version, duration_s=duration_s, part=None), data)
 
-    def _recorder(self, subset: str) -> AcousticsRecorder:
-        if subset not in self._recorders:
+    def _acoustics_of(self, speaker_id: str) -> Acoustics:
+        subset = self._subset_of(speaker_id)
+        if subset not in self._acoustics:
             output = self._rules.acoustics[subset]
             data = read_output(self._store, self._corpus_uri, output)
-            self._recorders[subset] = AcousticsRecorder.of(data)
-        return self._recorders[subset]
+            self._acoustics[subset] = Acoustics.load(io.BytesIO(data))
+        return self._acoustics[subset]
 
     def _stored(self, version: _Version) -> tuple[Utterance | Quarantined, Output | None]:
         record, data = version.record, version.data

@@ -17,7 +17,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import get_args
 
-from jobs.cli.catalogue import STEPS
+from jobs.run_table import STEPS
 from tests.benchmarks.corpus_scale.corpus import MEAN_S, Form, write_corpus
 from tests.benchmarks.corpus_scale.steps import run_steps, settings
 from tests.benchmarks.corpus_scale.table import HEADER, RULE, growth, row

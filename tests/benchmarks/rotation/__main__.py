@@ -28,7 +28,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from infra.settings import canonical_json, plain
-from jobs.cli.catalogue import INGEST, STEPS, TRAIN_BASELINE
+from jobs.run_table import INGEST, STEPS, TRAIN_BASELINE
 from pipeline.runs.names import BASELINE, STUDENT, TEACHER, sequence_trained
 from tests.benchmarks.rotation.folds import NUM_FOLDS, Corpus, Fold, fold_of
 from tests.benchmarks.rotation.lanes import (

@@ -8,7 +8,9 @@ from multiprocessing import get_context
 from pathlib import Path
 
 from infra.store.object_store import ObjectStore
-from jobs.cli.catalogue import (
+from jobs.cli.arguments import recipe_path
+from jobs.run import launches, run_steps
+from jobs.run_table import (
     ALIGN,
     EXTRACT_FEATURES,
     GENERATE_TARGETS,
@@ -19,15 +21,19 @@ from jobs.cli.catalogue import (
     TRAIN_BASELINE,
     TRAIN_STUDENT,
     TRAIN_TEACHER,
-    writes_of,
+    written_steps,
 )
-from jobs.run import launches, run_steps
 from pipeline.runs.manifest import is_finished
 from pipeline.runs.names import EVALUATED_MODELS
 from training.settings.recipe import read_recipe
 
 NUM_LANES = 2
-MAX_ROUNDS = MAX_TEACHERS = 20
+MOST = (
+    *("alignment.rounds=20", "targets.rounds=5", "targets.source='lattice'"),
+    *("teacher.ensemble=20", *(f"sequence_training.{name}=true" for name in EVALUATED_MODELS)),
+)
+"""The settings with the most steps."""
+
 DATA_STEPS = (INGEST, SELECT_UTTERANCES, EXTRACT_FEATURES, ALIGN)
 STUDENT_STEPS = (TRAIN_TEACHER, GENERATE_TARGETS, REPARTITION, TRAIN_STUDENT)
 BASELINE_STEPS = (TRAIN_BASELINE,)
@@ -96,16 +102,8 @@ def _is_done(lane: Lane, step: str) -> bool:
     if not lane.is_resumed:
         return False
     recipe, run_uri = read_recipe(str(lane.recipe), lane.overrides), str(lane.run)
-    writes = writes_of(
-        step,
-        recipe.alignment.rounds,
-        recipe.sequence_training.models,
-        recipe.targets.source == "lattice",
-        recipe.teacher.ensemble,
-        recipe.targets.rounds,
-    )
     store = ObjectStore((run_uri,))
-    return all(is_finished(store, run_uri, name) for name in writes)
+    return all(is_finished(store, run_uri, name) for name in written_steps(recipe, step))
 
 
 def steps_from(first: str, steps: Sequence[str]) -> list[str]:
@@ -121,11 +119,9 @@ def link_run(source: Path, target: Path, again: str) -> None:
     """
     if target.exists():
         return
-    left_out = {
-        target / name
-        for step in steps_from(again, list(STEPS))
-        for name in writes_of(step, MAX_ROUNDS, EVALUATED_MODELS, True, MAX_TEACHERS, MAX_ROUNDS)
-    }
+    most = read_recipe(recipe_path("demo"), MOST)
+    steps = steps_from(again, list(STEPS))
+    left_out = {target / name for step in steps for name in written_steps(most, step)}
     for folder, _, files in os.walk(source):
         place = target / Path(folder).relative_to(source)
         if left_out & {place, *place.parents}:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from infra.store.object_store import ObjectStore
-from pipeline.runs.manifest import is_finished, read_manifest
+from pipeline.runs.manifest import is_finished, read_manifest, read_output
 from pipeline.runs.names import (
     CHECKPOINTS_FOLDER,
     DEV,
@@ -25,9 +25,9 @@ from pipeline.runs.names import (
     features_step,
     model_step,
 )
-from pipeline.shards import FeatureRow
+from pipeline.shards import FeatureRow, read_features
 from tests.benchmarks.rotation.lanes import NUM_LANES
-from training.align.labelled import labelled_transcripts, read_shards
+from training.align.labelled import labelled_transcripts
 from training.align.network_alignment import log_likelihoods, read_tree
 from training.decode.decoder import DecoderConfig, decode
 from training.decode.graph import DecodingGraph, decoding_graph
@@ -117,8 +117,8 @@ def graph_of(store: ObjectStore, scoring: Scoring) -> DecodingGraph:
 
 def rows_of(store: ObjectStore, run_uri: str, subset: str) -> list[FeatureRow]:
     """Read all utterances of a subset, in the order of their ids."""
-    shards = read_shards(store, run_uri, features_step(subset))
-    rows = [row for rows in shards.values() for row in rows]
+    outputs = read_manifest(store, run_uri, features_step(subset)).outputs
+    rows = [row for each in outputs for row in read_features(read_output(store, run_uri, each))]
     return sorted(rows, key=lambda row: row.utterance_id)
 
 

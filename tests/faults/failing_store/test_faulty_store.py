@@ -8,7 +8,6 @@ import pytest
 
 from infra.store import s3
 from infra.store.object_store import (
-    AccessDenied,
     Fetched,
     ObjectNotFound,
     ObjectStore,
@@ -20,7 +19,6 @@ from pipeline.records import Tally
 from pipeline.runs.commit import Commit, step_context
 from tests.faults.failing_store.faulty_proxy import REFUSALS
 from tests.faults.failing_store.proxied import ALL_KINDS, Server, StartProxy, require_counts_agree
-from tests.s3_server import free_port
 
 
 def content(number: int) -> bytes:
@@ -149,27 +147,3 @@ def test_files_read_in_parts_name_the_error(server: Server, start_proxy: StartPr
     proxy.weights = dict.fromkeys(["corrupt_body", "stall", "slow_down", *REFUSALS], 0.0)
     with pytest.raises(StoreError, match=rf"{uri}: .*10 attempts"):
         scan_checked(store, uri, digest_of)
-
-
-def require_at_once(error: type[StoreError], uri: str, message: str) -> None:
-    """Require the error without a retry, and long before the patience of 180 s ends."""
-    before, begin = REQUESTS.total(), time.monotonic()
-    with pytest.raises(error, match=message):
-        ObjectStore((uri,)).get(uri)
-    assert (REQUESTS.total() - before).retries == 0
-    assert time.monotonic() - begin < 90
-
-
-def test_what_is_not_transient_fails_at_once(
-    server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """An absent object or bucket, a wrong endpoint or no credentials fail at once, not retried."""
-    require_at_once(ObjectNotFound, f"{server.uri}/none", "check the key")
-    require_at_once(StoreError, "s3://no-such-bucket/x", "create it, or correct")
-    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{free_port()}")
-    require_at_once(StoreError, f"{server.uri}/x", "check AWS_ENDPOINT_URL")
-    monkeypatch.setenv("AWS_ENDPOINT_URL", server.endpoint)
-    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
-    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
-    require_at_once(AccessDenied, f"{server.uri}/x", "no usable credentials.*set AWS_PROFILE")

@@ -6,10 +6,13 @@ import pytest
 
 from infra.store.object_store import ObjectStore, join_uri
 from infra.task_metrics import REQUESTS
+from jobs.run_table import utterance_reads
 from pipeline.audit.trace import trace
 from pipeline.audit.verify import Verification, sweep, verify_run
 from pipeline.runs.manifest import Manifest, Output, sha256
 from tests.small_run import SUBSET, make_run, outputs, selected_ids
+from tests.whole_path.processes import TINY
+from training.settings.recipe import read_recipe
 
 
 @pytest.fixture
@@ -38,7 +41,8 @@ def test_a_run_in_s3_is_verified_followed_and_swept(run: tuple[ObjectStore, str]
     assert orphan in {join_uri(run_uri, key) for key in verified.orphans}
     sweep(store, run_uri, verified)
     assert not store.exists(orphan)
-    traced = trace(store, run_uri, join_uri(run_uri, "corpus"), selected_ids(store, run_uri)[0])
+    reads, utterance_id = utterance_reads(read_recipe(str(TINY))), selected_ids(store, run_uri)[0]
+    traced = trace(store, run_uri, join_uri(run_uri, "corpus"), utterance_id, reads)
     assert traced.audio["unchanged"]
     assert traced.steps[-1].step == f"partitions/{SUBSET}"
     lost = outputs(store, run_uri, "targets")[0]

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 from infra.store.object_store import ObjectStore, join_uri
-from jobs.cli.catalogue import STEPS
 from jobs.cli.job import written_manifests
-from jobs.ingestion.corpus import ingest
+from jobs.run_table import STEPS
 from pipeline.runs.increment import read_increment
 from pipeline.runs.manifest import manifest_uri, read_manifest
 from pipeline.runs.names import SUBSETS, features_step
 from pipeline.steps.features import extract_features
+from pipeline.steps.ingestion.copied_directory import DirectoryIngestion, plan_copy
 from pipeline.steps.selection.select import metadata_uri, select_utterances
 from tests.infra.airflow.dag_folder import DagFolder, commits_below
 from tests.job_programs import RunJob
@@ -138,7 +138,7 @@ def test_every_step_is_run_and_a_killed_one_continues(batches: Batches) -> None:
 
     plain = str(batches.folder.run("plain"))
     recipe, corpus = read_recipe(str(TINY)), join_uri(plain, "corpus")
-    ingest(batches.folder.folder / "kaldi", batches.store, corpus)
+    plan_copy(DirectoryIngestion(batches.folder.folder / "kaldi")).write(batches.store, corpus)
     for subset in SUBSETS:
         uri, budget = metadata_uri(corpus, subset), recipe.loss_budget
         place = batches.store, plain, subset

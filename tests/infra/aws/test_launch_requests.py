@@ -22,8 +22,8 @@ from infra.aws.cluster_launch import (
     validate,
 )
 from infra.cluster import load_cluster
-from jobs.cli.catalogue import SPARK_STEPS, STEPS
 from jobs.request_cluster import make_request
+from jobs.run_table import STEPS
 from tests.job_programs import RunJob, Said
 
 ACCOUNT = str(Path(__file__).with_name("account.toml"))
@@ -59,7 +59,7 @@ def test_parameters_are_botocores(run_job: RunJob, step: str) -> None:
     assert (said.code, said.err) == (0, "")
     parameters = json.loads(said.out)
     cluster = load_cluster(step)
-    if step in SPARK_STEPS:
+    if STEPS[step].is_on_spark:
         _, core = parameters["Instances"]["InstanceGroups"]
         machines = core["InstanceType"], core["InstanceCount"]
         assert parameters["JobFlowRole"] == f"megahour-roles-{step}"

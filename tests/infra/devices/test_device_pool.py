@@ -4,8 +4,6 @@ import os
 import pickle
 import signal
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -118,13 +116,6 @@ def test_what_is_given_ahead_is_bounded(pool: DevicePool) -> None:
     assert len(given) == 100
 
 
-def test_a_killed_server_is_replaced(pool: DevicePool) -> None:
-    """After SIGKILL another process answers for the device."""
-    device, pid = where(pool)
-    kill(pid)
-    assert where(pool) != (device, pid)
-
-
 def test_servers_killed_at_work_lose_nothing(pool: DevicePool, tmp_path: Path) -> None:
     """Each of 40 requests is answered once, though servers are killed all the time."""
     with ThreadPoolExecutor(1) as threads:
@@ -205,26 +196,6 @@ def test_an_idle_server_ends(pool: DevicePool) -> None:
     assert is_alive(pid)
     wait_until(lambda: not is_alive(pid))
     assert where(brief)[1] != pid
-
-
-def test_a_killed_client_frees_its_device(pool: DevicePool, tmp_path: Path) -> None:
-    """A task that is killed leaves no device busy, and its requests are not computed."""
-    program = (
-        "import pickle, sys; from tests.infra.devices.device_clients import ask;"
-        "ask(pickle.load(sys.stdin.buffer), [b'sleep 0.5'] * 20, 1000)"
-    )
-    pool = replace(pool, devices=("cuda:0",))
-    client = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE)
-    assert client.stdin is not None
-    with client.stdin as stdin:
-        stdin.write(pickle.dumps(pool))
-    wait_until(lambda: list(tmp_path.glob("cuda:0-*")))
-    time.sleep(0.7)
-    client.kill()
-    client.wait()
-    begun_s = time.monotonic()
-    assert where(pool)[0] == "cuda:0"
-    assert time.monotonic() - begun_s < 8, "ten seconds of the client's requests were left"
 
 
 def _folders() -> set[str]:

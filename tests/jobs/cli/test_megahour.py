@@ -1,4 +1,4 @@
-"""The megahour command lists every command of jobs/ and starts each."""
+"""The megahour command lists every command of jobs/, starts each, and notices hidden packages."""
 
 import ast
 import os
@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from jobs.cli.catalogue import STEPS, STORY, module_of, summary_of
-from jobs.cli.megahour import listing, main
+from jobs.cli.megahour import STORY, listing, main, module_of, summary_of
 from jobs.run import JOBS, launches
+from jobs.run_table import STEPS
 from megahour import main as script
 
 NAMES = [name for chapter in STORY.values() for name in chapter]
@@ -21,8 +21,8 @@ HEAVY = {"torch", "pyspark", "numpy", "boto3", "pyarrow", "matplotlib"}
 
 
 def test_the_list_is_complete() -> None:
-    """Each program at the top of jobs/ is listed once, and nothing else is."""
-    programs = {path.stem for path in JOBS.glob("*.py")} - {"__init__", "__main__"}
+    """Each program at the top of jobs/ is listed once, and nothing else is, nor the run table."""
+    programs = {path.stem for path in JOBS.glob("*.py")} - {"__init__", "__main__", "run_table"}
     assert sorted(map(module_of, NAMES)) == sorted(programs)
 
 
@@ -35,7 +35,8 @@ def test_each_line_is_the_first_of_the_jobs_docstring() -> None:
         docstring = ast.get_docstring(ast.parse((JOBS / f"{module_of(name)}.py").read_text()))
         assert docstring is not None
         assert line.endswith(f" {docstring.splitlines()[0]}")
-        assert (STEPS.get(name, "python") in line) == (STEPS.get(name, "python") != "python")
+        starter = STEPS[name].starter if name in STEPS else "python"
+        assert (starter in line) == (starter != "python")
     assert max(map(len, lines)) <= MAX_WIDTH
     assert "(003 IV-B2)" in summary_of("extract_features")
 
@@ -46,7 +47,7 @@ def test_the_steps_are_started_as_listed() -> None:
     assert [launch.step for launch in started] == list(STEPS)
     words = {"python": sys.executable, "Spark": "spark-submit", "torchrun": "--nproc-per-node"}
     for launch in started:
-        starter = words[STEPS[launch.step]]
+        starter = words[STEPS[launch.step].starter]
         assert any(part.endswith(starter) for part in launch.prefix)
 
 
@@ -116,3 +117,51 @@ def test_a_reader_that_ends_first_ends_a_command_quietly(is_error_closed: bool) 
     done = subprocess.run(command, stdout=writer, stderr=error, check=False, timeout=300)
     os.close(writer)
     assert (done.returncode, done.stderr or b"") == (141, b"")
+
+
+REPOSITORY = Path(__file__).parents[3]
+
+
+def start(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Start Python where the folder's packages come before those of megahour."""
+    path = os.pathsep.join([str(folder), str(REPOSITORY)])
+    environment = {**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
+    command = [sys.executable, *arguments]
+    return subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
+
+
+@pytest.mark.parametrize("name", ["training", "pipeline", "infra"])
+@pytest.mark.parametrize("as_file", [False, True])
+def test_a_hidden_lower_layer_is_named(tmp_path: Path, name: str, as_file: bool) -> None:
+    """A folder or a file of the name ends a command with 2, and one line says what to do."""
+    if as_file:
+        (tmp_path / f"{name}.py").write_text("")
+    else:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("")
+    done = start(tmp_path, "-m", "jobs.verify", "--help")
+    assert (done.returncode, done.stdout) == (2, "")
+    (line,) = done.stderr.splitlines()
+    assert f"{tmp_path / name}" in line
+    assert f"hides megahour's package {name} " in line
+    assert "start the command in another folder" in line
+    assert "rename it" in line
+
+
+def test_hidden_jobs_are_named_by_the_console_script(tmp_path: Path) -> None:
+    """The console script lies apart from the packages, so that it can say so."""
+    (tmp_path / "jobs").mkdir()
+    (tmp_path / "jobs" / "__init__.py").write_text("")
+    done = start(tmp_path, "-c", "from megahour import main; main()")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"{tmp_path / 'jobs'} hides megahour's package jobs" in done.stderr
+
+
+def test_a_folder_without_modules_hides_nothing(tmp_path: Path) -> None:
+    """Data in a folder `training` beside the command hide no package that is on the path."""
+    (tmp_path / "training").mkdir()
+    (tmp_path / "training" / "utterances.txt").write_text("one\n")
+    done = start(tmp_path, "-c", "import jobs, training, infra.settings")
+    assert done.returncode == 0, done.stderr

@@ -14,6 +14,7 @@ from jobs.run import JOBS
 from pipeline.runs.manifest import Manifest
 from pipeline.runs.names import DEV, features_step, model_step, realignment_rounds
 from pipeline.runs.sealed_json import NamedObject, naming, seal
+from tests.jobs.job_records import RECORD
 from tests.small_run import SETTINGS, copy_run, make_run, outputs, selected_ids
 from tests.whole_path.processes import TINY
 from training.fit.model_specs import aligner_fit, baseline_fit, student_fit, teacher_fit
@@ -110,9 +111,7 @@ def test_a_trainer_chosen_on_the_command_line_is_the_recipes(
     config = student_fit(read_recipe(str(TINY), SETTINGS, {"student": "gtc"})).config
     manifest = Manifest("models/student", config, {}, ()).to_bytes()
     named = [NamedObject.of("models/student/manifest.json", manifest)]
-    ended = {"finished_at": "2026-11-24T00:00:00+00:00", "seconds": 1, "recipe": {}}
-    written = {"step": "train_student", "trainers": chosen, "manifests": {}, **ended}
-    record = naming(written, named)
+    record = naming({**RECORD, "step": "train_student", "trainers": chosen}, named)
     store.put(join_uri(run_uri, "models/student/manifest.json"), manifest)
     store.put(join_uri(run_uri, "steps/train_student.json"), seal(record, indent=1))
     code, out, _ = ask("verify", run_uri)

@@ -8,11 +8,13 @@ import torch
 
 from infra.settings import ConfigurationError
 from jobs.cli.arguments import add_device_argument
-from jobs.cli.catalogue import STEPS_WITH_DEVICE
 from jobs.cli.host import Gpus, choose_device, gpus_for
 from jobs.run import launches
+from jobs.run_table import STEPS
 from tests.job_programs import RunJob
 from tests.whole_path.processes import TINY
+
+WITH_DEVICE = [name for name, step in STEPS.items() if step.has_device]
 
 
 @pytest.mark.parametrize(
@@ -88,7 +90,7 @@ def test_other_devices_are_bad_usage(choice: str, capsys: pytest.CaptureFixture[
     assert f"--device: {choice}: need auto, cpu, cuda, or a GPU by its" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("step", STEPS_WITH_DEVICE)
+@pytest.mark.parametrize("step", WITH_DEVICE)
 def test_steps_with_a_model_take_a_device(run_job: RunJob, tmp_path: Path, step: str) -> None:
     """Their --help explains it; a GPU that is absent is bad usage, before anything is read."""
     said = run_job(step, "--help")
@@ -111,4 +113,4 @@ def test_steps_with_a_model_take_a_device(run_job: RunJob, tmp_path: Path, step:
 def test_a_run_gives_its_device_to_these_steps_alone() -> None:
     """Spark's steps share the devices that their cluster file names."""
     given = {each.step for each in launches("data", 2, 4, "cuda") if "cuda" in each.arguments}
-    assert given == set(STEPS_WITH_DEVICE)
+    assert given == set(WITH_DEVICE)

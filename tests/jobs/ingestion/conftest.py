@@ -1,6 +1,7 @@
 """Write a small Kaldi data directory, and change its tables; ingest manifests without Spark."""
 
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +9,12 @@ import numpy as np
 import pytest
 import soundfile
 
+from infra.store.object_store import ObjectStore
 from jobs.cli import spark_steps
 from pipeline.audio.placements import Acoustics
+from pipeline.runs.manifest import Output
+from pipeline.steps.ingestion.copied_directory import DirectoryIngestion, PlannedCopy, plan_copy
+from pipeline.steps.ingestion.placed_audio import Simulation
 from tests.job_programs import RunJob
 from tests.jobs.ingestion.manifest_corpus import Corpus, manifest_of, row
 from tests.jobs.synthesis.test_corpus import tiny_acoustics
@@ -23,6 +28,21 @@ def write(directory: Path, name: str, lines: list[str]) -> None:
 def append(directory: Path, name: str, line: str) -> None:
     with (directory / name).open("a") as file:
         file.write(f"{line}\n")
+
+
+@dataclass(frozen=True)
+class Copied:
+    """Copied holds what was planned, and the objects of the corpus."""
+
+    plan: PlannedCopy
+    outputs: tuple[Output, ...]
+
+
+def copied(kaldi_dir: Path, corpus: Path | str, simulation: Simulation | None = None) -> Copied:
+    """Copy the directory, without its lexicon and the step's manifest."""
+    plan = plan_copy(DirectoryIngestion(kaldi_dir, simulation=simulation))
+    store = ObjectStore((str(corpus),))
+    return Copied(plan, plan.write(store, str(corpus)))
 
 
 @pytest.fixture

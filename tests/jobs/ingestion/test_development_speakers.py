@@ -8,10 +8,9 @@ import pytest
 
 from infra.store.object_store import ObjectStore
 from jobs.cli.arguments import Parser, add_dev_share_argument
-from jobs.ingestion.corpus import ingest
-from jobs.ingestion.kaldi_directory import read_kaldi_directory
+from pipeline.steps.ingestion.kaldi_directory import read_kaldi_directory
 from pipeline.steps.selection.buckets import subsets_of
-from tests.jobs.ingestion.conftest import append, write
+from tests.jobs.ingestion.conftest import append, copied, write
 
 SPEAKERS = [f"s{number:02d}" for number in range(20)]
 
@@ -39,8 +38,13 @@ def test_a_list_makes_a_fourth_subset(kaldi_dir: Path, tmp_path: Path) -> None:
     write(kaldi_dir, "dev.speakers", ["dan"])
     corpus = str(tmp_path / "corpus")
     store = ObjectStore((corpus,))
-    summary = ingest(kaldi_dir, store, corpus)
-    assert summary.utterances == {"labelled": 2, "unlabelled": 2, "heldout": 2, "dev": 1}
+    summary = copied(kaldi_dir, corpus)
+    assert summary.plan.statistics["utterances"] == {
+        "labelled": 2,
+        "unlabelled": 2,
+        "heldout": 2,
+        "dev": 1,
+    }
     (found,) = store.list(f"{corpus}/metadata/dev")
     assert b'"text": "HELLO"' in store.get(found.uri)
     assert subsets_of(store, corpus) == ("labelled", "unlabelled", "heldout", "dev")
@@ -52,7 +56,7 @@ def test_without_development_speakers_a_corpus_is_as_before(
     """Neither the summary nor the store mentions a fourth subset."""
     corpus = str(tmp_path / "corpus")
     store = ObjectStore((corpus,))
-    assert list(ingest(kaldi_dir, store, corpus).utterances) == [
+    assert list(copied(kaldi_dir, corpus).plan.statistics["utterances"]) == [
         *("labelled", "unlabelled", "heldout")
     ]
     assert not any("dev" in found.uri.removeprefix(corpus) for found in store.list(corpus))
@@ -129,7 +133,7 @@ def test_files_of_language_models_are_copied(kaldi_dir: Path, tmp_path: Path) ->
     write(kaldi_dir, "language_model.txt", ["HELLO HELLO"])
     corpus = str(tmp_path / "corpus")
     store = ObjectStore((corpus,))
-    summary = ingest(kaldi_dir, store, corpus)
+    summary = copied(kaldi_dir, corpus)
     assert store.get(f"{corpus}/language_model.txt") == b"HELLO HELLO\n"
     assert "language_model.txt" in {output.key for output in summary.outputs}
     assert not store.exists(f"{corpus}/language_model.arpa")

@@ -10,10 +10,10 @@ import pytest
 import soundfile
 
 from infra.store.object_store import ObjectInfo, ObjectStore, join_uri
-from jobs.ingestion.corpus import ingest
-from jobs.ingestion.kaldi_directory import read_kaldi_directory
 from pipeline.records import Utterance, parse_utterance
-from tests.jobs.ingestion.conftest import append, write
+from pipeline.steps.ingestion.copied_directory import DirectoryIngestion, plan_copy
+from pipeline.steps.ingestion.kaldi_directory import read_kaldi_directory
+from tests.jobs.ingestion.conftest import append, copied, write
 
 
 def metadata(corpus: Path) -> Iterator[tuple[str, Utterance]]:
@@ -91,13 +91,6 @@ def test_labelled_utterance_needs_a_transcript(kaldi_dir: Path) -> None:
         read_kaldi_directory(kaldi_dir)
 
 
-def test_file_that_is_not_text_is_named(kaldi_dir: Path) -> None:
-    """Latin-1 transcripts are refused by name."""
-    (kaldi_dir / "text").write_bytes("ann-1 CAFÉ\n".encode("latin-1"))
-    with pytest.raises(ValueError, match="text: not UTF-8"):
-        read_kaldi_directory(kaldi_dir)
-
-
 def test_corpus_holds_audio_and_metadata(kaldi_dir: Path, tmp_path: Path) -> None:
     """Audio is copied as it is, records point to it, and unlabelled text is nowhere."""
     write(kaldi_dir, "utt2placement", ["eve-1 DP3"])
@@ -105,9 +98,9 @@ def test_corpus_holds_audio_and_metadata(kaldi_dir: Path, tmp_path: Path) -> Non
     write(kaldi_dir, "spk2locale", ["eve en-GB"])
     corpus = tmp_path / "corpus"
     store = ObjectStore((str(corpus),))
-    summary = ingest(kaldi_dir, store, str(corpus))
+    summary = copied(kaldi_dir, corpus)
     records = {record.utterance_id: (subset, record) for subset, record in metadata(corpus)}
-    assert summary.utterances == {"labelled": 2, "unlabelled": 2, "heldout": 2}
+    assert summary.plan.statistics["utterances"] == {"labelled": 2, "unlabelled": 2, "heldout": 2}
     assert len(records) == 6
     for key, (subset, record) in records.items():
         audio = store.get(join_uri(str(corpus), record.audio_uri))
@@ -122,44 +115,40 @@ def test_corpus_holds_audio_and_metadata(kaldi_dir: Path, tmp_path: Path) -> Non
 
 
 def test_second_ingest_writes_nothing(kaldi_dir: Path, tmp_path: Path) -> None:
-    """A second run leaves every byte and modification time, and reports no new object."""
+    """A second run leaves every byte and modification time."""
     corpus = tmp_path / "corpus"
-    store = ObjectStore((str(corpus),))
-    first = ingest(kaldi_dir, store, str(corpus))
+    first = copied(kaldi_dir, corpus)
     before = tree(corpus)
-    second = ingest(kaldi_dir, store, str(corpus))
+    assert copied(kaldi_dir, corpus) == first
     assert tree(corpus) == before
-    assert (first.new_objects, second.new_objects) == (len(before), 0)
 
 
 def test_interrupted_ingest_is_completed(kaldi_dir: Path, tmp_path: Path) -> None:
     """After a loss of some objects, a second run restores the same bytes."""
     corpus = tmp_path / "corpus"
-    store = ObjectStore((str(corpus),))
-    ingest(kaldi_dir, store, str(corpus))
+    copied(kaldi_dir, corpus)
     before = {path: data for path, (data, _) in tree(corpus).items()}
     shutil.rmtree(corpus / "metadata" / "labelled")
     next(corpus.glob("audio/*/*.flac")).unlink()
-    ingest(kaldi_dir, store, str(corpus))
+    copied(kaldi_dir, corpus)
     assert {path: data for path, (data, _) in tree(corpus).items()} == before
 
 
 def test_another_corpus_in_the_way_is_refused(kaldi_dir: Path, tmp_path: Path) -> None:
     """Changed audio, changed metadata and vanished speakers are each reported, not mixed in."""
     corpus = tmp_path / "corpus"
-    store = ObjectStore((str(corpus),))
-    ingest(kaldi_dir, store, str(corpus))
+    copied(kaldi_dir, corpus)
     write(kaldi_dir, "spk2locale", ["ann en-GB"])
     with pytest.raises(ValueError, match=r"labelled/.*another corpus .*use another corpus URI"):
-        ingest(kaldi_dir, store, str(corpus))
+        copied(kaldi_dir, corpus)
     write(kaldi_dir, "spk2locale", [])
     write(kaldi_dir, "unlabelled.speakers", ["eve"])
     write(kaldi_dir, "heldout.speakers", ["bob"])
     with pytest.raises(ValueError, match=r"metadata/\w+/.*from another corpus"):
-        ingest(kaldi_dir, store, str(corpus))
+        copied(kaldi_dir, corpus)
     soundfile.write(kaldi_dir / "audio" / "ann-1.flac", np.zeros(16_000), 16_000)
     with pytest.raises(ValueError, match=r"ann-1.flac is from another corpus"):
-        ingest(kaldi_dir, store, str(corpus))
+        copied(kaldi_dir, corpus)
 
 
 def test_an_ingest_of_another_corpus_at_the_same_time_is_refused(
@@ -167,7 +156,7 @@ def test_an_ingest_of_another_corpus_at_the_same_time_is_refused(
 ) -> None:
     """Audio that came after the listing, of equal size, is compared and not replaced."""
     corpus = tmp_path / "corpus"
-    ingest(kaldi_dir, ObjectStore((str(corpus),)), str(corpus))
+    copied(kaldi_dir, corpus)
     (audio,) = corpus.glob("audio/*/ann-1.flac")
     others = audio.read_bytes()[::-1]
     audio.write_bytes(others)
@@ -177,7 +166,7 @@ def test_an_ingest_of_another_corpus_at_the_same_time_is_refused(
             return []
 
     with pytest.raises(ValueError, match=r"ann-1.flac is from another corpus"):
-        ingest(kaldi_dir, Listed((str(corpus),)), str(corpus))
+        plan_copy(DirectoryIngestion(kaldi_dir)).write(Listed((str(corpus),)), str(corpus))
     assert audio.read_bytes() == others
 
 
@@ -188,9 +177,9 @@ def test_unreadable_audio_is_kept_for_the_quarantine(kaldi_dir: Path, tmp_path: 
     write(kaldi_dir, "utt2dur", ["ann-1 2.5"])
     corpus = tmp_path / "corpus"
     store = ObjectStore((str(corpus),))
-    summary = ingest(kaldi_dir, store, str(corpus))
+    summary = copied(kaldi_dir, corpus)
     records = {record.utterance_id: record for _, record in metadata(corpus)}
-    assert summary.unreadable == 2
+    assert summary.plan.statistics["unreadable"] == 2
     assert (records["ann-1"].duration_s, records["bob-1"].duration_s) == (2.5, 0.001)
     assert store.get(join_uri(str(corpus), records["ann-1"].audio_uri)) == b"not audio"
 
@@ -203,16 +192,16 @@ def test_audio_of_unknown_length_is_kept_for_the_quarantine(
     data = path.read_bytes()
     path.write_bytes(data[:22] + bytes(4) + data[26:])
     corpus = tmp_path / "corpus"
-    summary = ingest(kaldi_dir, ObjectStore((str(corpus),)), str(corpus))
+    summary = copied(kaldi_dir, corpus)
     records = {record.utterance_id: record for _, record in metadata(corpus)}
-    assert summary.unreadable == 1
+    assert summary.plan.statistics["unreadable"] == 1
     assert records["bob-1"].duration_s == 0.001
 
 
 def test_utterances_without_time_follow_one_another(kaldi_dir: Path, tmp_path: Path) -> None:
     """Each speaker's first utterance begins at the epoch, the next where it ended."""
     corpus = tmp_path / "corpus"
-    ingest(kaldi_dir, ObjectStore((str(corpus),)), str(corpus))
+    copied(kaldi_dir, corpus)
     records = {record.utterance_id: record.created_at for _, record in metadata(corpus)}
     assert records["bob-1"] == "1970-01-01T00:00:00.000+00:00"
     assert records["bob-2"] == "1970-01-01T00:00:00.500+00:00"
@@ -223,8 +212,8 @@ def test_speakers_in_no_list_are_counted(kaldi_dir: Path, tmp_path: Path) -> Non
     append(kaldi_dir, "wav.scp", "dan-1 audio/ann-1.flac")
     append(kaldi_dir, "utt2spk", "dan-1 dan")
     corpus = tmp_path / "corpus"
-    summary = ingest(kaldi_dir, ObjectStore((str(corpus),)), str(corpus))
-    assert summary.unlisted == 1
+    summary = copied(kaldi_dir, corpus)
+    assert summary.plan.statistics["unlisted"] == 1
     assert len(list(corpus.glob("audio/*/*.flac"))) == 6
 
 
@@ -246,9 +235,9 @@ def test_recorded_speech_is_ingested(an4_dir: Path, tmp_path: Path) -> None:
     shutil.copy(an4_dir / "lexicon.txt", data)
     corpus = tmp_path / "corpus"
     store = ObjectStore((str(corpus),))
-    summary = ingest(data, store, str(corpus))
+    summary = copied(data, corpus)
     records = list(metadata(corpus))
-    assert len(records) == sum(summary.utterances.values()) > 20
+    assert len(records) == sum(summary.plan.statistics["utterances"].values()) > 20
     for subset, record in records:
         assert record.speaker_id == chosen[subset]
         with store.open(join_uri(str(corpus), record.audio_uri)) as file:

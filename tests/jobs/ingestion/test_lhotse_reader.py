@@ -10,8 +10,8 @@ from pipeline.audio.conversion import ANY_AUDIO
 from pipeline.audio.decode import decode_audio
 from pipeline.records import Utterance
 from pipeline.steps.audio_reads import WantedAudio, read_audio
-from pipeline.steps.ingestion.formats import ManifestFormat
-from pipeline.steps.ingestion.lhotse import LhotseCuts, LhotseSupervisions, Shar
+from pipeline.steps.ingestion.lhotse import Lhotse, Shar
+from pipeline.steps.ingestion.manifest_format import FormatOptions, ManifestFormat
 from pipeline.steps.ingestion.manifest_records import RecordRules, records_of, with_audio
 from tests.small_corpus import tone, wav
 
@@ -53,9 +53,9 @@ def test_lhotse_reads_the_same_samples(tmp_path: Path) -> None:
     supervisions.to_file(tmp_path / "supervisions.jsonl.gz")
     (tmp_path / "shar").mkdir()
     cuts.to_shar(tmp_path / "shar", fields={"recording": "flac"}, shard_size=3)
-    joined = LhotseSupervisions(str(tmp_path / "recordings.jsonl.gz"))
+    joined = Lhotse(FormatOptions(recordings_uri=str(tmp_path / "recordings.jsonl.gz")))
     for form, uri in (
-        (LhotseCuts(), "cuts.jsonl.gz"),
+        (Lhotse(), "cuts.jsonl.gz"),
         (joined, "supervisions.jsonl.gz"),
         (Shar(), "shar"),
     ):

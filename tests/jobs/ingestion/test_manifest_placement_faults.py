@@ -1,24 +1,23 @@
 """Faults of audio and rows are ledger rows; a fault of the store or a kill repeats the step."""
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from infra.store.object_store import join_uri
-from jobs.ingest import in_placements, simulator
-from jobs.ingestion.corpus import Placing
-from pipeline.audio.conversion import NO_CONVERSION
+from jobs.ingest import SIMULATORS, draw
 from pipeline.audio.decode import decode_audio
 from pipeline.records import Tally
 from pipeline.runs.engine import Distribute
 from pipeline.runs.manifest import read_manifest
 from pipeline.runs.names import LEDGER_SUFFIX
 from pipeline.steps.ingestion import ingest_manifests, placed_audio
-from pipeline.steps.ingestion.formats import Table
 from pipeline.steps.ingestion.ingest_manifests import Manifest, ManifestIngestion
 from pipeline.steps.ingestion.manifest_records import RecordRules
-from pipeline.steps.ingestion.placed_audio import PlacementChoice
+from pipeline.steps.ingestion.placed_audio import PlacementChoice, Simulation, SubsetChoices
+from pipeline.steps.ingestion.tables import Table
 from tests.jobs.ingestion.manifest_corpus import (
     PLACED,
     Corpus,
@@ -130,10 +129,10 @@ class Killed:
     def __init__(self, corpus: Corpus, three: Mapping[str, str]) -> None:
         self.corpus = corpus
         named = [Manifest(subset, uri, Table()) for subset, uri in three.items()]
-        plain = ManifestIngestion(corpus.store, named, RecordRules("en", 4), {})
         choices = PlacementChoice(("clean", "DP1", "DP3"), 3), PlacementChoice(("DP2",), 1)
-        placing = Placing(*choices, 0, simulator(0))
-        self.ingestion = in_placements(plain, placing, NO_CONVERSION)
+        simulation = Simulation(SubsetChoices(*choices, 0), partial(draw, 0), SIMULATORS)
+        rules = RecordRules("en", 4)
+        self.ingestion = ManifestIngestion(corpus.store, named, rules, {}, simulation=simulation)
 
     def ingest(self, run: str, distribute: Distribute = serially) -> dict[str, bytes]:
         """Ingest into a run; return the corpus's bytes."""

@@ -16,7 +16,7 @@ import soundfile
 
 from pipeline.runs.manifest import read_manifest, sha256
 from pipeline.steps.ingestion import manifest_rows
-from pipeline.steps.ingestion.formats import Nemo
+from pipeline.steps.ingestion.tables import Nemo
 from tests.jobs.ingestion.manifest_corpus import Corpus, write_lines
 from tests.small_corpus import flac, tone, wav
 

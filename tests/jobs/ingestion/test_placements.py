@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter, defaultdict
-from dataclasses import replace
+from functools import partial
 from importlib import metadata as metadata_of_packages
 from importlib.metadata import version
 from itertools import combinations
@@ -13,9 +13,7 @@ import pytest
 import soundfile
 
 from infra.store.object_store import ObjectStore, join_uri
-from jobs.ingest import SIMULATORS, simulator
-from jobs.ingestion.corpus import IngestedCorpus, Placing, ingest
-from jobs.ingestion.kaldi_directory import read_kaldi_directory
+from jobs.ingest import SIMULATORS, draw
 from jobs.synthesis.acoustics import NUM_TALKERS, draw_talkers
 from jobs.synthesis.speakers import acoustics_tasks, development_acoustics_task
 from pipeline.audio.decode import decode_audio, decode_utterance
@@ -24,9 +22,9 @@ from pipeline.records import Tally, Utterance, stream_order
 from pipeline.runs.manifest import read_manifest, sha256
 from pipeline.shards import FeatureRow
 from pipeline.steps.features import ExtractionConfig, audio_objects, extract_rows
-from pipeline.steps.ingestion.placed_audio import PlacementChoice
+from pipeline.steps.ingestion.placed_audio import PlacementChoice, Simulation, SubsetChoices
 from tests.job_programs import RunJob
-from tests.jobs.ingestion.conftest import append, write
+from tests.jobs.ingestion.conftest import Copied, append, copied, write
 from tests.jobs.ingestion.test_kaldi_directory import metadata, tree
 
 TINY = Path(__file__).parents[2] / "whole_path" / "tiny.toml"
@@ -37,15 +35,14 @@ DRAWN = PlacementChoice(tuple(NAMES), 2)
 pytestmark = pytest.mark.usefixtures("small_acoustics")
 
 
-def placing(training: PlacementChoice, heldout: PlacementChoice = PAIR, seed: int = 0) -> Placing:
-    return Placing(training, heldout, seed, simulator(seed))
+def simulation(
+    training: PlacementChoice, heldout: PlacementChoice = PAIR, seed: int = 0
+) -> Simulation:
+    return Simulation(SubsetChoices(training, heldout, seed), partial(draw, seed), SIMULATORS)
 
 
-def ingest_to(
-    corpus: Path, kaldi_dir: Path, *choices: PlacementChoice, seed: int = 0
-) -> IngestedCorpus:
-    store = ObjectStore((str(corpus),))
-    return ingest(kaldi_dir, store, str(corpus), placing=placing(*choices, seed=seed))
+def ingest_to(corpus: Path, kaldi_dir: Path, *choices: PlacementChoice, seed: int = 0) -> Copied:
+    return copied(kaldi_dir, corpus, simulation(*choices, seed=seed))
 
 
 def test_versions_have_ids_of_their_own_and_one_speaker(kaldi_dir: Path, tmp_path: Path) -> None:
@@ -53,7 +50,7 @@ def test_versions_have_ids_of_their_own_and_one_speaker(kaldi_dir: Path, tmp_pat
     corpus = tmp_path / "corpus"
     found = ingest_to(corpus, kaldi_dir, PAIR, PlacementChoice(("DP1", "DP5"), 2))
     records = {record.utterance_id: (subset, record) for subset, record in metadata(corpus)}
-    assert found.utterances == {"labelled": 4, "unlabelled": 4, "heldout": 4}
+    assert found.plan.statistics["utterances"] == {"labelled": 4, "unlabelled": 4, "heldout": 4}
     assert set(records) == {
         f"{name}-{number}-{placement}"
         for name in ("ann", "bob", "eve")
@@ -95,7 +92,7 @@ def test_features_depend_on_no_other_placement(kaldi_dir: Path, tmp_path: Path) 
     assert len(together) == 6
     assert alone.items() | clean.items() <= together.items()
     plain = tmp_path / "plain"
-    ingest(kaldi_dir, ObjectStore((str(plain),)), str(plain))
+    copied(kaldi_dir, plain)
     # Clean speech has the mean of a corpus without placements.
     assert features_of(plain, "ann")["ann-2"] == together["ann-2-clean"]
     assert alone["ann-2-DP3"] != clean["ann-2-clean"]
@@ -114,15 +111,9 @@ def test_a_version_sounds_of_its_placement(kaldi_dir: Path, tmp_path: Path) -> N
         likeness[record.placement].append(np.corrcoef(heard, speech)[0, 1])
     means = [np.mean(likeness[name]) for name in NAMES]
     assert means[0] > means[2] > means[4] > 0
-    version = placing(DRAWN).place(read_kaldi_directory(kaldi_dir)).utterances[0]
-    data = version.audio_path.read_bytes()
-    simulate = simulator(0)
-    labelled, unlabelled, heldout, development = (
-        simulate(replace(version, subset=subset), data)
-        for subset in ("labelled", "unlabelled", "heldout", "dev")
-    )
-    assert labelled == unlabelled
-    assert len({labelled, heldout, development}) == 3
+    drawn = draw(0, ("labelled", "unlabelled", "heldout", "dev"))
+    assert drawn["labelled"] is drawn["unlabelled"]
+    assert len({id(acoustics) for acoustics in drawn.values()}) == 3
 
 
 def test_development_speakers_are_in_the_held_out_placements(
@@ -135,7 +126,12 @@ def test_development_speakers_are_in_the_held_out_placements(
     write(kaldi_dir, "dev.speakers", ["dan"])
     corpus = tmp_path / "corpus"
     found = ingest_to(corpus, kaldi_dir, PAIR, PlacementChoice(("DP1", "DP2", "DP5"), 3))
-    assert found.utterances == {"labelled": 4, "unlabelled": 4, "heldout": 6, "dev": 3}
+    assert found.plan.statistics["utterances"] == {
+        "labelled": 4,
+        "unlabelled": 4,
+        "heldout": 6,
+        "dev": 3,
+    }
     heard = {(subset, record.placement) for subset, record in metadata(corpus)}
     for subset, placements in (
         ("labelled", ("clean", "DP3")),
@@ -207,9 +203,7 @@ def test_an_interrupted_ingest_is_completed_to_the_same_bytes(
     for path in removed:
         path.unlink()
     second = ingest_to(corpus, kaldi_dir, DRAWN, DRAWN)
-    assert second.new_objects == len(removed)
     assert second.outputs == first.outputs
-    assert ingest_to(corpus, kaldi_dir, DRAWN, DRAWN).new_objects == 0
     kept = {str(path): whole[path] for path in whole if Path(path) not in removed}
     assert kept.items() <= tree(corpus).items()
     assert ingest_to(again, kaldi_dir, DRAWN, DRAWN).outputs == first.outputs
@@ -245,19 +239,15 @@ def test_audio_that_cannot_be_simulated_is_a_row_a_version(
 ) -> None:
     """Each version that is not stored is in the ledger, so that the books balance."""
     REFUSED[reason](kaldi_dir / "audio" / "bob-1.flac")
-    seen = []
-    corpus, store = tmp_path / "corpus", ObjectStore((str(tmp_path / "corpus"),))
-    choice = PlacementChoice(("DP2", "DP4"), 2)
-    found = ingest(
-        kaldi_dir, store, str(corpus), lambda *it: seen.append(it), placing(choice, choice)
-    )
-    assert [(row.utterance_id, row.reason) for row in found.quarantined] == [
+    corpus, choice = tmp_path / "corpus", PlacementChoice(("DP2", "DP4"), 2)
+    found = ingest_to(corpus, kaldi_dir, choice, choice)
+    assert [(row.utterance_id, row.reason) for row in found.plan.quarantined] == [
         ("bob-1-DP2", reason),
         ("bob-1-DP4", reason),
     ]
     kept = sum((output.tally for output in found.outputs), Tally())
     assert kept == Tally(10, 5000)
-    assert seen == [(found.quarantined, kept + Tally.of(found.quarantined))]
+    assert found.plan.tally_in == kept + Tally.of(found.plan.quarantined)
     assert len(list(corpus.glob("audio/*/*"))) == 10
 
 

@@ -11,11 +11,11 @@ import pytest
 from infra.settings import ConfigurationError
 from infra.store.object_store import ObjectStore
 from jobs import plan as job
-from jobs.cli.catalogue import EVALUATE
 from jobs.planning import measurement
 from jobs.planning.calibration import HERE, read_calibration
 from jobs.planning.plan_table import LINE_WIDTH, aligned, count, dollars, duration, size
 from jobs.planning.stored_plan import stored_calibration
+from jobs.run_table import EVALUATE
 from tests.job_programs import RunJob
 from tests.jobs.planning.test_throughputs import CALIBRATION, PLANNED
 from training.models.parameter_count import num_parameters

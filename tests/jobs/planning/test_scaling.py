@@ -11,7 +11,7 @@ from jobs import scaling as job
 from jobs.planning.plan_table import LINE_WIDTH
 from jobs.planning.scaling import ACCURACY, HOLD_OUT, parse_ranks, read_scaling
 from tests.job_programs import RunJob
-from training.cost_model.speed_up_fit import V100, WORKLOAD, held_out_rows
+from tests.training.cost_model.speed_up_fit import V100, WORKLOAD, held_out_rows
 from training.cost_model.step_time import CostModel
 
 REPOSITORY = Path(__file__).parents[3]

@@ -18,7 +18,6 @@ from pipeline.shards import (
 )
 from tests.jobs.planning.test_throughputs import CALIBRATION
 from tests.training.data.partition_rows import row_at_all_offsets
-from training.models.parameter_count import num_parameters
 from training.settings.recipe import read_recipe
 
 RECIPE = Path(__file__).parents[3] / "jobs" / "recipes" / "hours_1m.toml"
@@ -82,16 +81,6 @@ def test_a_core_selects_after_its_forward_pass_and_beside_a_gpus() -> None:
         drawn = planned("targets.tail_samples=4", generate_targets=load_cluster(name))
         assert drawn["generate_targets"].device_seconds == pytest.approx(seconds)
     assert planned()["generate_targets"].volume.work.kbest_logits == 0
-
-
-def test_servers_keep_a_share_of_a_bare_loop() -> None:
-    """The device's time is the forward pass's by that share, of each teacher that labels."""
-    rates = CALIBRATION.device("p3.16xlarge").teacher_forward
-    frames = 1e4 * 3600 / 0.03
-    forward = planned()["generate_targets"].device_seconds * CALIBRATION.pool.efficiency
-    recipe = read_recipe(str(RECIPE), ())
-    size = num_parameters(recipe.models.teacher, recipe.senones.max_senones)
-    assert forward == pytest.approx(frames / rates.of(size), rel=0.02)
 
 
 def test_bytes_at_all_offsets_are_those_of_shards() -> None:

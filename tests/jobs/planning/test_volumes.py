@@ -14,7 +14,7 @@ from infra.cluster import load_cluster
 from infra.store.object_store import ObjectStore, join_uri
 from infra.task_metrics import REQUESTS
 from jobs.planning.stored_plan import FOLDERS, calibration_uri, compare_plan
-from jobs.planning.volumes import num_frames, num_low_rate_frames, spark_volumes, target_bytes
+from jobs.planning.volumes import num_frames, num_low_rate_frames, spark_volumes
 from jobs.planning.workload import planned_workload, run_workload
 from pipeline.filterbank.log_mel import num_frames as frames_of
 from pipeline.kbest import KBest, select_kbest
@@ -247,8 +247,3 @@ def test_twice_the_hours_are_twice_the_volume(hours: float, utterance_seconds: f
         if step != "select_utterances":  # compares each bucket with each range of hashes
             gets = 2 * volume.requests.get
             assert twice[step].requests.get == pytest.approx(gets, rel=0.03, abs=10)
-
-
-def test_targets_are_82_bytes_a_low_rate_frame() -> None:
-    """k = 20 senones and logits of two bytes each, and log Z."""
-    assert target_bytes(1.0, 0, 0, 20) == 120_000 * 82

@@ -3,8 +3,8 @@
 import pytest
 from markupsafe import Markup
 
-from jobs.report_page import figures, other_runs, targets_and_shuffle
-from jobs.report_page.blocks import Drawing, printable
+from jobs.report_page import figures
+from jobs.report_page.figures import Drawing
 
 
 @pytest.fixture
@@ -13,8 +13,6 @@ def plain_drawings(monkeypatch: pytest.MonkeyPatch) -> None:
     picture = Markup('<svg role="img" id="{}" aria-label="{}"></svg>')
 
     def drawn(_: object, name: str, label: str) -> Drawing:
-        forms = (f"{name}-wide", f"{name}-narrow")
-        return Drawing(*(picture.format(each, printable(label)) for each in forms))
+        return Drawing(*(picture.format(f"{name}-{form}", label) for form in figures.FORMS))
 
-    for module in (figures, targets_and_shuffle, other_runs):
-        monkeypatch.setattr(module, "drawn", drawn)
+    monkeypatch.setattr(figures, "drawn", drawn)

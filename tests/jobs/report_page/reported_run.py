@@ -1,13 +1,14 @@
-"""Write what a report reads of a run: manifests, ledgers, evaluation files and a job record."""
+"""Write what a report reads of a run, report it as the program does, and read what that wrote."""
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from infra.settings import plain
 from infra.store.object_store import ObjectStore, join_uri
-from jobs import report
+from jobs.report_page.collect import REQUIRED_READS
 from pipeline.records import Quarantined, Tally
 from pipeline.runs.commit import step_context
 from pipeline.runs.engine import write_manifest
@@ -17,12 +18,16 @@ from pipeline.runs.names import (
     EVALUATION_SCORES,
     EVALUATION_STEP,
     MODELS_FOLDER,
+    REPORT_DOCUMENT,
+    REPORT_PAGE,
     TARGETS_STEP,
     TUNING_STEP,
     folder_of,
     job_record,
 )
 from pipeline.runs.sealed_json import seal
+from tests.job_programs import RunJob, Said
+from tests.jobs.job_records import RECORD
 from tests.whole_path.processes import TINY
 from training.evaluate.decoded import DecodedUtterance, reference_trn
 from training.evaluate.scores import speaker_scores, word_error_scores
@@ -44,6 +49,28 @@ CURVE = [
 TRANSCRIPT = "see the wasp that sat on my lamp and would"
 TARGETS = {"k": 20}
 TARGETS_STATISTICS = {"mean_retained_mass": 0.95, "num_frames": 400}
+
+
+def report(run_job: RunJob, run: Path, *options: str) -> Said:
+    """Report a run; it must succeed."""
+    said = try_to_report(run_job, run, *options)
+    assert said.code == 0, said.err
+    return said
+
+
+def try_to_report(run_job: RunJob, run: Path, *options: str) -> Said:
+    return run_job("report", "--recipe", str(TINY), "--run", str(run), *options)
+
+
+def document(run: Path) -> dict[str, Any]:
+    """Return report.json."""
+    found: dict[str, Any] = json.loads((run / REPORT_DOCUMENT).read_text())
+    return found
+
+
+def text_of_page(run: Path) -> str:
+    """Return the page's text with single blanks."""
+    return " ".join(re.sub(r"<[^>]*>", " ", (run / REPORT_PAGE).read_text()).split())
 
 
 def utterances(errors: Mapping[str, Sequence[int]]) -> list[UtteranceErrors]:
@@ -89,7 +116,7 @@ def write_reported_run(
     of each model in 50 words, of each acoustic scale that was tried; the fewest chose the scale.
     """
     store, run_uri = ObjectStore((str(run),)), str(run)
-    for step in report.REQUIRED_READS:
+    for step in REQUIRED_READS:
         write_step(run, step)
     context = step_context(store, run_uri, EVALUATION_STEP, {}, {})
     scored = utterances(errors)
@@ -106,13 +133,8 @@ def write_reported_run(
     inputs = {"arpa": arpa} if arpa else {}
     evaluated = Manifest(EVALUATION_STEP, {}, inputs, outputs, tally_in=tally, tally_out=tally)
     store.put(join_uri(run_uri, EVALUATION_STEP, "manifest.json"), evaluated.to_bytes())
-    record = {
-        "step": "evaluate",
-        "finished_at": "2026-11-24T10:00:00+00:00",
-        "seconds": 60,
-        "manifests": {},
-        "recipe": plain(read_recipe(str(TINY), overrides)),
-    }
+    recipe = plain(read_recipe(str(TINY), overrides))
+    record = {**RECORD, "step": "evaluate", "recipe": recipe}
     store.put(join_uri(run_uri, job_record("evaluate")), seal(record))
 
 

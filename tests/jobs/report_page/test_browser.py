@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from jobs.report_page import render_report
+from jobs.report_page.page import render_report
 from tests.jobs.report_page.browser import Browser, chromium
 from tests.jobs.report_page.whole_report import whole_report
 

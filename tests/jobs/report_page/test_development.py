@@ -1,38 +1,18 @@
 """The development speakers' word errors are shown, so that no recipe is chosen by others."""
 
-import json
-import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from pipeline.runs.names import REPORT_DOCUMENT, REPORT_PAGE
-from tests.job_programs import RunJob, Said
-from tests.jobs.report_page.reported_run import write_reported_run
-from tests.whole_path.processes import TINY
+from tests.job_programs import RunJob
+from tests.jobs.report_page.reported_run import document, report, text_of_page, write_reported_run
 
 pytestmark = pytest.mark.usefixtures("plain_drawings")
 
 ERRORS = {"baseline": [4, 4, 4], "teacher": [2, 2, 2], "student": [3, 3, 3]}
 HERE = {"baseline": [20, 18, 19], "teacher": [9, 9, 12], "student": [14, 13, 12]}
 THERE = {"baseline": [18, 18, 18], "teacher": [11, 10, 10], "student": [15, 12, 11]}
-NOTE = "no held-out speaker then has a part in the choice"
-
-
-def report(run_job: RunJob, run: Path, *options: str) -> Said:
-    said = run_job("report", "--recipe", str(TINY), "--run", str(run), *options)
-    assert said.code == 0, said.err
-    return said
-
-
-def document(run: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((run / REPORT_DOCUMENT).read_text())
-    return found
-
-
-def shown(run: Path) -> str:
-    return " ".join(re.sub(r"<[^>]*>", " ", (run / REPORT_PAGE).read_text()).split())
+NOTE = "then no held-out speaker influences the choice"
 
 
 def test_the_rate_of_the_chosen_settings_is_shown(run_job: RunJob, tmp_path: Path) -> None:
@@ -47,7 +27,7 @@ def test_the_rate_of_the_chosen_settings_is_shown(run_job: RunJob, tmp_path: Pat
     }
     assert found["baseline"]["substitutions"] == 18
     assert found["baseline"]["reference_words"] == 50
-    page = shown(tmp_path)
+    page = text_of_page(tmp_path)
     assert "language model scale ngram order development WER" in page
     for row in ("baseline 0.2 0 1 3 36.0", "teacher 0.1 0 1 3 18.0", "student 0.3 0 1 3 24.0"):
         assert row in page
@@ -65,7 +45,7 @@ def test_a_run_without_development_speakers_has_no_such_rate(
     write_reported_run(tmp_path, ERRORS)
     assert " dev" not in report(run_job, tmp_path).out
     assert document(tmp_path)["development"] == {}
-    assert "development WER" not in shown(tmp_path)
+    assert "development WER" not in text_of_page(tmp_path)
 
 
 def test_two_runs_are_compared_on_the_development_speakers(run_job: RunJob, tmp_path: Path) -> None:
@@ -75,9 +55,9 @@ def test_two_runs_are_compared_on_the_development_speakers(run_job: RunJob, tmp_
     write_reported_run(here, ERRORS, development=HERE)
     report(run_job, there)
     said = report(run_job, here, "--compare", str(there))
-    page = shown(here)
+    page = text_of_page(here)
     assert "Choose between the two recipes by the development WER" in page
-    assert "not of the same speakers" not in page
+    assert "so the speakers are" not in page
     for row in ("baseline 36.0 36.0 0.0", "teacher 20.0 18.0 -2.0", "student 22.0 24.0 2.0"):
         assert row.replace("-", "\N{MINUS SIGN}") in page
     lines = [line.split() for line in said.out.splitlines()]
@@ -99,4 +79,4 @@ def test_a_comparison_with_a_run_that_was_not_tuned_has_no_such_rates(
     report(run_job, there)
     said = report(run_job, here, "--compare", str(there))
     assert "development WER" not in said.out
-    assert "Choose between the two recipes" not in shown(here)
+    assert "Choose between the two recipes" not in text_of_page(here)

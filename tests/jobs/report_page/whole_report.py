@@ -268,7 +268,13 @@ def whole_report() -> dict[str, Any]:
                 }
             ]
         },
-        "targets": {"k": 20, "mean_retained_mass": 0.98765, "num_frames": 4321},
+        "targets": {
+            "k": 20,
+            "offsets": "one",
+            "num_teachers": 1,
+            "mean_retained_mass": 0.98765,
+            "num_frames": 4321,
+        },
         "kbest_costs": kbest_costs(),
         "certificate": certificate(),
     }

@@ -1,6 +1,5 @@
 import io
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -8,13 +7,13 @@ import soundfile
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipeline.audio.audio_file import reader_of
+from pipeline.audio.codecs import stated_duration_s
 from pipeline.audio.decode import (
     AudioError,
     decode_audio,
     decode_utterance,
-    stated_duration_s,
 )
-from pipeline.filterbank.log_mel import log_mel_energies
 
 FORMATS = [
     ("WAV", "PCM_16"),
@@ -37,6 +36,10 @@ def encode(
     file = io.BytesIO()
     soundfile.write(file, samples, rate_hz, format=container, subtype=subtype)
     return file.getvalue()
+
+
+def stated(data: bytes) -> float | None:
+    return stated_duration_s(reader_of(data), len(data))
 
 
 def reason(data: bytes) -> str:
@@ -147,21 +150,6 @@ def test_arbitrary_bytes_never_escape_as_another_error(tail: bytes, signature: b
         decode_audio(signature + tail)
 
 
-@given(st.sampled_from(FORMATS), st.data())
-def test_one_damaged_byte_never_escapes_as_another_error(
-    container: tuple[str, str], data: Any
-) -> None:
-    """Whatever byte is damaged: finite features or an AudioError."""
-    encoded = bytearray(encode(noise(4000), *container))
-    position = data.draw(st.integers(0, len(encoded) - 1))
-    encoded[position] = data.draw(st.integers(0, 255))
-    try:
-        energies = log_mel_energies(decode_audio(bytes(encoded)))
-    except AudioError:
-        return
-    assert np.isfinite(energies).all()
-
-
 def test_real_recordings_pass(an4_dir: Path) -> None:
     """AN4's audio decodes; its durations are those of the files' headers."""
     for path in sorted(an4_dir.glob("audio/*/*.flac"))[:40]:
@@ -198,7 +186,7 @@ def test_tags_before_the_audio_are_skipped(container: str) -> None:
         id3(b"one") + bytes(700),
     ):
         np.testing.assert_array_equal(decode_audio(tags + data), samples)
-        assert stated_duration_s(tags + data) == 2.0
+        assert stated(tags + data) == 2.0
 
 
 @pytest.mark.parametrize("rate_hz", [8_000, 16_000, 44_100])
@@ -207,8 +195,8 @@ def test_a_file_states_its_length_at_any_rate(rate_hz: int) -> None:
     for container, subtype in FORMATS:
         if (subtype, rate_hz) != ("OPUS", 44_100):
             data = encode(noise(2 * rate_hz), container, subtype, rate_hz)
-            assert stated_duration_s(data) == pytest.approx(2.0, abs=0.001)
+            assert stated(data) == pytest.approx(2.0, abs=0.001)
     flac = encode(noise(), "FLAC")
-    assert stated_duration_s(flac[:22] + bytes(4) + flac[26:]) is None
-    assert stated_duration_s(b"not audio") is None
-    assert stated_duration_s(b"\xff\xfbgarbage") is None
+    assert stated(flac[:22] + bytes(4) + flac[26:]) is None
+    assert stated(b"not audio") is None
+    assert stated(b"\xff\xfbgarbage") is None

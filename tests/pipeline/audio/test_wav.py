@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import soundfile
 
-from pipeline.audio.audio_file import open_audio
+from pipeline.audio.codecs import open_audio
 from pipeline.audio.conversion import NO_CONVERSION
 from pipeline.audio.decode import decode_audio
 from pipeline.audio.errors import AudioError

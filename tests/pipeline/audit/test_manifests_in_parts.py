@@ -8,14 +8,19 @@ import pytest
 
 from infra.store.object_store import ObjectStore, join_uri
 from infra.task_metrics import REQUESTS
+from jobs.run_table import utterance_reads
 from pipeline.audit.trace import trace
 from pipeline.audit.verify import Verification, sweep, verify_run
 from pipeline.runs.manifest import Manifest, manifest_uri, read_manifest
 from pipeline.runs.outputs import OutputsInParts
 from tests.pipeline.runs.small_commits import set_small_bounds
 from tests.small_run import SUBSET, copy_run, make_run, selected_ids, spoilt
+from tests.whole_path.processes import TINY
+from training.settings.recipe import read_recipe
 
 Run = tuple[ObjectStore, str]
+
+READS = utterance_reads(read_recipe(str(TINY)))
 STEPS = ("selection", "features", "targets", "partitions")
 
 
@@ -128,7 +133,7 @@ def test_its_utterances_are_traced(small: Run, whole: Run) -> None:
         one, other = (
             [
                 (step.step, step.outcome, step.object, step.position)
-                for step in trace(*each, join_uri(each[1], "corpus"), utterance_id).steps
+                for step in trace(*each, join_uri(each[1], "corpus"), utterance_id, READS).steps
             ]
             for each in (small, whole)
         )
@@ -151,5 +156,5 @@ def test_a_trace_reads_few_parts(
 
 def requests_of_trace(run: Run, utterance_id: str) -> int:
     before = REQUESTS.total()
-    trace(*run, join_uri(run[1], "corpus"), utterance_id)
+    trace(*run, join_uri(run[1], "corpus"), utterance_id, READS)
     return (REQUESTS.total() - before).get

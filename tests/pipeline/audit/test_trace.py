@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from infra.store.object_store import ObjectStore, join_uri
+from jobs.run_table import utterance_reads
 from pipeline.audit.trace import StepTrace, Trace, UnknownUtteranceError, trace
 from pipeline.kbest import KBest, KBestWithoutLattice
 from pipeline.runs.manifest import Manifest, manifest_uri, read_manifest, sha256
@@ -19,6 +20,9 @@ from pipeline.splicing import splice
 from pipeline.steps.targets import TargetsConfig, generate_targets
 from tests.four_steps import label
 from tests.in_process_teacher import teacher_of
+from tests.pipeline.runs.small_commits import set_small_bounds
+from tests.pipeline.steps.increments import nights as small_nights
+from tests.pipeline.steps.increments.nights import Nights
 from tests.small_corpus import serially
 from tests.small_run import (
     BAD_AUDIO,
@@ -31,8 +35,11 @@ from tests.small_run import (
     selected_ids,
     spoilt,
 )
+from tests.whole_path.processes import TINY
+from training.settings.recipe import read_recipe
 
 Run = tuple[ObjectStore, str]
+READS = utterance_reads(read_recipe(str(TINY)))
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +50,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 def follow(run: Run, utterance_id: str) -> tuple[Trace, dict[str, StepTrace]]:
     store, run_uri = run
-    traced = trace(store, run_uri, join_uri(run_uri, "corpus"), utterance_id)
+    traced = trace(store, run_uri, join_uri(run_uri, "corpus"), utterance_id, READS)
     return traced, {each.step.partition("/")[0]: each for each in traced.steps}
 
 
@@ -247,3 +254,37 @@ def test_an_utterance_without_a_lattice_says_why(run: Run, tmp_path: Path) -> No
     assert seen["targets"].outcome == "written"
     assert seen["targets"].facts["without_lattice"] == "search_failed: too long"
     assert "without_lattice" not in follow((store, run_uri), other)[1]["targets"].facts
+
+
+SPEAKERS = ["ann", "bert", "clara", "doris"]
+FILES = ("selection", "features", "targets")
+
+
+@pytest.mark.parametrize("max_listed", [4_000, 2])
+def test_only_the_shards_of_an_increment_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, max_listed: int
+) -> None:
+    """Those of the base, and all others of the increment, may be gone; with manifests in parts."""
+    monkeypatch.setattr(small_nights, "FILE_HOURS", 1 / 3600)
+    if max_listed < 4_000:
+        set_small_bounds(monkeypatch, max_listed)
+    nights = Nights.at(str(tmp_path))
+    for name, extends in (("night-1", ""), ("night-2", "night-1")):
+        nights.add(int(name[-1]), SPEAKERS)
+        nights.select(name, extends)
+        nights.extract(name)
+        nights.label(name, extends)
+    place = nights.store, nights.run_uri("night-2"), nights.corpus_uri
+    seen = trace(*place, "bert-02-1", READS)
+    assert [step.outcome for step in seen.steps] == ["read", "selected", *["written"] * 3]
+    kept = {step.object for step in seen.steps}
+    others = [
+        output.uri(nights.run_uri("night-2"))
+        for step in FILES
+        for output in read_manifest(*place[:2], f"{step}/{SUBSET}").outputs
+        if output.key not in kept
+    ]
+    assert len(others) >= 3 * 5
+    for uri in others:
+        nights.store.delete(uri)
+    assert trace(*place, "bert-02-1", READS) == seen

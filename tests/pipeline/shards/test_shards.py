@@ -235,24 +235,6 @@ def test_a_damaged_footer_never_reaches_the_parquet_reader(kind: str) -> None:
         read(damaged)
 
 
-@every_kind
-@given(st.binary(max_size=200))
-def test_arbitrary_bytes_are_refused(kind: str, data: bytes) -> None:
-    """Bytes that are not a Parquet file raise ValueError."""
-    with pytest.raises(ValueError, match="cannot read the shard"):
-        KINDS[kind][1](data)
-
-
-@every_kind
-@pytest.mark.parametrize("keep", [0.3, 0.9, 0.999])
-def test_a_cut_shard_is_refused(kind: str, keep: float) -> None:
-    """Half an object is no shard."""
-    write, read, rows = KINDS[kind]
-    data = write(rows)
-    with pytest.raises(ValueError, match="cannot read the shard"):
-        read(data[: int(len(data) * keep)])
-
-
 @pytest.mark.parametrize(
     ("written", "read_as"), [("features", "targets"), ("targets", "partition")]
 )

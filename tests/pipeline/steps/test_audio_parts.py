@@ -134,6 +134,9 @@ def test_bad_parts_are_ledger_rows(tmp_path: Path) -> None:
     broken = bytearray(flac(tone(1, 2)))
     broken[len(broken) // 2] ^= 0xFF
     store.put(f"{tmp_path}/broken.flac", bytes(broken))
+    altered = bytearray(flac(tone(1, 2)))
+    altered[26] ^= 1  # the MD5 that the header states
+    store.put(f"{tmp_path}/altered.flac", bytes(altered))
     parts: list[tuple[str, AudioPart, str]] = [
         ("r.wav", Segment(0.5, 1.0), ""),
         ("r.wav", Segment(1.05, 1.0), ""),
@@ -142,6 +145,7 @@ def test_bad_parts_are_ledger_rows(tmp_path: Path) -> None:
         ("r.wav", Segment(9.0, 1.0), "segment_beyond_end"),
         ("r.flac", Segment(0.5, 1.0), ""),
         ("r.flac", Segment(1.6, 1.0), "segment_beyond_end"),
+        ("altered.flac", Segment(0.5, 1.0), "checksum_mismatch"),
         ("gone.wav", Segment(0.0, 1.0), "missing_object"),
         ("text", Segment(0.0, 1.0), "not_audio"),
         ("r.wav", Member(0, 10**9), "too_large"),

@@ -10,10 +10,6 @@ import pytest
 
 from infra.store.object_store import ObjectStore, join_uri
 from pipeline.kbest import KBest, select_kbest
-from pipeline.records import Tally
-from pipeline.runs.commit import Commit, step_context
-from pipeline.runs.engine import LossBudgetExceededError
-from pipeline.runs.ledger import ledger_reasons
 from pipeline.runs.manifest import Manifest, manifest_uri, read_manifest, read_output
 from pipeline.runs.names import PARTITIONS_STEP
 from pipeline.shards import (
@@ -24,8 +20,7 @@ from pipeline.shards import (
     read_targets,
 )
 from pipeline.splicing import splice
-from pipeline.steps import audio_reads
-from pipeline.steps.features import ExtractionConfig, FileTask, extract_features
+from pipeline.steps.features import ExtractionConfig, extract_features
 from pipeline.steps.repartition import RepartitionConfig, repartition
 from pipeline.steps.selection.select import SelectionConfig, metadata_uri, select_utterances
 from pipeline.steps.targets import TargetsConfig, generate_targets
@@ -36,7 +31,6 @@ from tests.small_corpus import (
     local_store,
     serially,
     tone,
-    wav,
     write_corpus,
     write_metadata,
 )
@@ -128,41 +122,6 @@ def test_the_same_seed_gives_byte_identical_manifests(tmp_path: Path) -> None:
         assert first == second
 
 
-def test_a_finished_step_is_not_done_again(tmp_path: Path) -> None:
-    """The second call finds the manifest and runs no task."""
-    store, run_uri, corpus_uri = local_store(tmp_path)
-    write_corpus(store, corpus_uri, "unlabelled", 2, 2)
-    select(store, run_uri, corpus_uri)
-    arguments = (store, run_uri, "unlabelled", corpus_uri, EXTRACTION, 0.5)
-    assert not extract_features(*arguments, serially).was_finished
-    assert extract_features(*arguments, serially).was_finished
-
-
-def test_a_step_resumes_from_its_commits(tmp_path: Path) -> None:
-    """Tasks that were committed before the step stopped are not run again."""
-    store, run_uri, corpus_uri = local_store(tmp_path)
-    write_corpus(store, corpus_uri, "unlabelled", 6, 5)
-    select(store, run_uri, corpus_uri)
-
-    def breaking(elements, function, description):
-        del description
-        function(elements[0])
-        raise KeyboardInterrupt
-
-    counted = []
-
-    def counting(elements, function, description):
-        counted.extend(each for each in elements if isinstance(each, FileTask))
-        return serially(elements, function, description)
-
-    arguments = (store, run_uri, "unlabelled", corpus_uri, EXTRACTION, 0.5)
-    with pytest.raises(KeyboardInterrupt):
-        extract_features(*arguments, breaking)
-    extract_features(*arguments, counting)
-    num_files = len(read_manifest(store, run_uri, "selection/unlabelled").outputs)
-    assert len(counted) == num_files - 1
-
-
 def test_another_recipe_in_a_finished_run_is_refused(tmp_path: Path) -> None:
     """The message names the manifest and the remedy."""
     store, run_uri, corpus_uri = local_store(tmp_path)
@@ -170,97 +129,6 @@ def test_another_recipe_in_a_finished_run_is_refused(tmp_path: Path) -> None:
     select(store, run_uri, corpus_uri)
     with pytest.raises(ValueError, match=r"another recipe.*use another --run"):
         select(store, run_uri, corpus_uri, SelectionConfig(0.0, 1.0, seed=4))
-
-
-def test_a_different_second_attempt_is_refused(tmp_path: Path) -> None:
-    """A task that commits other bytes under the same name is not deterministic."""
-    store, run_uri, _ = local_store(tmp_path)
-    context = step_context(store, run_uri, "features/x", {}, {})
-    first = context.put_output("0", ".bin", b"one", Tally())
-    second = context.put_output("0", ".bin", b"two", Tally())
-    context.commit(Commit("0", context.fingerprint, (first,), None, Tally(), Tally()))
-    context.commit(Commit("0", context.fingerprint, (first,), None, Tally(), Tally()))
-    with pytest.raises(ValueError, match="not deterministic"):
-        context.commit(Commit("0", context.fingerprint, (second,), None, Tally(), Tally()))
-
-
-def test_bad_audio_lands_in_the_ledger_with_its_reason(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A corrupt FLAC, an empty object, a 44.1 kHz stereo file, a missing and a foreign one."""
-    monkeypatch.setattr(audio_reads, "CONFIRMING_WAITS_S", (0.0,) * 3)
-    store, run_uri, corpus_uri = local_store(tmp_path)
-    records = write_corpus(store, corpus_uri, "unlabelled", 4, 4)
-    stereo = np.stack([tone(1, 1.0), tone(2, 1.0)], axis=1)
-    whole = flac(tone(0, 1.0))
-    damage = {
-        0: whole[: len(whole) // 2],
-        1: b"",
-        2: flac(stereo, 44_100),
-        3: wav(tone(0, 0.0)),
-        4: b"RIFF" + bytes(range(256)),
-    }
-    for number, data in damage.items():
-        store.put(join_uri(corpus_uri, str(records[number]["audio_uri"])), data)
-    records[5]["audio_uri"] = "audio/nowhere.flac"
-    records[6]["audio_uri"] = "/etc/passwd"
-    records[7]["audio_uri"] = "s3://somebody-elses/bucket.flac"
-    write_metadata(store, corpus_uri, "unlabelled", records)
-    select(store, run_uri, corpus_uri)
-    manifest = extract(store, run_uri, corpus_uri)
-    reasons = ledger_reasons(manifest.ledgers)
-    assert manifest.quarantined.utterances == sum(reasons.values()) == 8
-    assert manifest.tally_out.utterances == 8
-    assert reasons == {
-        "truncated": 1,
-        "empty_object": 1,
-        "wrong_sample_rate": 1,
-        "too_short": 1,
-        "not_audio": 1,
-        "missing_object": 1,
-        "outside_prefixes": 2,
-    }
-
-
-def test_bad_metadata_lands_in_the_ledger(tmp_path: Path) -> None:
-    """Broken JSON, a negative duration, a missing speaker and a repeated utterance."""
-    store, run_uri, corpus_uri = local_store(tmp_path)
-    records = write_corpus(store, corpus_uri, "unlabelled", 3, 3)
-    broken = [
-        "{not json",
-        {**records[0], "utterance_id": "negative", "duration_s": -1.0},
-        {**records[0], "utterance_id": "nan", "duration_s": float("nan")},
-        {key: value for key, value in records[0].items() if key != "speaker_id"},
-        records[0],
-    ]
-    write_metadata(store, corpus_uri, "unlabelled", [*records, *broken])
-    manifest = select(store, run_uri, corpus_uri)
-    assert ledger_reasons(manifest.ledgers) == Counter(
-        malformed_json=1, bad_duration=2, missing_field=1, duplicate_utterance=1
-    )
-    assert manifest.tally_in.utterances == 14
-    assert manifest.tally_out.utterances == 9
-
-
-def test_the_loss_budget_fails_the_step_and_says_why(tmp_path: Path) -> None:
-    """One of four lost is more than 10 %: no manifest; with a larger budget the commits serve."""
-    store, run_uri, corpus_uri = local_store(tmp_path)
-    records = write_corpus(store, corpus_uri, "unlabelled", 2, 2)
-    store.put(join_uri(corpus_uri, str(records[0]["audio_uri"])), b"")
-    select(store, run_uri, corpus_uri)
-    with pytest.raises(LossBudgetExceededError, match=r"1 of 4.*empty_object.*raise loss_budget"):
-        extract(store, run_uri, corpus_uri, loss_budget=0.1)
-    assert not store.exists(manifest_uri(run_uri, "features/unlabelled"))
-    assert extract(store, run_uri, corpus_uri, loss_budget=0.25).quarantined.utterances == 1
-
-
-def test_the_budget_of_hours_is_met_within_one_utterance(tmp_path: Path) -> None:
-    """Ten seconds of about thirty are selected; the rest is counted as unselected."""
-    store, run_uri, corpus_uri = local_store(tmp_path)
-    write_corpus(store, corpus_uri, "unlabelled", 6, 5)
-    manifest = select(store, run_uri, corpus_uri, SelectionConfig(10 / 3600, 5 / 3600, 3))
-    assert 10_000 <= manifest.tally_out.duration_ms < 11_500
-    assert manifest.tally_in == manifest.tally_out + manifest.unselected
 
 
 def test_missing_and_empty_metadata_are_named(tmp_path: Path) -> None:
@@ -296,39 +164,6 @@ def test_compressed_metadata_is_read_and_a_broken_archive_is_named(tmp_path: Pat
     store.put(join_uri(folder, "part-00000.jsonl.gz"), data[:-20])
     with pytest.raises(ValueError, match=r"part-00000.jsonl.gz: no whole gzip file"):
         select(store, f"{run_uri}/other", corpus_uri)
-
-
-def test_a_missing_input_manifest_names_the_step_to_run(tmp_path: Path) -> None:
-    """Extraction before selection says what is missing."""
-    store, run_uri, corpus_uri = local_store(tmp_path)
-    with pytest.raises(ValueError, match="run the step that writes selection/unlabelled first"):
-        extract(store, run_uri, corpus_uri)
-
-
-def test_damaged_objects_of_ours_are_refused(tmp_path: Path) -> None:
-    """A changed byte in a selection file is found by its digest."""
-    store, run_uri, corpus_uri = local_store(tmp_path)
-    write_corpus(store, corpus_uri, "unlabelled", 2, 2)
-    output = select(store, run_uri, corpus_uri).outputs[0]
-    data = store.get(join_uri(run_uri, output.key))
-    store.put(join_uri(run_uri, output.key), data[:-2] + b"~\n")
-    with pytest.raises(ValueError, match="SHA-256"):
-        extract(store, run_uri, corpus_uri)
-
-
-def test_stored_features_have_the_causal_mean_removed(tmp_path: Path) -> None:
-    """The first frame of a speaker's stream is zero, in whatever shard and row it lies."""
-    store, run_uri = run_all(tmp_path)
-    rows = [
-        row
-        for output in read_manifest(store, run_uri, "features/unlabelled").outputs
-        for row in read_features(read_output(store, run_uri, output))
-    ]
-    for row in rows:
-        if row.utterance_id.endswith("-000"):
-            assert not row.features[0].any()
-        else:
-            assert row.features[0].any()
 
 
 def test_target_shards_keep_the_row_order_of_the_features(tmp_path: Path) -> None:
@@ -394,20 +229,6 @@ def test_a_teacher_may_hear_the_clearest_version(tmp_path: Path, offsets: Offset
             np.testing.assert_array_equal(found.senones, expected.senones)
             np.testing.assert_array_equal(found.logits, expected.logits.astype(np.float16))
     assert len(asked) == len(labelled)
-
-
-def test_manifests_that_lose_an_utterance_cannot_be_made() -> None:
-    """In must be out plus quarantined plus unselected, to the utterance."""
-    with pytest.raises(ValueError, match="an utterance was lost"):
-        Manifest("x", {}, {}, (), tally_in=Tally(3, 30), tally_out=Tally(2, 20))
-
-
-def test_manifests_read_back_as_written(tmp_path: Path) -> None:
-    """`from_bytes` undoes `to_bytes`."""
-    store, run_uri = run_all(tmp_path)
-    data = store.get(manifest_uri(run_uri, "features/unlabelled"))
-    assert Manifest.from_bytes(data).to_bytes() == data
-    assert json.loads(data)["tally_out"]["hours"] > 0
 
 
 def test_the_largest_seed_passes_through_all_steps(

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from infra.store.object_store import ObjectStore
+from jobs.run_table import utterance_reads
 from pipeline.audit.trace import trace
 from pipeline.audit.verify import verify_run
 from pipeline.kbest import KBest, TeacherFailure
@@ -22,6 +23,8 @@ from pipeline.steps.repartition import RepartitionConfig, repartition
 from pipeline.steps.targets import TargetsConfig, TeacherInput, generate_targets
 from tests.four_steps import four_steps, label, put_teacher
 from tests.small_corpus import local_store, serially, write_corpus
+from tests.whole_path.processes import TINY
+from training.settings.recipe import read_recipe
 
 
 def extracted_run(folder: Path, num_speakers: int, num_each: int) -> tuple[ObjectStore, str, str]:
@@ -77,8 +80,9 @@ def test_an_utterance_that_the_teacher_fails_at_is_a_ledger_row(
     assert sorted(row.utterance_id for row in joined) == sorted(kept)
     for row in joined:
         np.testing.assert_array_equal(row.features, kept[row.utterance_id].features)
+    reads = utterance_reads(read_recipe(str(TINY)))
     for name in poison:
-        steps = trace(store, run_uri, corpus_uri, name).steps
+        steps = trace(store, run_uri, corpus_uri, name, reads).steps
         assert [each.outcome for each in steps[-2:]] == ["written", "quarantined"]
         assert steps[-1].facts["reason"] == "teacher_failed"
     assert verify_run(store, run_uri, corpus_uri, lambda *_: None).findings == ()

@@ -64,13 +64,6 @@ def test_nesterov_evaluates_the_global_model() -> None:
     assert (state.global_model, state.broadcast_model, state.update) == (7.0, 8.5, 3.0)
 
 
-def test_pseudo_gradient_has_the_models_sign() -> None:
-    """A mean model that moved up moves the global model up."""
-    block_filter = BlockFilter(0.5, 0.5, "nesterov")
-    state = block_filter.end_block(block_filter.begin(torch.zeros(1)), torch.ones(1))
-    assert state.global_model == 0.5
-
-
 def test_without_momentum_it_is_model_averaging() -> None:
     """With eta = 0 and zeta = 1 the filter gives the mean bitwise, unlike W + (mean - W)."""
     model, mean = torch.tensor([1e8]), torch.tensor([0.1])
@@ -98,14 +91,6 @@ def test_block_momentum_solves_eq_5(
     """eta solves zeta / (N (1 - eta)) = C."""
     assert block_momentum_for(num_models, zeta, constant) == eta
     assert zeta / (num_models * (1 - eta)) == constant
-
-
-def test_without_momentum_a_smaller_rate_moves_part_of_the_way() -> None:
-    """With eta = 0 and zeta = 0.5, both models are W + (mean - W) / 2."""
-    for form in ("nesterov", "as_printed"):
-        block_filter = BlockFilter(0.5, 0.0, form)
-        state = block_filter.end_block(block_filter.begin(torch.tensor([2.0])), torch.tensor([6.0]))
-        assert (state.global_model, state.broadcast_model, state.update) == (4.0, 4.0, 2.0)
 
 
 def test_model_averaging_keeps_the_last_update() -> None:

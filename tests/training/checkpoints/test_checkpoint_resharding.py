@@ -47,7 +47,7 @@ TRAINERS: dict[str, tuple[type[Trainer], dict[str, Any]]] = {
     "htm": (Htm, HTM),
     "htm in one tier": (Htm, {"group_size": 4, "block_size": 3, "gradient_threshold": 1 / 64}),
     "d_psgd": (DPsgd, {}),
-    "rand_psgd": (RandPsgd, {"seed": 5}),
+    "rand_psgd": (RandPsgd, {"mixing_seed": 5}),
     "d1d_psgd": (D1dPsgd, {}),
 }
 

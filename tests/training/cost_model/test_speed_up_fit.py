@@ -6,17 +6,16 @@ import numpy as np
 import pytest
 
 from jobs.planning.scaling import read_scaling
-from training.cost_model.speed_up_fit import (
+from tests.training.cost_model.speed_up_fit import (
     K80,
     V100,
     WORKLOAD,
-    SpeedUp,
     fit_speed_ups,
     fitted_rows,
     held_out_rows,
     relative_errors,
 )
-from training.cost_model.step_time import Calibration, CostModel, Fitted
+from training.cost_model.step_time import Calibration, CostModel
 
 ROWS = {"scaling_v100": V100, "scaling_k80": K80}
 
@@ -80,27 +79,6 @@ def test_held_out_rows(
     predicted, found = held_out(name, trainer, block_size)
     assert found == published
     assert predicted / published - 1 == pytest.approx(error, abs=0.01)
-
-
-def test_gtc_falls_beyond_64_ranks() -> None:
-    """Fitted on 16, 32 and 64 ranks, the model predicts that 128 are slower than 32."""
-    model = CostModel(WORKLOAD, refitted("scaling_v100"))
-    speed_ups = {ranks: model.speed_up(ranks, model.gtc(ranks)) for ranks in (16, 32, 64, 128)}
-    assert speed_ups[128] < speed_ups[32] < speed_ups[64]
-
-
-@pytest.mark.parametrize("fitted", [Fitted(0.02, 0.005), Fitted(0.1, 0.05)])
-def test_the_fit_recovers_known_numbers(fitted: Fitted) -> None:
-    """The fit to the model's own speed-ups gives back both numbers."""
-    calibration = replace(read_scaling("scaling_v100"), fitted=fitted)
-    model = CostModel(WORKLOAD, calibration)
-    rows = [
-        SpeedUp(row.trainer, row.num_ranks, row.block_size, row.predicted_by(model))
-        for row in fitted_rows(V100)
-    ]
-    found = fit_speed_ups(rows, WORKLOAD, calibration)
-    assert found.waiting == pytest.approx(fitted.waiting, rel=1e-3)
-    assert found.congestion == pytest.approx(fitted.congestion, rel=1e-3)
 
 
 def test_the_papers_rate_follows_from_its_first_epoch() -> None:

@@ -1,6 +1,11 @@
-"""Check the limits of each trainer's step time: linear, equal to another's, or ever worse."""
+"""Seconds of exchanges and of each trainer's step, by hand and in limits.
 
+The optimal number of ranks of 1-bit SGD is paper 004's equation (4).
+"""
+
+import math
 from dataclasses import replace
+from itertools import pairwise
 from math import log2
 
 import pytest
@@ -8,66 +13,122 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.training.cost_model.settings import CALIBRATION, NETWORK, RANK, WORKLOAD
+from training.algorithms.top_k_lengths import num_message_words
 from training.cost_model.step_time import (
     Calibration,
     CostModel,
     Fitted,
+    MinibatchCosts,
     Network,
+    Placement,
     RankRates,
     Workload,
+    all_gather_seconds,
+    all_reduce_seconds,
+    broadcast_seconds,
+    coded_block_seconds,
+    delayed_average_seconds,
+    neighbours_seconds,
+    one_bit_costs,
+    one_bit_seconds,
+    pairwise_mixing_seconds,
+    place_ranks,
+    ring_mixing_seconds,
 )
+from training.settings.trainers import TopK
+
+MEGABYTE = 1e6
+DIRECT = replace(NETWORK, all_reduce="direct")
+RING = replace(NETWORK, all_gather="ring")
+
+
+def test_ranks_fill_one_host_after_the_other() -> None:
+    """A host has all ranks if they are few, else `ranks_per_host`; the last host may have fewer."""
+    assert place_ranks(3, NETWORK) == Placement(3, 3)
+    assert place_ranks(16, NETWORK) == Placement(16, 4)
+    assert [place_ranks(num_ranks, NETWORK).num_hosts for num_ranks in (1, 4, 5, 16)] == [
+        1,
+        1,
+        2,
+        4,
+    ]
+
+
+def test_a_direct_gather_shares_the_hosts_link() -> None:
+    """Four ranks a host each take twelve remote messages: 48 over one link, 3 within."""
+    seconds = all_gather_seconds(MEGABYTE, Placement(16, 4), NETWORK, congestion=0.0)
+    assert seconds == pytest.approx(48 * 10e-3 + 3 * 1e-3)
+
+
+def test_one_connection_is_no_faster_than_its_limit() -> None:
+    """Between two hosts of one rank a byte takes 20 ns, though the link itself takes 10 ns."""
+    seconds = all_gather_seconds(MEGABYTE, Placement(2, 1), NETWORK, congestion=0.0)
+    assert seconds == pytest.approx(20e-3)
+
+
+def test_a_ring_passes_each_message_over_one_connection() -> None:
+    """A ring has N - 1 turns, each as slow as the slowest hop."""
+    assert all_gather_seconds(MEGABYTE, Placement(16, 4), RING, 1.0) == pytest.approx(15 * 20e-3)
+    assert all_gather_seconds(MEGABYTE, Placement(4, 4), RING, 1.0) == pytest.approx(3 * 1e-3)
+
+
+def test_a_ring_all_reduce_moves_twice_the_bytes() -> None:
+    """2 (N - 1) / N of the bytes pass each hop, for any number of ranks (Patarasuk and Yuan)."""
+    seconds = all_reduce_seconds(MEGABYTE, Placement(16, 4), NETWORK, congestion=1.0)
+    assert seconds == pytest.approx(2 * 15 / 16 * 20e-3)
+
+
+def test_a_two_stage_all_reduce_moves_stripes_directly() -> None:
+    """There are two exchanges of a sixteenth of the bytes, 48 of them over each host's link."""
+    seconds = all_reduce_seconds(MEGABYTE, Placement(16, 4), DIRECT, congestion=0.0)
+    assert seconds == pytest.approx(2 * (48 * 10e-3 + 3 * 1e-3) / 16)
+
+
+def test_a_broadcast_doubles_the_ranks_that_have_it() -> None:
+    """There are two turns between four hosts, then two within each."""
+    seconds = broadcast_seconds(MEGABYTE, Placement(16, 4), NETWORK)
+    assert seconds == pytest.approx(2 * 20e-3 + 2 * 1e-3)
+
+
+def test_latency_is_paid_for_each_turn_or_partner() -> None:
+    """A ring of 16 has 15 turns; in a direct exchange there are 12 remote and 3 local waits."""
+    slow = {"between_latency_us": 1000.0, "within_latency_us": 100.0}
+    ring, direct = replace(RING, **slow), replace(NETWORK, **slow)
+    assert all_gather_seconds(0.0, Placement(16, 4), ring, 0.0) == pytest.approx(15e-3)
+    assert all_gather_seconds(0.0, Placement(16, 4), direct, 0.0) == pytest.approx(12e-3 + 0.3e-3)
+
+
+@pytest.mark.parametrize("network", [NETWORK, DIRECT, RING])
+def test_one_rank_exchanges_nothing(network: Network) -> None:
+    """Every exchange of a single rank takes 0 s."""
+    alone = Placement(1, 1)
+    assert all_gather_seconds(MEGABYTE, alone, network, 1.0) == 0
+    assert all_reduce_seconds(MEGABYTE, alone, network, 1.0) == 0
+    assert broadcast_seconds(MEGABYTE, alone, network) == 0
+
+
+def test_congestion_spares_a_single_connection() -> None:
+    """Only further connections cost: 47 of them at 0.1 make a link 5.7 times slower."""
+    assert all_gather_seconds(MEGABYTE, Placement(2, 1), NETWORK, 0.1) == pytest.approx(20e-3)
+    congested = all_gather_seconds(MEGABYTE, Placement(16, 4), NETWORK, 0.1)
+    assert congested == pytest.approx(48 * 10e-3 * 5.7 + 3 * 1e-3)
+
+
+@pytest.mark.parametrize(("num_ranks", "per_host"), [(4, 5), (4, 0)])
+def test_impossible_placements_are_refused(num_ranks: int, per_host: int) -> None:
+    """A placement with no rank or with more than all ranks on a host is refused."""
+    with pytest.raises(ValueError, match=r"ranks a host: need 1\.\.4"):
+        Placement(num_ranks, per_host)
+
 
 MODEL = CostModel(WORKLOAD, CALIBRATION)
-INFINITE = replace(
-    NETWORK, within_gbps=1e18, between_gbps=1e18, connection_gbps=1e18, all_gather="ring"
-)
 
 
 def model_of(
-    network: Network, fitted: Fitted = CALIBRATION.fitted, rank: RankRates = RANK
+    network: Network = NETWORK, fitted: Fitted = CALIBRATION.fitted, rank: RankRates = RANK
 ) -> CostModel:
     """Return a model of the same workload on another network."""
     return CostModel(WORKLOAD, Calibration("by hand", rank, network, fitted))
-
-
-def all_speed_ups(model: CostModel, num_ranks: int) -> list[float]:
-    """Return the speed-ups of the four trainers, in groups of four and blocks of ten."""
-    seconds = (
-        model.synchronous(num_ranks),
-        model.gtc(num_ranks),
-        model.bmuf(num_ranks, 10),
-        model.htm(num_ranks, min(num_ranks, 4), 10),
-    )
-    return [model.speed_up(num_ranks, each) for each in seconds]
-
-
-def test_one_rank_is_as_fast_as_itself() -> None:
-    """If encoding takes no time, the speed-up of one rank is 1 for every trainer."""
-    assert all_speed_ups(MODEL, 1) == pytest.approx([1.0] * 4)
-    assert MODEL.computing_seconds == pytest.approx(0.1)
-
-
-@pytest.mark.parametrize("num_ranks", [4, 32, 128])
-def test_an_infinite_link_makes_every_trainer_linear(num_ranks: int) -> None:
-    """Without latency, work on messages or waiting, N ranks are N times as fast."""
-    assert all_speed_ups(model_of(INFINITE), num_ranks) == pytest.approx([num_ranks] * 4)
-
-
-def test_waiting_remains_on_an_infinite_link() -> None:
-    """Each doubling of the ranks costs every trainer the same share of the step's computing."""
-    waiting = model_of(INFINITE, Fitted(waiting=0.05, congestion=1.0))
-    assert all_speed_ups(waiting, 32) == pytest.approx([32 / (1 + 0.05 * log2(32))] * 4)
-
-
-def test_endless_blocks_make_bmuf_linear() -> None:
-    """An exchange once in an endless block costs a step nothing."""
-    assert MODEL.speed_up(128, MODEL.bmuf(128, 10**12)) == pytest.approx(128)
-    assert MODEL.speed_up(128, MODEL.bmuf(128, 10)) < 112
-
-
-def test_endless_blocks_make_htm_its_groups_gtc() -> None:
-    """In endless blocks a step of HTM costs what a step of GTC in one group costs."""
-    assert MODEL.htm(128, 4, 10**12) == pytest.approx(MODEL.gtc(4))
 
 
 def seconds_by_hand(num_ranks: int, block_size: int) -> dict[str, float]:
@@ -146,56 +207,10 @@ def test_groups_may_span_whole_hosts() -> None:
     assert MODEL.htm(32, 8, 10) == pytest.approx(0.1 + gather + (ring + broadcast) / 10)
 
 
-@settings(max_examples=50, deadline=None)
-@given(st.sampled_from([4, 8, 16, 64, 128]), st.floats(0.01, 100), st.floats(1.0, 100.0))
-def test_more_bandwidth_never_slows_a_trainer(num_ranks: int, gbps: float, factor: float) -> None:
-    """Speed-up is monotonic in the link between hosts."""
-    slow = replace(NETWORK, between_gbps=gbps, connection_gbps=gbps)
-    fast = replace(slow, between_gbps=factor * gbps, connection_gbps=factor * gbps)
-    fitted = Fitted(waiting=0.05, congestion=0.01)
-    pairs = zip(
-        all_speed_ups(model_of(slow, fitted), num_ranks),
-        all_speed_ups(model_of(fast, fitted), num_ranks),
-        strict=True,
-    )
-    assert all(before <= after * (1 + 1e-12) for before, after in pairs)
-
-
-@settings(max_examples=50, deadline=None)
-@given(st.integers(2, 60), st.floats(1e-6, 1e-1), st.floats(0.01, 100))
-def test_without_congestion_twice_the_hosts_hardly_slow_gtc(
-    num_hosts: int, density: float, gbps: float
-) -> None:
-    """Costs that are linear in the ranks cannot halve a speed-up, as it does in the papers.
-
-    From 8 to 16 hosts they take 7 % of it at most: the share of messages from other hosts grows.
-    """
-    network = replace(NETWORK, between_gbps=gbps, connection_gbps=gbps, between_latency_us=50.0)
-    rank = replace(RANK, decoded_words_per_s=1e8)
-    workload = replace(WORKLOAD, density=density)
-    model = CostModel(workload, replace(CALIBRATION, rank=rank, network=network))
-    fewer, more = 4 * num_hosts, 8 * num_hosts
-    kept = model.speed_up(more, model.gtc(more)) / model.speed_up(fewer, model.gtc(fewer))
-    assert kept >= 2 * (num_hosts - 1) / (2 * num_hosts - 1) * (1 - 1e-12)
-
-
-def test_messages_are_worked_on_by_every_rank() -> None:
-    """The time of encoding grows with the model, that of decoding with the ranks."""
-    rates = RankRates(1000.0, 1_000_000, encoded_elements_per_s=1e7, decoded_words_per_s=1e6)
-    model = CostModel(WORKLOAD, replace(CALIBRATION, rank=rates, network=INFINITE))
-    assert model.gtc(4) == pytest.approx(0.1 + 0.1 + 4 * 0.01)
-
-
 def test_messages_are_never_longer_than_the_map() -> None:
     """Above 1/16 density two bits an element are shorter than a word an element sent."""
     lengths = [replace(WORKLOAD, density=density).message_bytes for density in (0.01, 0.0625, 0.5)]
     assert lengths == [40_004, 250_004, 250_004]
-
-
-def test_a_larger_model_takes_longer_in_proportion() -> None:
-    """A model with twice the parameters takes half the frames a second."""
-    doubled = CostModel(replace(WORKLOAD, num_parameters=2_000_000), CALIBRATION)
-    assert doubled.computing_seconds == pytest.approx(0.2)
 
 
 @pytest.mark.parametrize(
@@ -222,11 +237,199 @@ def test_impossible_workloads_are_refused(changes: dict[str, float], message: st
         Workload(**{"num_parameters": 10, "minibatch_frames": 10, "density": 0.1, **changes})
 
 
-def test_impossible_calibrations_are_refused() -> None:
-    """Rates that are not positive and fitted costs below 0 are refused."""
-    with pytest.raises(ValueError, match=r"frames_per_s = 0.0: need 1e-09\.\.1e\+18"):
-        replace(RANK, frames_per_s=0.0)
-    with pytest.raises(ValueError, match=r"between_gbps = -1.0: need 1e-09\.\."):
-        replace(NETWORK, between_gbps=-1.0)
-    with pytest.raises(ValueError, match=r"waiting = -0.1: need 0\.\.1000"):
-        Calibration("by hand", RANK, NETWORK, Fitted(waiting=-0.1, congestion=0.0))
+INFINITE = replace(
+    NETWORK,
+    within_gbps=1e18,
+    between_gbps=1e18,
+    connection_gbps=1e18,
+    within_latency_us=0.0,
+    between_latency_us=0.0,
+)
+AT_ONCE = replace(RANK, encoded_elements_per_s=1e18)
+
+
+def all_seconds(model: CostModel, num_ranks: int) -> dict[str, float]:
+    return {
+        "one_bit": one_bit_seconds(model, num_ranks, double_buffering=False),
+        "double": one_bit_seconds(model, num_ranks, double_buffering=True),
+        "ring": ring_mixing_seconds(model, num_ranks, permuted=False),
+        "permuted": ring_mixing_seconds(model, num_ranks, permuted=True),
+        "pairs": pairwise_mixing_seconds(model, num_ranks),
+        "delayed": delayed_average_seconds(model, num_ranks),
+    }
+
+
+def test_only_those_who_meet_wait() -> None:
+    """Of 64 ranks, the slowest delays all who sum, three on a ring, and no pair."""
+    model = model_of(INFINITE, Fitted(0.05, 0.0), AT_ONCE)
+    waits = {
+        name: seconds / model.computing_seconds - 1
+        for name, seconds in all_seconds(model, 64).items()
+    }
+    of_all, of_three = 0.05 * log2(64), 0.05 * log2(3)
+    assert waits == pytest.approx(
+        {"one_bit": of_all, "double": of_all, "delayed": of_all}
+        | {"ring": of_three, "permuted": of_three, "pairs": 0.0},
+        abs=1e-9,
+    )
+
+
+def test_at_the_optimal_number_of_ranks_exchanges_are_just_hidden() -> None:
+    """At K of eq. (4) half a minibatch takes as long as its exchange (004 2.2)."""
+    costs = one_bit_costs(model_of(replace(NETWORK, between_gbps=0.05)), 16)
+    num_frames = 16 * WORKLOAD.minibatch_frames
+    optimal = costs.optimal_num_ranks(num_frames)
+    assert 1 < optimal < 1e6
+    assert costs.computation(num_frames / 2, optimal) == pytest.approx(costs.communication)
+
+
+@pytest.mark.parametrize("all_reduce", ["ring", "direct"])
+def test_one_bit_does_not_shorten_latency(all_reduce: str) -> None:
+    """An exchange over a link of latency alone takes as long as that of float32.
+
+    Without any latency it takes a 32nd.
+    """
+    late = replace(INFINITE, between_latency_us=50.0, all_reduce=all_reduce)
+    slow = replace(INFINITE, between_gbps=1e-3, connection_gbps=1e-3, all_reduce=all_reduce)
+    for network, compression in ((late, 1.0), (slow, 32.0)):
+        costs = one_bit_costs(model_of(network, Fitted(0.0, 0.0)), 16)
+        placement = place_ranks(16, network)
+        exchange = all_reduce_seconds(WORKLOAD.model_bytes, placement, network, 0.0)
+        assert costs.communication == pytest.approx(exchange / compression)
+
+
+def test_ranks_share_the_passes_over_their_stripes() -> None:
+    """Over an infinite link 16 ranks take 3 passes over all elements, and 3 over a 16th of them."""
+    model = model_of(INFINITE, Fitted(0.0, 0.0))
+    pass_s = WORKLOAD.num_parameters / RANK.encoded_elements_per_s
+    seconds = one_bit_seconds(model, 16, double_buffering=False)
+    assert seconds == pytest.approx(model.computing_seconds + (3 + 3 / 16) * pass_s)
+
+
+def test_a_slow_link_slows_who_waits_for_it() -> None:
+    """On a tenth of the link, what is sent in each step takes ten times as long."""
+    slow, slower = (
+        model_of(replace(INFINITE, between_gbps=gbps, connection_gbps=gbps), Fitted(0.0, 0.0))
+        for gbps in (1e-3, 1e-4)
+    )
+    before, after = all_seconds(slow, 32), all_seconds(slower, 32)
+    for name in ("ring", "permuted", "delayed", "pairs"):
+        assert after[name] == pytest.approx(10 * before[name])
+    assert before["pairs"] == pytest.approx(before["permuted"] / 2)
+    assert before["one_bit"] < before["delayed"] / 10
+
+
+def test_a_permuted_ring_crosses_hosts() -> None:
+    """Neighbours in random order are mostly on other hosts: P ranks of N share their link.
+
+    On hosts of 4 of 16 ranks, 12 of 15 neighbours are elsewhere, so 2 x 4 x 12/15 messages.
+    """
+    network = replace(INFINITE, ranks_per_host=4, between_gbps=1.0)
+    placement = place_ranks(16, network)
+    ring, permuted = (
+        neighbours_seconds(1e9, placement, network, permuted=each) for each in (False, True)
+    )
+    assert ring == pytest.approx(8 * 2)
+    assert permuted == pytest.approx(8 * 2 * 4 * 12 / 15)
+
+
+def test_few_ranks_have_few_neighbours() -> None:
+    """A rank alone exchanges nothing; two ranks exchange once; a host's ranks on its own links."""
+    network = replace(NETWORK, ranks_per_host=4, within_gbps=8.0, within_latency_us=0.0)
+    seconds = [
+        neighbours_seconds(1e9, place_ranks(size, network), network, permuted=False)
+        for size in (1, 2, 4)
+    ]
+    assert seconds == pytest.approx([0.0, 1.0, 2.0])
+
+
+CODE = TopK(density=0.03)
+MESSAGE_BYTES = 4 * num_message_words(1_000_000, CODE)
+"""Two bits and a place for each of 30,000 elements: 34 times below the model's 4 MB."""
+
+
+def block_end(model: CostModel, num_ranks: int, *, by_host: bool) -> float:
+    seconds = coded_block_seconds(model, num_ranks, 50, CODE, by_host=by_host)
+    return 50 * (seconds - model.computing_seconds)
+
+
+def test_each_rank_gets_the_messages_of_all_others() -> None:
+    """Of 8 ranks on two hosts: 3 within, at 1 ns a byte, and 16 over the link at 10 ns."""
+    expected = (3 * 1e-9 + 16 * 10e-9) * MESSAGE_BYTES
+    assert block_end(model_of(), 8, by_host=False) == pytest.approx(expected)
+
+
+def test_by_host_two_leaders_exchange_and_the_hosts_sum() -> None:
+    """A message at one connection's 20 ns a byte; a ring of 4 MB over four, two broadcasts."""
+    coded = 20e-9 * MESSAGE_BYTES
+    within = 2 * 3 * 1e6 * 1e-9 + 2 * 4e6 * 1e-9
+    assert block_end(model_of(), 8, by_host=True) == pytest.approx(coded + within)
+
+
+def test_decoding_grows_with_those_who_gather() -> None:
+    """8 ranks decode 30,000 words each, two leaders a quarter of that; encoding is one pass."""
+    network = replace(NETWORK, within_gbps=1e18, between_gbps=1e18, connection_gbps=1e18)
+    model = model_of(
+        network, rank=replace(RANK, encoded_elements_per_s=1e7, decoded_words_per_s=1e6)
+    )
+    assert block_end(model, 8, by_host=False) == pytest.approx(0.1 + 8 * 0.03)
+    assert block_end(model, 8, by_host=True) == pytest.approx(0.1 + 2 * 0.03)
+
+
+def test_the_race_is_won_by_host() -> None:
+    """At 20 Mbit/s coded changes by host beat exact models, and those of all ranks."""
+    model = model_of(replace(NETWORK, between_gbps=0.02, connection_gbps=0.02))
+    by_host = coded_block_seconds(model, 32, 50, CODE, by_host=True)
+    assert by_host < coded_block_seconds(model, 32, 50, CODE, by_host=False)
+    assert by_host < model.bmuf(32, 50)
+
+
+# Paper 004 5.1 and Table 1 (2048 frames): 118 us a frame, C T_post + T_upd = 18.2 ms, T_upd = 9 ms,
+# T_comm^float / 32 = 10 ms.
+PAPER = MinibatchCosts(
+    frame=118e-6, postprocessing=9.2e-3, model_update=9e-3, exchange=0.32, compression=32.0
+)
+
+
+@pytest.mark.parametrize("num_frames", [1024, 2880, 16384])
+def test_computation_takes_as_long_as_communication_at_the_optimum(num_frames: int) -> None:
+    """Eq. (3) holds for half a minibatch at the K of eq. (4)."""
+    costs = replace(PAPER, model_update=2e-3)
+    optimum = costs.optimal_num_ranks(num_frames)
+    assert costs.computation(num_frames / 2, optimum) == pytest.approx(costs.communication)
+
+
+def test_the_papers_costs_give_its_optimum() -> None:
+    """(1440 x 118 us + 9.2 ms) / (10 ms - 9 ms) is 179; in floats, without compression, 0.6."""
+    assert PAPER.optimal_num_ranks(2880) == pytest.approx((0.16992 + 0.0092) / 0.001)
+    floats = replace(PAPER, compression=1.0)
+    assert floats.optimal_num_ranks(2880) == pytest.approx(0.17912 / 0.311)
+
+
+def test_beyond_the_optimum_more_ranks_save_nothing() -> None:
+    """Double buffered, a minibatch takes two exchanges from the optimum on, and more before it."""
+    costs = replace(PAPER, model_update=2e-3)
+    optimum = math.ceil(costs.optimal_num_ranks(2880))
+    seconds = [costs.double_buffered_seconds(2880, k) for k in range(1, 3 * optimum)]
+    assert seconds[optimum - 1 :] == [2 * costs.communication] * (2 * optimum)
+    assert all(before > after for before, after in pairwise(seconds[:optimum]))
+
+
+def test_without_a_saturated_link_double_buffering_has_no_use() -> None:
+    """Section 2.3: below the fixed cost of an update, K is infinite, and one exchange is faster."""
+    fast = replace(PAPER, exchange=0.1)
+    assert fast.optimal_num_ranks(2880) == math.inf
+    for num_ranks in (1, 8, 64):
+        assert fast.double_buffered_seconds(2880, num_ranks) > fast.seconds(2880, num_ranks)
+    slow = replace(PAPER, exchange=0.64)
+    assert slow.double_buffered_seconds(2880, 8) < slow.seconds(2880, 8)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "need"),
+    [("frame", 0.0, "above 0"), ("compression", math.inf, "above 0"), ("exchange", -1.0, ">= 0")],
+)
+def test_costs_below_zero_are_refused(name: str, value: float, need: str) -> None:
+    """The message names the cost, its value and the bound."""
+    with pytest.raises(ValueError, match=f"^{name} = {value}: need a finite number {need}"):
+        replace(PAPER, **{name: value})

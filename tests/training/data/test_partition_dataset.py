@@ -1,5 +1,9 @@
 """The torch dataset gives all ranks as many minibatches, each row once, and resumes on others."""
 
+import os
+import re
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,11 +14,15 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
+from pipeline.audit.provenance import read_provenance
 from pipeline.kbest import best_probabilities
 from pipeline.runs.manifest import read_manifest, read_output
 from pipeline.runs.names import PARTITIONS_STEP
 from pipeline.shards import read_partition
-from tests.training.data.uneven_run import write_uneven_run
+from tests.pipeline.steps.increments.nights import Nights
+from tests.training.data.uneven_run import NUM_SENONES, write_uneven_run
+from tests.training.forked_programs import run_on_ranks
+from training.certificate import ProvenanceReader
 from training.data.minibatch import Minibatch
 from training.data.partition_dataset import PartitionDataset, ReadingSettings
 from training.data.targets import StoredTargets
@@ -133,3 +141,107 @@ def test_the_state_survives_a_checkpoint(run_uri: str, tmp_path: Path) -> None:
         again.load_state_dict(state)
         rest = [heard([minibatch]) for minibatch in again]
         assert rest == [heard([minibatch]) for minibatch in dataset]
+
+
+NIGHT_SETTINGS = ReadingSettings(minibatch_frames=64, num_sub_epochs=2, seed=5)
+
+
+@pytest.fixture(scope="module")
+def nights(tmp_path_factory: pytest.TempPathFactory) -> Nights:
+    """Return two nights, and one run over both."""
+    folder: Path = tmp_path_factory.mktemp("nights")
+    found = Nights.at(str(folder))
+    for day, extends in ((1, ""), (2, "night-1")):
+        found.add(day, ["ann", "bert"])
+        found.select(f"night-{day}", extends)
+        found.extract(f"night-{day}")
+        found.label(f"night-{day}", extends)
+    found.select("whole")
+    found.extract("whole")
+    found.label("whole")
+    return found
+
+
+def read_nights(
+    group: ProcessGroup, run_uri: str, most: int, state: dict[str, Any] | None
+) -> tuple[Heard, dict[str, Any]]:
+    """Count the frames with a target in at most so many minibatches from a place on."""
+    dataset = PartitionDataset(run_uri, group, NIGHT_SETTINGS)
+    if state is not None:
+        dataset.load_state_dict(state)
+    heard = Heard()
+    for number, minibatch in enumerate(dataset, 1):
+        has_target = minibatch.targets.probabilities[..., 0] > 0
+        heard.update(tuple(row.tolist()) for row in minibatch.features[has_target])
+        if number == most:
+            break
+    return heard, dataset.state_dict()
+
+
+def test_an_epoch_has_the_frames_of_all_nights(nights: Nights) -> None:
+    """Each frame once, as in one run over both nights; its store reaches the base."""
+    chain = simulate_ranks(1, read_nights, nights.run_uri("night-2"), 10_000, None)[0][0]
+    assert chain == simulate_ranks(1, read_nights, nights.run_uri("whole"), 10_000, None)[0][0]
+    assert set(chain.values()) == {1}
+
+
+def test_training_on_a_chain_resumes_exactly(nights: Nights) -> None:
+    """Two ranks stop within a sub-epoch, and one continues: no frame is lost or read twice."""
+    run_uri = nights.run_uri("night-2")
+    found = simulate_ranks(2, read_nights, run_uri, 2, None)
+    rest = simulate_ranks(1, read_nights, run_uri, 10_000, found[0][1])
+    total = sum((heard for heard, _ in (*found, *rest)), Heard())
+    assert total == simulate_ranks(1, read_nights, run_uri, 10_000, None)[0][0]
+
+
+def test_rows_of_all_nights_have_a_provenance(nights: Nights) -> None:
+    """The certificate finds each row's file and line, also of a base's partition."""
+    run_uri = nights.run_uri("night-2")
+    reader = ProvenanceReader(nights.store, run_uri, read_provenance(nights.store, run_uri))
+    outputs = read_manifest(nights.store, run_uri, PARTITIONS_STEP).outputs
+    assert sum(len(reader.read(each).files) for each in outputs) == 12
+
+
+ROOT = Path(__file__).parents[3]
+WATCH = """
+heavy = {'pyspark', 'kaldi_decoder', 'kaldifst'}
+assert not heavy & set(sys.modules), heavy & set(sys.modules)
+"""
+
+
+def test_the_example_trains_and_resumes(tmp_path: Path) -> None:
+    """As printed: two ranks stop in the middle, one continues there, and the loss has fallen.
+
+    It has thirty lines or so, and imports neither Spark nor Kaldi.
+    """
+    (example,) = re.findall(
+        r"```python\n(.*?)```", (ROOT / "training/data/README.md").read_text(), re.S
+    )
+    assert len([line for line in example.splitlines() if line]) <= 35
+    lengths = [[90 + 30 * n for n in range(6)] for _ in range(8)]
+    _, run_uri = write_uneven_run(tmp_path / "run", [[90]], lengths)
+    script, state = tmp_path / "example.py", tmp_path / "state.pt"
+    stop = "    for minibatch in DataLoader(dataset, batch_size=None):\n"
+    assert stop in example
+    first = example.replace(
+        stop,
+        f"{stop}        if dataset.state_dict()['cursor']['num_steps'] == 3:\n            break\n",
+    )
+    arguments = (run_uri, str(NUM_SENONES), str(state))
+    script.write_text(first)
+    run_on_ranks(2, script, arguments, tmp_path)
+    cursor = torch.load(state, weights_only=True)["data"]["cursor"]
+    assert (cursor["sub_epoch"], cursor["num_steps"], len(cursor["counts"])) == (0, 2, 2)
+    script.write_text(f"{example}{WATCH}")
+    done = subprocess.run(
+        [sys.executable, str(script), *arguments],
+        env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout) < 1.75  # log 6 = 1.79 before any step
+    after = torch.load(state, weights_only=True)["data"]["cursor"]
+    assert after["sub_epoch"] == 1

@@ -51,9 +51,9 @@ TRAINERS: dict[str, Callable[..., Trainer]] = {
     "one_bit": OneBit,
     "sparse_loco": partial(SparseLoco, block_size=5),
     "d_psgd": DPsgd,
-    "rand_psgd": partial(RandPsgd, seed=1),
+    "rand_psgd": partial(RandPsgd, mixing_seed=1),
     "d1d_psgd": D1dPsgd,
-    "ad_psgd": partial(AdPsgd, seed=1),
+    "ad_psgd": partial(AdPsgd, mixing_seed=1),
 }
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch.distributed as dist
 
 from tests.training.distributed.rank_processes import NUM_RANKS, Train, WaitForDevice, World
-from tests.training.distributed.test_failure_detector import (
+from tests.training.distributed.test_failures import (
     PATIENCE_S,
     SILENT,
     Case,

@@ -1,10 +1,21 @@
-"""Compare word errors with a dynamic programme written out by hand."""
+"""Word errors: against a programme by hand, and by utterance, written, read and joined."""
+
+from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from training.evaluate.word_errors import WordErrors, werr, word_errors
+from training.evaluate.word_errors import (
+    UtteranceErrors,
+    WordErrors,
+    joined,
+    of_models,
+    read_errors,
+    werr,
+    word_errors,
+    write_errors,
+)
 
 words = st.lists(st.sampled_from("abc"), max_size=7)
 
@@ -48,3 +59,65 @@ def test_a_missing_reference_is_refused() -> None:
         _ = WordErrors().word_error_rate
     with pytest.raises(ValueError, match=r"baseline word error rate = 0\.0"):
         werr(0.0, 1.0)
+
+
+names = st.text(min_size=1, max_size=9)
+counts = st.integers(0, 99)
+
+
+@st.composite
+def utterances(draw) -> UtteranceErrors:
+    words = draw(counts)
+    models = draw(st.lists(names, min_size=1, max_size=3, unique=True))
+    errors = {name: WordErrors(*draw(st.tuples(counts, counts, counts)), words) for name in models}
+    return UtteranceErrors(draw(names), draw(names), draw(names), draw(counts), errors)
+
+
+@settings(max_examples=40)
+@given(st.lists(utterances(), max_size=3))
+def test_files_are_read_as_they_were_written(some: list[UtteranceErrors]) -> None:
+    """Every name and count returns, line by line, whatever letters are in the names."""
+    data = write_errors(some)
+    assert read_errors(data) == some
+    assert data.isascii()
+    assert data.count(b"\n") == len(some)
+
+
+@pytest.mark.parametrize("line", [b"{", b"[]", b"{}", b'{"errors": {}, "reference_words": 1}'])
+def test_another_line_is_named(line: bytes) -> None:
+    """A file of something else is refused by its first such line."""
+    good = write_errors([UtteranceErrors("u", "s", "all", 1, {"m": WordErrors()})])
+    with pytest.raises(ValueError, match=r"line 2 is .*: need word errors by utterance"):
+        read_errors(good + line)
+
+
+def of(model: str, words: int = 4, **changed: str) -> UtteranceErrors:
+    one = UtteranceErrors("u", "s", "all", 9, {model: WordErrors(1, reference_words=words)})
+    return replace(one, **changed)
+
+
+def test_evaluations_are_put_side_by_side() -> None:
+    """An oracle's run joins the others by utterance id, in any order, under a name of its own."""
+    first = [of("baseline"), of("baseline", utterance_id="v")]
+    oracle = of_models(reversed(first), {"baseline": "oracle"})
+    both = joined(first, oracle)
+    assert [(each.utterance_id, list(each.errors)) for each in both] == [
+        ("u", ["baseline", "oracle"]),
+        ("v", ["baseline", "oracle"]),
+    ]
+    with pytest.raises(ValueError, match="model baseline is in two evaluations"):
+        joined(first, first)
+
+
+def test_evaluations_of_other_speech_are_refused() -> None:
+    """Other utterances, transcripts, speakers and placements are named."""
+    first = [of("a")]
+    with pytest.raises(ValueError, match="1 and 2 utterances"):
+        joined([of("a"), of("a", utterance_id="v")], [of("b")])
+    with pytest.raises(ValueError, match="u is in one evaluation alone"):
+        joined(first, [of("b", utterance_id="v")])
+    with pytest.raises(ValueError, match=r"u has \[4, 5\] words of s at all"):
+        joined(first, [of("b", 5)])
+    for changed in ({"speaker_id": "t"}, {"placement": "DP1"}):
+        with pytest.raises(ValueError, match="need evaluations of one corpus"):
+            joined(first, [of("b", **changed)])

@@ -16,13 +16,14 @@ from pipeline.runs.engine import write_manifest
 from pipeline.runs.manifest import Manifest, read_output
 from pipeline.runs.names import ALIGNMENT_STEP, PARTITIONS_STEP
 from pipeline.shards import Alignment, PartitionRow, write_partition
+from tests.training.training_settings import training_settings
 from training.algorithms.learning_rates import exponential_decay
 from training.data.sub_epochs import (
     scheduled_learning_sub_epochs,
     supervised_sub_epochs,
 )
 from training.distributed.process_group import ProcessGroup
-from training.fit.model_specs import Fit, LoopConfig
+from training.fit.model_specs import Fit
 from training.fit.train_model import fit_model
 from training.settings.models import LstmConfig
 from training.settings.recipe import CheckpointConfig
@@ -121,12 +122,13 @@ def small_fit(
         labelled=ALIGNMENT_STEP,
         unlabelled=PARTITIONS_STEP if student else None,
         sub_epochs=SCHEDULED if student else SUPERVISED,
-        loop=LoopConfig(minibatch_frames, 1.0),
-        trainer=TRAINERS[trainer](**with_trainer(settings, trainer)),
-        seed=1,
+        training=training_settings(
+            minibatch_frames,
+            trainer=TRAINERS[trainer](**with_trainer(settings, trainer)),
+            # 1-bit SGD has the momentum itself.
+            optimizer=SgdConfig(momentum=0.0) if trainer == "one_bit" else AdamConfig(),
+        ),
         checkpoints=checkpoints,
-        # 1-bit SGD has the momentum itself.
-        optimizer=SgdConfig(momentum=0.0) if trainer == "one_bit" else AdamConfig(),
     )
 
 

@@ -134,7 +134,7 @@ def test_graphs_are_for_models_that_ignore_lengths(monkeypatch: pytest.MonkeyPat
     """A graph repeats one minibatch's mask: other architectures take their steps without."""
     monkeypatch.setattr(cuda_graph, "is_captured_on", lambda _: True)
     forms = [LstmConfig(1, 4, False, 1, 0.0), LstmConfig(1, 4, True, 0, 0.0), CONFORMER, OWN]
-    loop = small_fit().loop
+    loop = small_fit().training
     made = [gradients_of(make_model(form, 5), loop) for form in forms]
     assert [isinstance(each, GradientGraphs) for each in made] == [True, False, False, False]
     assert [isinstance(each, partial) for each in made] == [False, True, True, True]

@@ -14,13 +14,13 @@ from torch import Tensor
 from tests.training.fit.host_reads import look_late
 from tests.training.fit.recorded_graph import Recorder
 from tests.training.fit.small_fits import copy_stopped, fit, small_fit, write_run
+from tests.training.training_settings import training_settings
 from training.data import row_order
 from training.data.minibatch import BufferFrames, Minibatch, Targets
 from training.data.targets import GhostTargets, HardTargets, SequenceTargets, SoftTargets
 from training.distributed.simulated_group import simulate_ranks
 from training.fit import cuda_graph, train_model
 from training.fit.cuda_graph import GradientGraphs
-from training.fit.model_specs import LoopConfig
 from training.fit.steps import (
     GradientNorms,
     RunningTotals,
@@ -37,7 +37,7 @@ from training.settings.values import Precision
 pytestmark = pytest.mark.chaos
 
 NUM_SENONES, NUM_CHUNKS, FRAMES = 7, 3, 5
-CONFIG = LoopConfig(minibatch_frames=NUM_CHUNKS * FRAMES, max_gradient_norm=0.01)
+CONFIG = training_settings(minibatch_frames=NUM_CHUNKS * FRAMES, max_gradient_norm=0.01)
 SHAPES = [(3, 5), (3, 5), (2, 5), (3, 5), (3, 4), (3, 5)]
 
 

@@ -26,7 +26,7 @@ from training.models.store import make_model
 from training.settings.models import ConformerConfig, ModelConfig
 from training.tensor_encoding import decode_state, encode_state
 from training.trainers import Trainer, parameters
-from training.trainers.registry import make_optimizer, make_trainer
+from training.trainers.from_recipe import make_optimizer, make_trainer
 
 META = torch.device("meta")
 
@@ -116,8 +116,8 @@ def test_a_checkpoint_of_the_cpu_is_loaded_to_another_device(name: str) -> None:
 
     def load_and_save(group: ProcessGroup, device: torch.device) -> set[str]:
         model = make_model(what.model, NUM_SENONES).to(device)
-        optimizer = make_optimizer(what.optimizer, model.parameters())
-        trainer = make_trainer(what.trainer, model, optimizer, group)
+        optimizer = make_optimizer(what.training.optimizer, model.parameters())
+        trainer = make_trainer(what.training.trainer, model, optimizer, group)
         if saved:
             load_whole_state(decode_state(saved[0]), model, optimizer, trainer)
         else:
@@ -161,7 +161,7 @@ def test_a_model_moves_before_its_trainer_is_entered(
     def move(group: ProcessGroup) -> set[str]:
         model = torch.nn.Linear(3, 2)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        trainer = make_trainer(what.trainer, model, optimizer, group)
+        trainer = make_trainer(what.training.trainer, model, optimizer, group)
         for parameter in model.parameters():  # as model.to() of a GPU, within the same object
             moved = torch.nn.Parameter(parameter.detach().to(META))
             torch.utils.swap_tensors(parameter, moved)

@@ -136,11 +136,12 @@ def conformer(what: Fit) -> Fit:
 
 
 def with_sgd(what: Fit) -> Fit:
-    return replace(what, optimizer=SgdConfig())
+    return replace(what, training=replace(what.training, optimizer=SgdConfig()))
 
 
 def with_optimizer_state(value: OptimizerState, what: Fit) -> Fit:
-    return replace(what, trainer=replace(what.trainer, optimizer_state=value))
+    trainer = replace(what.training.trainer, optimizer_state=value)
+    return replace(what, training=replace(what.training, trainer=trainer))
 
 
 @pytest.mark.parametrize(

@@ -179,9 +179,9 @@ def select_among_spoilt(group: ProcessGroup, make_trainer: Any, is_tried: bool) 
         OneBit,
         partial(OneBit, double_buffering=True),
         DPsgd,
-        partial(RandPsgd, seed=1),
+        partial(RandPsgd, mixing_seed=1),
         D1dPsgd,
-        partial(AdPsgd, seed=1),
+        partial(AdPsgd, mixing_seed=1),
     ],
 )
 def test_a_trial_that_one_rank_spoils_hurts_that_size_alone(make_trainer: Any) -> None:

@@ -10,7 +10,6 @@ from tests.training.fit.small_fits import copy_stopped, fit, small_fit, steps_sa
 from tests.whole_path.processes import TINY
 from training.distributed.simulated_group import simulate_ranks
 from training.fit.model_specs import Fit, sequence_fit, sibling_fits, student_fit
-from training.fit.steps import LoopConfig
 from training.settings.models import LstmConfig
 from training.settings.recipe import CheckpointConfig, check_ranks, read_recipe
 
@@ -29,7 +28,7 @@ def divided(trainer: str, num_parts: int = 2, num_layers: int = 1, dropout: floa
     return replace(
         what,
         model=LstmConfig(num_layers, 9, bidirectional=False, look_ahead=1, dropout=dropout),
-        loop=LoopConfig(64, 0.01),
+        training=replace(what.training, max_gradient_norm=0.01),
         sub_epochs=what.sub_epochs[:2],
         model_parallel_ranks=num_parts,
     )

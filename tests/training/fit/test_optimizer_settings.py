@@ -32,7 +32,7 @@ from training.settings.trainers import (
     SgdConfig,
 )
 from training.trainers import Bmuf, Htm
-from training.trainers.registry import make_optimizer, make_trainer
+from training.trainers.from_recipe import make_optimizer, make_trainer
 
 EVERY_STEP = CheckpointConfig(steps=1, num_kept=1000)
 
@@ -72,7 +72,9 @@ def test_a_fit_steps_the_optimizer_that_it_names(
 ) -> None:
     """With its settings, at every step; the loss falls."""
     write_run(tmp_path)
-    manifest, _ = simulate_ranks(1, fit, tmp_path, replace(small_fit(), optimizer=optimizer))[0]
+    what = small_fit()
+    what = replace(what, training=replace(what.training, optimizer=optimizer))
+    manifest, _ = simulate_ranks(1, fit, tmp_path, what)[0]
     assert {each for each, _ in steps_taken} == {made}
     assert all(settings.items() <= taken.items() for _, taken in steps_taken)
     losses = [point["cross_entropy"] for point in manifest.statistics["curve"]]
@@ -82,7 +84,7 @@ def test_a_fit_steps_the_optimizer_that_it_names(
 def test_recipes_choose_the_optimizer() -> None:
     """By its name; Adam's defaults are torch's, fused; another optimizer's setting is refused."""
     chosen = student_fit(recipe("student.optimizer.name=sgd", "student.optimizer.momentum=0.5"))
-    assert chosen.optimizer == SgdConfig(momentum=0.5)
+    assert chosen.training.optimizer == SgdConfig(momentum=0.5)
     parameters = [torch.nn.Parameter(torch.zeros(1))]
     for config, made in ((AdamConfig(), Adam), (AdamwConfig(), AdamW)):
         assert make_optimizer(config, parameters).defaults == made(parameters, fused=True).defaults
@@ -150,10 +152,13 @@ def test_the_papers_recipe_is_sgd_from_a_warm_start() -> None:
     aligners = [aligner_fit(papers, each) for each in realignment_rounds(papers.alignment.rounds)]
     others = [describe(papers) for describe in (baseline_fit, teacher_fit, student_fit)]
     fits = [*aligners, *others]
-    assert {each.optimizer for each in fits} == {SgdConfig(momentum=0.9)}
+    assert {each.training.optimizer for each in fits} == {SgdConfig(momentum=0.9)}
     assert [each.warm_start for each in fits] == ["none", "none", "none", "none", "baseline"]
-    assert isinstance(fits[-1].trainer, BmufConfig)
-    assert (fits[-1].trainer.form, fits[-1].trainer.block_momentum) == ("nesterov", None)
+    assert isinstance(fits[-1].training.trainer, BmufConfig)
+    assert (fits[-1].training.trainer.form, fits[-1].training.trainer.block_momentum) == (
+        "nesterov",
+        None,
+    )
 
 
 @pytest.mark.parametrize("trainer", [BmufConfig, HtmConfig])
@@ -162,9 +167,9 @@ def test_recipes_choose_the_block_filter(trainer: type[BmufConfig] | type[HtmCon
     chosen = trainer(block_momentum=0.25, form="as_printed", optimizer_state="average")
     made, usual = (simulate_ranks(4, make, each)[0] for each in (chosen, trainer()))
     assert made.filter == BlockFilter(1.0, 0.25, "as_printed")
-    assert made.optimizer_state == "average"
+    assert made.blocks.optimizer_state == "average"
     assert usual.filter == BlockFilter(1.0, 0.0 if isinstance(usual, Htm) else 0.75, "nesterov")
-    assert usual.optimizer_state == "keep"
+    assert usual.blocks.optimizer_state == "keep"
 
 
 def make(group: Any, config: BmufConfig | HtmConfig) -> Bmuf:
@@ -181,7 +186,7 @@ def test_a_given_block_momentum_needs_no_eq_5() -> None:
 
 def warmed_up() -> Fit:
     what = small_fit("bmuf", checkpoints=EVERY_STEP)
-    return replace(what, loop=replace(what.loop, warm_up_steps=5))
+    return replace(what, training=replace(what.training, warm_up_steps=5))
 
 
 def test_the_rate_rises_over_the_warm_up(
@@ -212,13 +217,13 @@ def test_the_warm_up_resumes(tmp_path: Path) -> None:
 def test_a_fit_computes_in_the_precision_that_it_names(tmp_path: Path) -> None:
     """In bfloat16 nearly the loss of float32, which falls; what is stored is float32."""
     fits = {each: f"student.precision={each}" for each in ("float32", "bfloat16")}
-    assert {each: student_fit(recipe(text)).loop.precision for each, text in fits.items()} == {
+    assert {each: student_fit(recipe(text)).training.precision for each, text in fits.items()} == {
         each: each for each in fits
     }
     losses = []
     for precision in fits:
         what = small_fit(student=True)
-        what = replace(what, loop=replace(what.loop, precision=precision))
+        what = replace(what, training=replace(what.training, precision=precision))
         write_run(tmp_path / precision)
         manifest, model = simulate_ranks(1, fit, tmp_path / precision, what)[0]
         losses.append([point["cross_entropy"] for point in manifest.statistics["curve"]])

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.distributed import ProcessGroup
 
 from infra.settings import ConfigurationError
 from tests.training.fit.small_fits import copy_stopped, fit, small_fit, steps_saved, write_run
@@ -79,7 +80,8 @@ def test_selection_resumes_from_every_step(tmp_path: Path, trainer: str) -> None
     what = selecting(trainer)
     if trainer == "one_bit":
         nowhere = AdaGrad(place=AdaGradPlace.NOWHERE)
-        what = replace(what, trainer=OneBitConfig(adagrad=nowhere, double_buffering=True))
+        trainer = OneBitConfig(adagrad=nowhere, double_buffering=True)
+        what = replace(what, training=replace(what.training, trainer=trainer))
     write_run(tmp_path / "whole")
     expected = simulate_ranks(2, fit, tmp_path / "whole", what)
     assert sum(len(p["minibatch_trials"]) for p in expected[0][0].statistics["curve"]) > 1
@@ -141,14 +143,21 @@ def test_a_selection_is_due_every_so_much_data(hours: float, is_due: bool) -> No
 
 
 def test_trials_are_not_double_buffered() -> None:
-    """The delay would choose smaller sizes (004 5.4); afterwards it is as it was."""
+    """The delay would choose smaller sizes (004 5.4): a trial's first step moves the model."""
     model = torch.nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
-    def seen(group: object) -> list[bool]:
+    def moves(trainer: OneBit) -> bool:
+        before = model.weight.clone()
+        model.weight.grad = torch.ones_like(model.weight)
+        with trainer:
+            optimizer.step()
+            return not torch.equal(model.weight, before)
+
+    def seen(group: ProcessGroup) -> list[bool]:
         trainer = OneBit(model, optimizer, group=group, double_buffering=True)
         with trainer.trial():
-            within = trainer.double_buffering
-        return [within, trainer.double_buffering]
+            within = moves(trainer)
+        return [within, moves(trainer)]
 
-    assert simulate_ranks(1, seen)[0] == [False, True]
+    assert simulate_ranks(1, seen)[0] == [True, False]

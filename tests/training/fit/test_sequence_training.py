@@ -32,7 +32,6 @@ from training.distributed.simulated_group import simulate_ranks
 from training.fit.cuda_graph import GradientGraphs
 from training.fit.model_specs import (
     Fit,
-    LoopConfig,
     SequenceCriterion,
     baseline_fit,
     sequence_fit,
@@ -158,7 +157,7 @@ def test_training_resumes_to_the_same_bytes(run: Path, trainer: str, num_ranks: 
 
 def in_small_steps(what: Fit) -> Fit:
     """Let ranks take more than one step a sub-epoch."""
-    return replace(what, loop=LoopConfig(32, 1.0))
+    return replace(what, training=replace(what.training, minibatch_frames=32))
 
 
 def fit_on_ranks(num_ranks: int, folder: Path, what: Fit) -> tuple[Manifest, bytes]:

@@ -17,7 +17,7 @@ from training.algorithms.learning_rates import MinRateNewbob
 from training.distributed import process_group
 from training.distributed.simulated_group import simulate_ranks
 from training.fit import steps
-from training.fit.model_specs import Fit, LoopConfig
+from training.fit.model_specs import Fit
 from training.fit.steps import minibatch_loss
 from training.fit.train_model import fit_model
 from training.models.acoustic_model import AcousticModel
@@ -105,7 +105,8 @@ def test_a_fitted_model_is_not_fitted_again(tmp_path: Path) -> None:
 def test_the_largest_seed_is_trained_with(tmp_path: Path) -> None:
     """2^64 - 1 is a seed on every rank, though each adds its number to it."""
     store, run_uri = write_run(tmp_path)
-    what = replace(small_fit(student=True), seed=2**64 - 1)
+    what = small_fit(student=True)
+    what = replace(what, training=replace(what.training, seed=2**64 - 1))
     for result in simulate_ranks(2, partial(fit_model, what, store, run_uri)):
         assert result.manifest.config["seed"] == 2**64 - 1
 
@@ -129,7 +130,9 @@ def test_only_steps_use_tf32(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(steps, "minibatch_loss", noted)
     write_run(tmp_path)
     what = replace(small_fit(), newbob=MinRateNewbob(1e-30, 1e-31), validation_one_in=4)
-    what = replace(what, sub_epochs=what.sub_epochs[:2], loop=LoopConfig(64, 1.0, 0, "tf32"))
+    what = replace(
+        what, sub_epochs=what.sub_epochs[:2], training=replace(what.training, precision="tf32")
+    )
     fit(tmp_path, what)
     assert set(used) == {(True, "tf32", "tf32"), (False, "ieee", "ieee")}
     assert float32_products() == ("ieee", "ieee")
@@ -140,3 +143,19 @@ def test_only_steps_use_tf32(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 def float32_products() -> tuple[str, str]:
     return torch.backends.cuda.matmul.fp32_precision, torch.backends.cudnn.rnn.fp32_precision
+
+
+def test_the_form_reaches_the_loss(tmp_path: Path) -> None:
+    """Sub-epochs before the first with soft targets are the same; those with them differ."""
+    plain = small_fit(student=True)
+    curves = []
+    for what in (plain, replace(plain, soft_targets="ghost")):
+        folder = tmp_path / what.soft_targets
+        write_run(folder)
+        ((manifest, _),) = simulate_ranks(1, fit_on, folder, what)
+        curves.append(manifest.statistics["curve"])
+        assert ("soft_targets" in manifest.config) == (what.soft_targets == "ghost")
+    first = [point["labelled"] for point in curves[0]].index(False)
+    assert curves[0][:first] == curves[1][:first]
+    losses = [curve[first]["cross_entropy"] for curve in curves]
+    assert losses[0] != losses[1]

@@ -1,21 +1,43 @@
-"""Fits that change their number of ranks, and fits that newbob schedules."""
+"""Fits that change their number of ranks or their offsets, newbob's schedule, and clipping."""
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
 from jobs.cli.job import recipe_path
+from pipeline.kbest import select_kbest
 from pipeline.records import Tally
 from pipeline.runs.engine import StepSpec, run_step
-from pipeline.runs.names import DEV_ALIGNMENT_STEP
-from tests.training.fit.small_fits import copy_stopped, fit, small_fit, steps_saved, write_run
+from pipeline.runs.names import DEV_ALIGNMENT_STEP, PARTITIONS_STEP
+from pipeline.shards import KBestAtAllOffsets, read_partition, write_partition
+from tests.training.fit.small_fits import (
+    DECAY,
+    NUM_SENONES,
+    copy_stopped,
+    fit,
+    partition,
+    small_fit,
+    speech,
+    steps_saved,
+    write_run,
+    write_step,
+)
+from tests.training.training_settings import training_settings
 from training.algorithms.learning_rates import MinRateNewbob, NewbobState
 from training.data.dataset import Dataset
+from training.data.minibatch import Minibatch
+from training.data.sub_epochs import scheduled_learning_sub_epochs
+from training.data.targets import HardTargets
 from training.distributed.simulated_group import simulate_ranks
 from training.fit.model_specs import Fit, baseline_fit
-from training.fit.steps import validation_loss
+from training.fit.steps import GradientNorms, clip_gradients, take_steps, validation_loss
+from training.models.lstm import LstmModel
 from training.models.store import make_model
+from training.settings.models import LstmConfig
 from training.settings.recipe import CheckpointConfig, read_recipe
 
 EVERY_STEP = CheckpointConfig(steps=1, num_kept=1000)
@@ -159,3 +181,97 @@ def test_development_speakers_without_an_alignment_are_refused(tmp_path: Path) -
     what = replace(newbob_fit(), validation=DEV_ALIGNMENT_STEP)
     with pytest.raises(ValueError, match=r"alignments/dev: no utterance of the development"):
         simulate_ranks(1, fit, tmp_path, what)
+
+
+def student(rotates: bool) -> Fit:
+    """Four passes of one sub-epoch each, saved at every other step."""
+    saves = CheckpointConfig(steps=2, num_kept=1000)
+    made = small_fit("synchronous", True, checkpoints=saves, minibatch_frames=128)
+    return replace(
+        made, sub_epochs=scheduled_learning_sub_epochs(DECAY, 1, 1, 1.2, 2, rotates=rotates)
+    )
+
+
+def write_rotating_run(folder: Path) -> None:
+    """The small run, with targets at all offsets: those at one offset are among them."""
+    store, run_uri = write_run(folder)
+    (folder / PARTITIONS_STEP / "manifest.json").unlink()
+    rows = []
+    for number, row in enumerate(read_partition(partition(soft=True))):
+        _, senones = speech(number + 8)
+        logits = 4 * np.eye(NUM_SENONES, dtype=np.float32)[senones[1:-1]]
+        rows.append(replace(row, targets=KBestAtAllOffsets(select_kbest(logits, 3))))
+    write_step(store, run_uri, PARTITIONS_STEP, write_partition(rows), offsets="all")
+
+
+def test_a_rotating_student_resumes_in_any_pass(tmp_path: Path) -> None:
+    """Bitwise; each pass counts the frames of its offset, and pass 0 is that of one offset.
+
+    Where no pass rotates, targets at all offsets make the model of those at one, to the byte.
+    """
+    what, still = student(rotates=True), student(rotates=False)
+    write_rotating_run(tmp_path / "whole")
+    shutil.copytree(tmp_path / "whole", tmp_path / "still")
+    expected = simulate_ranks(1, fit, tmp_path / "whole", what)
+    curve = expected[0][0].statistics["curve"]
+    assert [point["num_frames"] for point in curve[::2]] == [8 * 30, 8 * 29, 8 * 29, 8 * 30]
+    write_run(tmp_path / "one")
+    ((one, model),) = simulate_ranks(1, fit, tmp_path / "one", still)
+    assert curve[0] == one.statistics["curve"][0]
+    assert curve[2] != one.statistics["curve"][2]
+    assert simulate_ranks(1, fit, tmp_path / "still", still)[0][1] == model
+    steps = steps_saved(tmp_path / "whole", what)
+    copy_stopped(tmp_path / "whole", what, steps[len(steps) // 2], tmp_path / "stopped")
+    assert simulate_ranks(1, fit, tmp_path / "stopped", what) == expected
+
+
+def test_targets_at_one_offset_do_not_rotate(tmp_path: Path) -> None:
+    """Refused before the first step, and not after the hours of the first pass."""
+    write_run(tmp_path)
+    with pytest.raises(ValueError, match="partitions/unlabelled: its targets are at one offset"):
+        simulate_ranks(1, fit, tmp_path, student(rotates=True))
+    assert not list((tmp_path / "models").rglob("*.npz"))
+
+
+CONFIG = training_settings(minibatch_frames=20, max_gradient_norm=1.0)
+
+
+def minibatch(broken: float) -> Minibatch:
+    features = torch.randn(2, 10, 192, generator=torch.Generator().manual_seed(0))
+    features[1, 4, 7] = broken
+    labels = torch.zeros(2, 10, dtype=torch.long)
+    return Minibatch(features, torch.tensor([10, 10]), HardTargets(labels))
+
+
+@pytest.mark.parametrize("broken", [float("nan"), float("inf")])
+def test_a_broken_gradient_ends_training_before_it_is_applied(broken: float) -> None:
+    """Whatever the trainer: weights stay what they were, so that no checkpoint can hold a NaN."""
+    model = LstmModel(LstmConfig(1, 8, False, 0, 0.0), 5)
+    optimizer = torch.optim.Adam(model.parameters())
+    minibatches = iter([minibatch(0), minibatch(broken)])
+    steps = take_steps(model, optimizer, minibatches, 2, CONFIG, GradientNorms(3, 40))
+    next(steps)
+    weights = [parameter.detach().clone() for parameter in model.parameters()]
+    with pytest.raises(
+        FloatingPointError, match="rank 3, step 42: the gradient's norm is nan: look at"
+    ):
+        next(steps)
+    assert all(map(torch.equal, weights, model.parameters()))
+
+
+@pytest.mark.parametrize("share", [0.5, 0.989, 0.991, 1.0, 1.001, 4.0, float("nan")])
+def test_gradients_are_clipped_as_torch_clips(share: float) -> None:
+    """To the bit, on both sides of the bound and at it; the norm is that before clipping."""
+    gradients = [
+        torch.randn(size, generator=torch.Generator().manual_seed(size)) for size in (7, 9)
+    ]
+    bound = float(torch.nn.utils.get_total_norm(gradients)) / share
+    clipped, expected = ([torch.nn.Parameter(each.clone()) for each in gradients] for _ in range(2))
+    for parameters in (clipped, expected):
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.grad = gradient.clone()
+    norm = clip_gradients(clipped, bound)
+    assert torch.equal(norm, torch.nn.utils.clip_grad_norm_(expected, bound))
+    for own, right in zip(clipped, expected, strict=True):
+        assert own.grad is not None
+        torch.testing.assert_close(own.grad, right.grad, rtol=0, atol=0, equal_nan=True)

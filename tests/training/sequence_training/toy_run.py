@@ -25,8 +25,9 @@ from pipeline.runs.names import (
 )
 from pipeline.shards import Alignment, PartitionRow, write_partition
 from tests.training.decode.toy_language import LEXICON_TXT, senones_of, toy_tree
+from tests.training.training_settings import training_settings
 from training.data.sub_epochs import sequence_sub_epochs
-from training.fit.model_specs import Fit, LoopConfig, SequenceCriterion
+from training.fit.model_specs import Fit, SequenceCriterion
 from training.models.acoustic_model import AcousticModel
 from training.models.store import TrainedModel, log_priors, make_model, store_model
 from training.settings.models import LstmConfig, ModelConfig
@@ -150,11 +151,13 @@ def smbr_fit(
         labelled=ALIGNMENT_STEP,
         unlabelled=None,
         sub_epochs=sequence_sub_epochs([0.01] * num_epochs),
-        loop=LoopConfig(64, 1.0),
-        trainer=TRAINERS[trainer](**with_trainer(settings, trainer)),
-        seed=1,
+        training=training_settings(
+            64,
+            trainer=TRAINERS[trainer](**with_trainer(settings, trainer)),
+            # 1-bit SGD has the momentum itself.
+            optimizer=SgdConfig(momentum=0.0) if trainer == "one_bit" else AdamConfig(),
+        ),
         warm_start=name,
         criterion=SequenceCriterion(lattices_step(name), SCALE, 0.0),
-        optimizer=SgdConfig(momentum=0.0) if trainer == "one_bit" else AdamConfig(),
         checkpoints=CheckpointConfig(steps=steps, num_kept=100),
     )

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from tests.infra.devices.device_clients import kill, wait_until
+from tests.infra.devices.device_clients import kill
 from training.targets.teacher import LabelledBatch, TeacherBatch, TeacherFunction, serve_teacher
 from training.targets.teacher_messages import decode_seed
 
@@ -20,23 +20,18 @@ WAIT_S = 0.5
 
 @dataclass(frozen=True)
 class Faults:
-    """Faults: the utterances, by their seeds, at which something happens, and the memory.
-
-    `vanishing` is a device that is gone with its first batch, for which others wait.
-    """
+    """Faults: the utterances, by their seeds, at which something happens, and the memory."""
 
     delayed: Sequence[int] = ()
     raising: Sequence[int] = ()
     nan: Sequence[int] = ()
     killing_once: Sequence[int] = ()
     killing: Sequence[int] = ()
-    stopping_once: Sequence[int] = ()
     memory_frames: int = 10**6
-    vanishing: str = ""
 
     def put(self, folder: Path) -> None:
         """Let the servers of `folder` have these faults from now on; forget their batches."""
-        for name in ("batches", "killed", "gone"):
+        for name in ("batches", "killed"):
             (folder / name).unlink(missing_ok=True)
         (folder / "faults.json").write_text(json.dumps(asdict(self)))
 
@@ -64,18 +59,11 @@ def kill_servers(folder: Path) -> None:
 class FaultyTeacher(TeacherFunction):
     """FaultyTeacher does a teacher's work, with the faults that its folder names."""
 
-    def __init__(self, teacher: TeacherFunction, device: str, folder: Path) -> None:
+    def __init__(self, teacher: TeacherFunction, folder: Path) -> None:
         super().__init__(teacher._members, teacher._device, teacher._encode)
-        self._name = device
         self._folder = folder
         with (folder / "servers").open("a") as file:
             file.write(f"{os.getpid()}\n")
-
-    def check(self) -> None:
-        """Fail on a device that is gone."""
-        if self._name == self._faults().vanishing and (self._folder / "gone").exists():
-            raise OSError(f"no such device: {self._name}")
-        super().check()
 
     def _faults(self) -> Faults:
         return Faults(**json.loads((self._folder / "faults.json").read_text()))
@@ -87,13 +75,11 @@ class FaultyTeacher(TeacherFunction):
         return super().prepare(payloads)
 
     def compute(self, prepared: TeacherBatch) -> LabelledBatch:
-        """Die, stop, raise, or spoil an utterance's logits."""
+        """Die, raise, or spoil an utterance's logits."""
         faults, seeds = self._faults(), set(prepared.seeds)
         with (self._folder / "batches").open("a") as file:
             file.write(json.dumps(asdict(ComputedBatch(os.getpid(), prepared.seeds))) + "\n")
-        self._signal(faults, seeds)
-        if faults.vanishing:
-            self._vanish(faults)
+        self._end(faults, seeds)
         if seeds & {*faults.raising}:
             raise ValueError("utterance = poison: need another")
         num_frames = len(seeds) * max(len(each) for each in prepared.utterances)
@@ -105,20 +91,12 @@ class FaultyTeacher(TeacherFunction):
         ]
         return super().compute(replace(prepared, utterances=utterances))
 
-    def _vanish(self, faults: Faults) -> None:
-        gone = self._folder / "gone"
-        if self._name == faults.vanishing:
-            gone.touch()
-        wait_until(gone.exists)
-        self.check()
-
-    def _signal(self, faults: Faults, seeds: set[int]) -> None:
+    def _end(self, faults: Faults, seeds: set[int]) -> None:
         killed = self._folder / "killed"
-        if seeds & {*faults.killing_once, *faults.stopping_once} and not killed.exists():
+        ends_once = bool(seeds & {*faults.killing_once}) and not killed.exists()
+        if ends_once:
             killed.touch()
-            stops = bool(seeds & {*faults.stopping_once})
-            os.kill(os.getpid(), signal.SIGSTOP if stops else signal.SIGKILL)
-        if seeds & {*faults.killing}:
+        if ends_once or seeds & {*faults.killing}:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -126,4 +104,4 @@ def serve_faulty_teacher(
     device: str, run_uri: str, k: str, form: str, folder: str
 ) -> FaultyTeacher:
     """Load the toy run's teacher."""
-    return FaultyTeacher(serve_teacher(device, run_uri, k, form), device, Path(folder))
+    return FaultyTeacher(serve_teacher(device, run_uri, k, form), Path(folder))

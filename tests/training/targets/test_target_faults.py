@@ -1,26 +1,16 @@
-"""Target generation on real device servers that die, vanish, run out of memory or meet poison."""
+"""Target generation on real device servers that die, run out of memory or meet poison."""
 
-import signal
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-from infra.devices import device_client
-from infra.store.object_store import StoreError
-from infra.task_metrics import FAULTS
 from pipeline.runs.engine import LossBudgetExceededError
 from pipeline.runs.manifest import Manifest, is_finished
 from pipeline.runs.names import TARGETS_STEP
-from pipeline.steps.targets import TargetsConfig
-from tests.infra.devices.device_clients import listening, socket_path
-from tests.infra.store.full_disk import file_limit
 from tests.training.targets.faulty_teachers import Faults, batches
 from tests.training.targets.faulty_toy_run import (
     ALIKE,
-    CONFIG,
     IDS,
     LONG,
     SEEDS,
@@ -98,18 +88,6 @@ def test_an_utterance_that_kills_each_server_is_lost_alone(toy_run: ToyRun) -> N
     assert toy_run.lost(manifest)[name].startswith("its server ended 3 times, at last: its server")
 
 
-def test_a_foreign_listener_at_the_server_s_socket_loses_nothing(
-    toy_run: ToyRun, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It accepts and never answers, so that it is killed, and a server takes the socket."""
-    monkeypatch.setattr(device_client, "SILENCE_LIMIT_S", 3.0)
-    alone = toy_run.on("cpu#1")
-    with alone.pool.in_use(), listening(socket_path(alone.pool)) as foreign:
-        toy_run.assert_undisturbed(alone.label(Faults()))
-        assert foreign.wait(10) == -signal.SIGKILL
-    assert kinds_of_faults() == {"server lost"}
-
-
 def test_an_executor_killed_with_requests_in_flight_loses_nothing(toy_run: ToyRun) -> None:
     """Its server computes the requests of the next attempt, and of the other task meanwhile."""
     faults = Faults(delayed=[SEEDS[name] for name in ALIKE[:2]])
@@ -131,54 +109,5 @@ def test_two_drivers_of_one_run_write_each_target_once(toy_run: ToyRun) -> None:
     assert len(batches(toy_run.folder)) > NUM_BATCHES
 
 
-def test_two_runs_at_once_have_their_own_targets(toy_run: ToyRun, tmp_path: Path) -> None:
-    """They label other targets on the same device of a host, each by a server of its own."""
-    other = ToyRun.make(tmp_path, TargetsConfig(3, 60, 3))
-    try:
-        runs = [each.on("cpu#1") for each in (toy_run, other)]
-        for run, manifest in zip(runs, at_once(runs, labelled, ""), strict=True):
-            run.assert_undisturbed(manifest)
-        assert len({each.process for run in runs for each in batches(run.folder)}) == 2
-    finally:
-        other.end()
-
-
 def labelled(run: ToyRun) -> Manifest:
     return run.label(Faults())
-
-
-def test_a_full_disk_loses_no_target(toy_run: ToyRun) -> None:
-    """The shard that does not fit fails the step; with room the step labels this shard alone."""
-    alone = toy_run.on("cpu#1")
-    sizes = sorted(len(data) for uri, data in alone.undisturbed_objects.items() if "parquet" in uri)
-    remedy = r"File too large: make room, .*; the same command then resumes"
-    with file_limit(sizes[0]), pytest.raises(StoreError, match=remedy):
-        alone.label(Faults(), distribute=at_once)
-    assert not is_finished(alone.store, alone.run_uri, TARGETS_STEP)
-    (toy_run.folder / "batches").unlink()
-    toy_run.assert_undisturbed(alone.resume())
-    assert sum(len(each.seeds) for each in batches(toy_run.folder)) == 6
-
-
-def test_a_vanished_device_s_utterances_are_labelled_by_another(tmp_path: Path) -> None:
-    """Of two tasks at once; each utterance is written once, and the loss names the device."""
-    # Each utterance is a batch, so that one device does not take all of them.
-    run = ToyRun.make(tmp_path, replace(CONFIG, request_frames=1))
-    try:
-        manifest = run.on("cpu#0", "cpu#1").label(Faults(vanishing="cpu#0"), distribute=at_once)
-        run.assert_undisturbed(manifest)
-        assert len({each.process for each in batches(run.folder)}) == 2
-    finally:
-        run.end()
-    (lost,) = [each for each in FAULTS.take() if each.kind == "server lost"]
-    assert lost.device == "cpu#0"
-    assert lost.reason.endswith("then OSError: no such device: cpu#0")
-
-
-def test_a_stuck_server_loses_nothing(toy_run: ToyRun, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stopped in a batch it sends no beat, so that it is killed; another computes what it had."""
-    monkeypatch.setattr(device_client, "SILENCE_LIMIT_S", 3.0)
-    faults = Faults(stopping_once=[SEEDS[ALIKE[1]]])
-    toy_run.assert_undisturbed(toy_run.on("cpu#1").label(faults, distribute=at_once))
-    assert len({each.process for each in batches(toy_run.folder)}) == 2
-    assert kinds_of_faults() == {"server lost"}

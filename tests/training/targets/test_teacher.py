@@ -1,16 +1,20 @@
-"""The teacher behind a device's server: messages, and the targets that come back."""
+"""The teacher behind a device's server: messages, the k best, and the mean of several models."""
 
 from collections.abc import Sequence
 from functools import partial
+from itertools import permutations
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
 
 from infra.settings import canonical_json
 from infra.store.object_store import ObjectStore
-from pipeline.kbest import KBest, select_kbest
+from pipeline.kbest import KBest, retained_mass, select_kbest
 from pipeline.records import Tally
 from pipeline.runs.engine import StepSpec, run_step
 from pipeline.runs.names import model_step, teachers
@@ -19,7 +23,14 @@ from training.models.lstm import LstmModel
 from training.models.precision import set_float32_products
 from training.models.store import TrainedModel, store_model
 from training.settings.models import LstmConfig
-from training.targets.teacher import TeacherFunction, load_members, serve_logits, serve_teacher
+from training.targets.teacher import (
+    TeacherFunction,
+    load_members,
+    log_mean_posteriors,
+    relative_logits,
+    serve_logits,
+    serve_teacher,
+)
 from training.targets.teacher_messages import (
     decode_frames,
     decode_logits,
@@ -31,6 +42,7 @@ from training.targets.teacher_messages import (
     kbest_encoder,
     kbest_on_device,
     on_host,
+    select_on_device,
 )
 
 LENGTHS = (7, 1, 40)
@@ -206,3 +218,129 @@ def test_the_server_computes_on_its_device(tmp_path: Path, monkeypatch: pytest.M
     left.clear()
     function.check()
     assert left == [("meta", (16, 30))]
+
+
+FEW_VALUES = st.sampled_from([-3.0, -1.5, -0.0, 0.0, 0.25, 2.0, 2.0000002, 30.0, -90000.0])
+LOGITS = st.integers(1, 9).flatmap(
+    lambda senones: st.tuples(
+        arrays(np.float32, (7, senones), elements=FEW_VALUES), st.integers(1, senones)
+    )
+)
+
+
+@given(LOGITS)
+def test_selects_what_the_host_does(drawn: tuple[np.ndarray, int]) -> None:
+    """Senones and logits to the bit, with many ties; log Z within float16's last place."""
+    logits, k = drawn
+    expected = select_kbest(logits, k)
+    (found,) = select_on_device([torch.from_numpy(logits)], k).on_host()
+    assert isinstance(found, KBest)
+    np.testing.assert_array_equal(found.senones, expected.senones)
+    np.testing.assert_array_equal(found.logits, expected.logits)
+    np.testing.assert_allclose(found.log_z, expected.log_z, rtol=1e-3)
+
+
+def test_utterances_are_selected_in_one_piece() -> None:
+    """Each has its own rows, of any length; random logits of 3,183 senones."""
+    generator = torch.Generator().manual_seed(0)
+    utterances = [torch.randn(length, 3183, generator=generator) * 4 for length in (3, 1, 20)]
+    for found, logits in zip(select_on_device(utterances, 20).on_host(), utterances, strict=True):
+        expected = select_kbest(logits.numpy(), 20)
+        assert isinstance(found, KBest)
+        np.testing.assert_array_equal(found.senones, expected.senones)
+        np.testing.assert_array_equal(found.logits, expected.logits)
+        assert (found.log_z == expected.log_z).mean() > 0.9
+
+
+@pytest.mark.parametrize("poison", [float("nan"), float("inf"), -float("inf")])
+def test_logits_that_are_not_finite_are_their_utterances_error(poison: float) -> None:
+    """The utterances before and after keep their targets."""
+    utterances = [torch.zeros(2, 5), torch.zeros(3, 5), torch.zeros(1, 5)]
+    utterances[1][2, 4] = poison
+    first, failed, last = select_on_device(utterances, 2).on_host()
+    assert isinstance(failed, ValueError)
+    assert "NaN or infinity" in str(failed)
+    assert [len(each.log_z) for each in (first, last)] == [2, 1]
+
+
+def test_k_is_at_most_the_senones() -> None:
+    """The message names both."""
+    with pytest.raises(ValueError, match="k = 6 of 5 senones: need 1 <= k"):
+        select_on_device([torch.zeros(2, 5)], 6)
+
+
+ORDER_TOLERANCE = 1e-12
+"""Of log posteriors in nats; stored logits of 11 bits differ by 5e-4 and more."""
+
+
+def mean_of_softmax(members: list[np.ndarray]) -> np.ndarray:
+    """The definition in plain float64, for logits that do not overflow."""
+    weights = [np.exp(logits.astype(np.float64)) for logits in members]
+    return np.mean([each / each.sum(axis=1, keepdims=True) for each in weights], axis=0)
+
+
+def log_mean(members: list[np.ndarray]) -> np.ndarray:
+    return log_mean_posteriors([torch.from_numpy(each) for each in members]).numpy()
+
+
+def stored(members: list[np.ndarray], k: int = 10) -> KBest:
+    """Return the k best that a server stores of an ensemble."""
+    mean = log_mean_posteriors([torch.from_numpy(each) for each in members])
+    return select_kbest(relative_logits(mean).numpy(), k)
+
+
+def random_logits(seed: int, num_frames: int = 200, num_senones: int = 40) -> np.ndarray:
+    shape = (num_frames, num_senones)
+    return (4 * np.random.default_rng(seed).normal(size=shape)).astype(np.float32)
+
+
+@settings(deadline=None)
+@given(
+    st.integers(1, 5).flatmap(
+        lambda number: arrays(np.float32, (number, 3, 6), elements=st.floats(-300, 300, width=32))
+    )
+)
+def test_it_is_the_log_of_the_mean_posterior(members: np.ndarray) -> None:
+    """Of any number of members; each frame's posteriors sum to one."""
+    found = log_mean(list(members))
+    assert found.dtype == np.float64
+    np.testing.assert_allclose(
+        np.exp(found), mean_of_softmax(list(members)), rtol=1e-9, atol=1e-300
+    )
+    np.testing.assert_allclose(np.exp(found).sum(axis=1), 1, rtol=1e-12)
+
+
+def test_logits_beyond_exp_are_no_infinity() -> None:
+    """The mean is finite where exp overflows, and where one member alone gives a senone mass."""
+    far = np.array([[1e4, 0, -1e4]], np.float32), np.array([[-1e4, 0, 1e4]], np.float32)
+    np.testing.assert_allclose(log_mean([*far]), [[-np.log(2), -1e4, -np.log(2)]], rtol=1e-4)
+
+
+def assert_one_rounding_apart(found: KBest, expected: KBest) -> None:
+    """The same senones; logits and log Z of float16 that may be rounded to the other side."""
+    np.testing.assert_array_equal(found.senones, expected.senones)
+    for name in ("logits", "log_z"):
+        one, other = (getattr(each, name).astype(np.float64) for each in (found, expected))
+        np.testing.assert_allclose(one, other, rtol=2**-10, atol=2**-24)
+        assert np.mean(one != other) < 1e-3
+
+
+@pytest.mark.parametrize("number", [2, 3, 7])
+def test_equal_members_are_one_model(number: int) -> None:
+    """Its k best, its log Z and the mass that these retain."""
+    logits = random_logits(0)
+    alone = select_kbest(logits, 10)
+    together = stored([logits] * number)
+    assert_one_rounding_apart(together, alone)
+    np.testing.assert_allclose(retained_mass(together), retained_mass(alone), rtol=1e-3)
+
+
+def test_the_order_of_members_changes_nothing_that_is_stored() -> None:
+    """Log posteriors differ by less than the tolerance, and the k best are the same bits."""
+    members = [random_logits(seed) for seed in range(4)]
+    first, expected = log_mean(members), stored(members)
+    for order in permutations(members):
+        np.testing.assert_allclose(log_mean([*order]), first, rtol=0, atol=ORDER_TOLERANCE)
+        found = stored([*order])
+        for name in ("senones", "logits", "log_z"):
+            np.testing.assert_array_equal(getattr(found, name), getattr(expected, name))

@@ -36,8 +36,8 @@ EACH_EXCHANGE = [
 
 PAIRS = {
     "d_psgd": DPsgd,
-    "rand_psgd": partial(RandPsgd, seed=5),
-    "ad_psgd": partial(AdPsgd, seed=5),
+    "rand_psgd": partial(RandPsgd, mixing_seed=5),
+    "ad_psgd": partial(AdPsgd, mixing_seed=5),
 }
 """Trainers whose ranks exchange with a neighbour, and may be a step apart."""
 

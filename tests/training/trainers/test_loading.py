@@ -3,7 +3,6 @@
 from typing import Any
 
 import pytest
-import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
@@ -125,17 +124,3 @@ def test_another_block_size_is_taken_over(block_size: int, steps: int, together:
     """The block under way ends at the new size, and later blocks have it."""
     found, _ = run(Bmuf, BLOCK, BLOCK | {"block_size": block_size}, steps)
     assert found == together
-
-
-def test_a_checkpoint_without_settings_is_taken_over() -> None:
-    """Earlier versions stored neither threshold nor block size."""
-    states = simulate_ranks(2, stop, Htm, GROUPS | {"group_size": 1}, 2)
-    old = []
-    for data in states:
-        state = decode_state(data)
-        for name in ("block_size", "group_size", "gradient_threshold"):
-            del state["trainer"][name]
-        old.append(encode_state(state))
-    settings = GROUPS | {"group_size": 1}
-    new, earlier = (simulate_ranks(2, resume, Htm, settings, each)[0][1] for each in (states, old))
-    assert torch.equal(new, earlier)

@@ -116,13 +116,13 @@ def leave_mixing_with_another_buffer(group: ProcessGroup) -> tuple[str, Tensor]:
     optimizer = sgd(model)
     message = ""
     try:
-        with AdPsgd(model, optimizer, group=group, seed=1):
+        with AdPsgd(model, optimizer, group=group, mixing_seed=1):
             take_step(model, optimizer, 0, group.rank())
             model.register_buffer("odd", torch.zeros(1 + group.rank()))
     except ValueError as error:
         message = str(error)
     del model.odd
-    with AdPsgd(model, optimizer, group=group, seed=1):
+    with AdPsgd(model, optimizer, group=group, mixing_seed=1):
         take_step(model, optimizer, 1, group.rank())
     return message, weights(model)
 
@@ -260,7 +260,7 @@ def test_what_is_no_optimizer_is_refused() -> None:
 
 def refusals_under_debugging(group: ProcessGroup) -> list[str]:
     def ad_psgd(model: nn.Module) -> Trainer:
-        return AdPsgd(model, sgd(model), group=group, seed=1)
+        return AdPsgd(model, sgd(model), group=group, mixing_seed=1)
 
     def one_bit(model: nn.Module) -> Trainer:
         return OneBit(model, sgd(model, 0.0), group=group, double_buffering=True)

@@ -43,7 +43,7 @@ TRAINERS: dict[str, tuple[type[Trainer], dict[str, Any]]] = {
     "sparse_loco": (SparseLoco, {"block_size": 3, "density": 0.5}),
     "htm": (Htm, {"group_size": 2, "block_size": 3, "gradient_threshold": 1 / 64}),
     "d_psgd": (DPsgd, {}),
-    "rand_psgd": (RandPsgd, {"seed": 5}),
+    "rand_psgd": (RandPsgd, {"mixing_seed": 5}),
     "d1d_psgd": (D1dPsgd, {}),
 }
 NAMES = sorted(TRAINERS)
@@ -55,7 +55,7 @@ def make(group: ProcessGroup, name: str, model: nn.Module, optimizer: Any) -> Tr
     return trainer_class(model, optimizer, group=group, **settings)
 
 
-SCALED = {**TRAINERS, "one_bit": (OneBit, {}), "ad_psgd": (AdPsgd, {"seed": 1})}
+SCALED = {**TRAINERS, "one_bit": (OneBit, {}), "ad_psgd": (AdPsgd, {"mixing_seed": 1})}
 
 
 def train_scaled(

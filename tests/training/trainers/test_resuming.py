@@ -41,9 +41,10 @@ def test_stopped_after_any_step_a_fit_ends_in_the_same_bytes(
     never_saved = small_fit(name, num_ranks < 4, group_size, minibatch_frames=minibatch_frames)
     never_saved = replace(never_saved, sub_epochs=never_saved.sub_epochs[-5:])
     if is_double:
-        assert isinstance(never_saved.trainer, OneBitConfig)
-        buffered = replace(never_saved.trainer, double_buffering=True)
-        never_saved = replace(never_saved, trainer=buffered)
+        assert isinstance(never_saved.training.trainer, OneBitConfig)
+        buffered = replace(never_saved.training.trainer, double_buffering=True)
+        training = replace(never_saved.training, trainer=buffered)
+        never_saved = replace(never_saved, training=training)
     whole, saved = tmp_path / "whole", tmp_path / "saved"
     for folder in (whole, saved):
         write_run(folder)

@@ -8,25 +8,13 @@ from torch.distributed import ProcessGroup
 
 from tests.training.trainers.ranks import RankPool, sgd, small_model
 from training.distributed.simulated_group import simulate_ranks
-from training.settings.trainers import HtmConfig
 from training.trainers import Htm
-from training.trainers.registry import make_trainer
 
 
 def group_size(group: ProcessGroup) -> int:
     model = small_model()
     settings = {"block_size": 2, "gradient_threshold": 1.0}
-    return Htm(model, sgd(model), group=group, **settings).group_size
-
-
-def recipe_group_size(group: ProcessGroup) -> int:
-    model = small_model()
-    return make_trainer(HtmConfig(group_size=0), model, sgd(model), group).group_size
-
-
-def test_a_recipe_may_leave_groups_to_hosts() -> None:
-    """A recipe's group_size 0 is a host's ranks."""
-    assert simulate_ranks(4, recipe_group_size) == [4] * 4
+    return Htm(model, sgd(model), group=group, **settings).config.group_size
 
 
 def test_a_host_is_a_group(rank_pool: RankPool) -> None:

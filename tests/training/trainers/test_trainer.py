@@ -19,7 +19,7 @@ from tests.training.trainers.ranks import (
     weights,
 )
 from training.distributed.process_group import CollectiveError
-from training.settings.trainers import AdaGrad, AdaGradPlace, Threshold, TopK
+from training.settings.trainers import AdaGrad, AdaGradPlace, TopK
 from training.trainers import (
     Bmuf,
     D1dPsgd,
@@ -43,12 +43,11 @@ TRAINERS: dict[str, tuple[type[Trainer], dict[str, Any]]] = {
     "bmuf average": (Bmuf, {"block_size": 3, "optimizer_state": "average"}),
     "bmuf reset": (Bmuf, {"block_size": 3, "optimizer_state": "reset"}),
     "bmuf top-k": (Bmuf, {"block_size": 3, "block_exchange": TopK(density=0.1)}),
-    "bmuf threshold": (Bmuf, {"block_size": 3, "block_exchange": Threshold()}),
     "sparse_loco": (SparseLoco, {"block_size": 3, "ranks_per_leader": 2}),
     "htm top-k": (Htm, {**HTM, "block_exchange": TopK(density=0.1)}),
     "htm": (Htm, HTM),
     "d_psgd": (DPsgd, {}),
-    "rand_psgd": (RandPsgd, {"seed": 5}),
+    "rand_psgd": (RandPsgd, {"mixing_seed": 5}),
     "d1d_psgd": (D1dPsgd, {}),
     "one_bit": (OneBit, {}),
     "one_bit partial": (OneBit, {"adagrad": AdaGrad(place=AdaGradPlace.PARTIAL)}),

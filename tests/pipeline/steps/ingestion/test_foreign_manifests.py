@@ -14,10 +14,10 @@ import pytest
 
 from infra.store.object_store import ObjectStore
 from pipeline.records import Quarantined, Utterance
-from pipeline.steps.ingestion.directories import Kaldi
-from pipeline.steps.ingestion.formats import ManifestFormat, Nemo, Table
 from pipeline.steps.ingestion.ingest_manifests import Manifest
-from pipeline.steps.ingestion.lhotse import LhotseCuts, LhotseSupervisions, Shar
+from pipeline.steps.ingestion.kaldi import Kaldi
+from pipeline.steps.ingestion.lhotse import Lhotse, Shar
+from pipeline.steps.ingestion.manifest_format import FormatOptions, ManifestFormat
 from pipeline.steps.ingestion.manifest_probe import require_usable_rows
 from pipeline.steps.ingestion.manifest_records import (
     RecordRules,
@@ -25,6 +25,7 @@ from pipeline.steps.ingestion.manifest_records import (
     with_audio,
     with_durations,
 )
+from pipeline.steps.ingestion.tables import Nemo, Table
 from tests.small_corpus import tone, wav
 
 NOON = datetime(2026, 1, 1, 12)
@@ -146,7 +147,7 @@ def test_words_of_a_cut_are_in_order_of_time(
 ) -> None:
     """All that begin and end in it, to a frame, and those of equal times as they are listed."""
     write_json(tmp_path / "cuts.jsonl", [cut(given)])
-    [record] = found_in(tmp_path, LhotseCuts(), "cuts.jsonl")
+    [record] = found_in(tmp_path, Lhotse(), "cuts.jsonl")
     assert isinstance(record, Utterance)
     assert (record.utterance_id, record.text) == ("1", text)
 
@@ -173,7 +174,7 @@ def test_a_cut_of_other_audio_or_words_is_a_ledger_row(
 ) -> None:
     """What is not all spoken in it, in one channel, in one language, as it lies in the store."""
     write_json(tmp_path / "cuts.jsonl", [given])
-    [row] = found_in(tmp_path, LhotseCuts(), "cuts.jsonl")
+    [row] = found_in(tmp_path, Lhotse(), "cuts.jsonl")
     assert isinstance(row, Quarantined)
     assert (row.utterance_id, row.reason) == ("1", "bad_field")
     assert said in row.detail
@@ -183,7 +184,7 @@ def test_supervisions_begin_within_their_recording(tmp_path: Path) -> None:
     """A cut's begin within the cut; a speaker may be a number."""
     write_json(tmp_path / "s.jsonl", [supervision(5, 2, recording_id="r", speaker=12)])
     write_json(tmp_path / "r.jsonl", [cut([])["recording"]])
-    form = LhotseSupervisions(str(tmp_path / "r.jsonl"))
+    form = Lhotse(FormatOptions(recordings_uri=str(tmp_path / "r.jsonl")))
     [record] = found_in(tmp_path, form, "s.jsonl")
     assert isinstance(record, Utterance)
     assert (record.speaker_id, record.text, record.duration_s) == ("12", "A", 2)
@@ -290,7 +291,7 @@ def test_a_table_that_is_not_known_is_refused(tmp_path: Path, name: str) -> None
     folder = kaldi(tmp_path, **{name: "u x\n"})
     with pytest.raises(ValueError, match=rf"{name}: a table .* --ignore-columns {name}"):
         found_in(folder, Kaldi(), "")
-    assert len(found_in(folder, Kaldi((name,)), "")) == 1
+    assert len(found_in(folder, Kaldi(FormatOptions(ignored=frozenset({name}))), "")) == 1
 
 
 NEMO = {"audio_filepath": "r.wav", "duration": 1.0, "text": "A"}
@@ -306,7 +307,7 @@ def test_a_key_that_is_not_known_is_refused_at_once_or_by_a_row(tmp_path: Path, 
         ValueError, match=f"m.jsonl: '{key}'.*: not known, .*--ignore-columns {key}"
     ):
         require_usable_rows(store, store, manifest, RecordRules("und", 4))
-    assert len(found_in(tmp_path, Nemo((key,)), "m.jsonl")) == 2
+    assert len(found_in(tmp_path, Nemo(FormatOptions(ignored=frozenset({key}))), "m.jsonl")) == 2
     write_json(tmp_path / "m.jsonl", [{**NEMO, key: None}, {**NEMO, key: 1}])
     kept, row = found_in(tmp_path, Nemo(), "m.jsonl")
     assert isinstance(kept, Utterance)
@@ -365,7 +366,7 @@ def test_control_characters_in_transcripts_are_refused_in_any_format(
     kaldi(tmp_path / "k", text=f"u {text}\n")
     for form, name in (
         (Nemo(), "m.jsonl"),
-        (LhotseCuts(), "cuts.jsonl"),
+        (Lhotse(), "cuts.jsonl"),
         (Table(), "t.csv"),
         (Table(), "t.parquet"),
         (Kaldi(), "k"),

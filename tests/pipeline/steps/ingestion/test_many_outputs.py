@@ -17,9 +17,9 @@ from pipeline.runs.manifest import Manifest as StepManifest
 from pipeline.runs.manifest import manifest_uri, read_manifest
 from pipeline.runs.outputs import OutputsInParts
 from pipeline.steps.ingestion import manifest_rows
-from pipeline.steps.ingestion.formats import Table
 from pipeline.steps.ingestion.ingest_manifests import Manifest, ManifestIngestion, ingest_manifests
 from pipeline.steps.ingestion.manifest_records import RecordRules
+from pipeline.steps.ingestion.tables import Table
 from pipeline.steps.selection import buckets
 from tests.pipeline.runs.small_commits import set_small_bounds
 from tests.small_corpus import killed_at, serially

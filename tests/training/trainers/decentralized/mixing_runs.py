@@ -18,9 +18,9 @@ NUM_WEIGHTS = 6
 MakeOwnModels = Callable[..., OwnModels]
 TRAINERS: dict[str, MakeOwnModels] = {
     "d_psgd": DPsgd,
-    "rand_psgd": partial(RandPsgd, seed=SEED),
+    "rand_psgd": partial(RandPsgd, mixing_seed=SEED),
     "d1d_psgd": D1dPsgd,
-    "ad_psgd": partial(AdPsgd, seed=SEED),
+    "ad_psgd": partial(AdPsgd, mixing_seed=SEED),
 }
 Weights = Float64[np.ndarray, "weights ranks"]
 

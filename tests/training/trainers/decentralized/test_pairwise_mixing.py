@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from tests.training.trainers.ranks import RankPool
 from training.distributed.simulated_group import SimulatedGroup, SimulatedLink, simulate_ranks
 from training.trainers import AdPsgd
 from training.trainers.ad_psgd import ModelInMotion
-from training.trainers.trainer import AdPsgdStatistics
+from training.trainers.trainer import Statistics
 
 LINK = SimulatedLink(latency_s=0.05)
 NUM_STEPS = 12
@@ -35,11 +35,11 @@ NUM_STEPS = 12
 
 def train(
     group: SimulatedGroup, step_s: list[float], rate: float, max_staleness: int = 16
-) -> tuple[Tensor, Tensor, AdPsgdStatistics, float]:
+) -> tuple[Tensor, Tensor, Statistics, float]:
     """Return a rank's model before leaving and after, its counts, and its steps' seconds."""
     model = Vector()
     optimizer = torch.optim.SGD(model.parameters(), lr=rate)
-    trainer = AdPsgd(model, optimizer, group=group, seed=SEED, max_staleness=max_staleness)
+    trainer = AdPsgd(model, optimizer, group=group, mixing_seed=SEED, max_staleness=max_staleness)
     with trainer:
         start = group.now()
         for step in range(NUM_STEPS):
@@ -49,7 +49,6 @@ def train(
             optimizer.step()
         seconds, own = group.now() - start, trainer.own_model()
     statistics = trainer.statistics()
-    assert isinstance(statistics, AdPsgdStatistics)
     return own, model.weights.detach(), statistics, seconds
 
 
@@ -64,8 +63,8 @@ def test_any_ranks_finish_and_agree(step_s: list[float], max_staleness: int) -> 
     ranks = run()
     for _, left, statistics, _ in ranks:
         assert torch.equal(left, ranks[0][1])
-        assert statistics.max_staleness <= max_staleness
-        assert statistics.mean_staleness <= statistics.max_staleness
+        assert statistics["max_staleness"] <= max_staleness
+        assert statistics["mean_staleness"] <= statistics["max_staleness"]
     assert all(torch.equal(one[0], other[0]) for one, other in zip(ranks, run(), strict=True))
 
 
@@ -84,19 +83,17 @@ def test_a_slow_rank_is_busy_rather_than_stale() -> None:
         bound: simulate_ranks(4, train, [1.0, 100.0, 1.0, 1.0], 0.05, bound, link=LINK)[1][2]
         for bound in (2, 50)
     }
-    assert counts[2].max_staleness == 2
-    assert counts[2].num_busy > 0
-    assert counts[50].max_staleness > 2
-    assert counts[50].num_busy == 0
+    assert counts[2]["max_staleness"] == 2
+    assert counts[2]["num_busy"] > 0
+    assert counts[50]["max_staleness"] > 2
+    assert counts[50]["num_busy"] == 0
 
 
-def count_by_step(
-    group: SimulatedGroup, step_s: list[float]
-) -> tuple[list[int], list[AdPsgdStatistics]]:
+def count_by_step(group: SimulatedGroup, step_s: list[float]) -> tuple[list[int], list[Statistics]]:
     """Enter twice; return the exchanges between each two steps, and the counts after each step."""
     model = Vector()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    trainer = AdPsgd(model, optimizer, group=group, seed=SEED)
+    trainer = AdPsgd(model, optimizer, group=group, mixing_seed=SEED)
     exchanges, found = [], []
     for _ in range(2):
         with trainer:
@@ -106,9 +103,8 @@ def count_by_step(
                 group.advance(step_s[group.rank()])
                 optimizer.step()
                 counts = trainer.statistics()
-                assert isinstance(counts, AdPsgdStatistics)
-                exchanges.append(counts.num_exchanges - before)
-                before = counts.num_exchanges
+                exchanges.append(counts["num_exchanges"] - before)
+                before = counts["num_exchanges"]
                 found.append(counts)
     return exchanges, found
 
@@ -118,10 +114,10 @@ def test_a_steps_staleness_is_the_exchanges_since_the_step_before() -> None:
     ranks = simulate_ranks(4, count_by_step, [1.0, 4.5, 1.0, 0.25], link=LINK)
     for exchanges, found in ranks:
         for num_steps, counts in enumerate(found, 1):
-            assert counts.max_staleness == max(exchanges[:num_steps])
-            assert counts.mean_staleness == pytest.approx(np.mean(exchanges[:num_steps]))
+            assert counts["max_staleness"] == max(exchanges[:num_steps])
+            assert counts["mean_staleness"] == pytest.approx(np.mean(exchanges[:num_steps]))
     assert {0, 1} < {each for exchanges, _ in ranks for each in exchanges}
-    assert any(found[-1].num_exchanges > sum(exchanges) for exchanges, found in ranks)
+    assert any(found[-1]["num_exchanges"] > sum(exchanges) for exchanges, found in ranks)
 
 
 def test_exchanges_bring_models_together() -> None:
@@ -135,7 +131,7 @@ def test_exchanges_bring_models_together() -> None:
 
 
 def mix_in_time(first: Any, group: SimulatedGroup) -> list[Tensor]:
-    make = partial(TimedAdPsgd, seed=SEED)
+    make = partial(TimedAdPsgd, mixing_seed=SEED)
     return spread_then_mix(group, make, first, 40)
 
 
@@ -188,7 +184,7 @@ def ask_between(group: SimulatedGroup, step_s: list[float], num_asked: int) -> A
     """Start the mean after some steps, train on, and wait for it at the end."""
     model = Vector()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    trainer = AdPsgd(model, optimizer, group=group, seed=SEED)
+    trainer = AdPsgd(model, optimizer, group=group, mixing_seed=SEED)
     steps = torch.zeros_like(model.weights.detach())
     pending, asked, num_before, at_s = None, steps, 0, -1.0
     with trainer:
@@ -211,8 +207,7 @@ def ask_between(group: SimulatedGroup, step_s: list[float], num_asked: int) -> A
 
 def num_exchanges_of(trainer: AdPsgd) -> int:
     statistics = trainer.statistics()
-    assert isinstance(statistics, AdPsgdStatistics)
-    return statistics.num_exchanges
+    return statistics["num_exchanges"]
 
 
 STEP_S = ([1.0, 1.0, 1.0, 1.0], [1.0, 20.0, 1.0, 2.0, 1.0, 1.0])
@@ -250,7 +245,7 @@ def train_and_ask(group: ProcessGroup, folder: Path) -> tuple[Tensor, Tensor]:
     """Ask for the mean; the last rank asks once all others have exchanged since they asked."""
     model = Vector()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    trainer = AdPsgd(model, optimizer, group=group, seed=SEED)
+    trainer = AdPsgd(model, optimizer, group=group, mixing_seed=SEED)
     steps, marks = torch.zeros_like(model.weights.detach()), [folder / str(n) for n in range(3)]
     with trainer:
         for step in range(30):
@@ -298,7 +293,7 @@ def save_and_resume(group: SimulatedGroup, num_before: int) -> list[tuple[Tensor
     for num_steps in (num_before, 0):
         model = Vector()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-        trainer = TimedAdPsgd(model, optimizer, group=group, seed=SEED)
+        trainer = TimedAdPsgd(model, optimizer, group=group, mixing_seed=SEED)
         if state:
             trainer.load_state_dict(state)
         with trainer:
@@ -324,11 +319,11 @@ def test_resumes_with_the_models_it_saved() -> None:
     assert all(each["num_exchanges"] > 0 for each in exchanges)
 
 
-def load_earlier(group: SimulatedGroup) -> tuple[AdPsgdStatistics, AdPsgdStatistics]:
+def load_earlier(group: SimulatedGroup) -> tuple[Statistics, Statistics]:
     """The counts when a state was saved, and when it is loaded after more steps."""
     model = Vector()
     trainer = TimedAdPsgd(
-        model, torch.optim.SGD(model.parameters(), lr=0.05), group=group, seed=SEED
+        model, torch.optim.SGD(model.parameters(), lr=0.05), group=group, mixing_seed=SEED
     )
     with trainer:
         take_empty_steps(trainer, 5)
@@ -336,8 +331,6 @@ def load_earlier(group: SimulatedGroup) -> tuple[AdPsgdStatistics, AdPsgdStatist
         take_empty_steps(trainer, 5)
     trainer.load_state_dict(state)
     loaded = trainer.statistics()
-    assert isinstance(saved, AdPsgdStatistics)
-    assert isinstance(loaded, AdPsgdStatistics)
     return saved, loaded
 
 
@@ -350,9 +343,9 @@ def test_loading_a_state_sets_the_counts_back() -> None:
     """All but the bytes, which this process has sent."""
     ranks = simulate_ranks(4, load_earlier, link=LINK)
     for saved, loaded in ranks:
-        assert replace(loaded, bytes_sent=0) == replace(saved, bytes_sent=0)
-        assert loaded.bytes_sent > saved.bytes_sent
-    assert any(saved.mean_staleness > 0 for saved, _ in ranks)
+        assert loaded | {"bytes_sent": 0} == saved | {"bytes_sent": 0}
+        assert loaded["bytes_sent"] > saved["bytes_sent"]
+    assert any(saved["mean_staleness"] > 0 for saved, _ in ranks)
 
 
 def test_a_step_is_applied_where_the_model_has_moved_to() -> None:
@@ -383,5 +376,5 @@ def test_an_unmoved_model_is_the_optimizers() -> None:
 
 def test_refuses_a_bound_of_none() -> None:
     """A rank that may not be moved at all would never average."""
-    with pytest.raises(ValueError, match="max_staleness = 0: need at least 1"):
+    with pytest.raises(ValueError, match="max_staleness = 0: need 1"):
         simulate_ranks(1, lambda group: train(group, [0.0], 0.1, 0))

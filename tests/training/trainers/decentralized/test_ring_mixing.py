@@ -10,6 +10,12 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
+from tests.papers.mixing_matrices import (
+    permuted_ring_distance,
+    ring_matrix,
+    ring_rho,
+    uniform_matrix,
+)
 from tests.training.trainers.decentralized.mixing_runs import (
     SEED,
     TRAINERS,
@@ -21,14 +27,7 @@ from tests.training.trainers.decentralized.mixing_runs import (
     spread_then_mix,
 )
 from tests.training.trainers.ranks import RankPool
-from training.algorithms.mixing import (
-    fixed_ring,
-    permuted_ring,
-    permuted_ring_distance,
-    ring_matrix,
-    ring_rho,
-    uniform_matrix,
-)
+from training.algorithms.mixing import fixed_ring, permuted_ring
 from training.distributed.simulated_group import simulate_ranks
 from training.trainers import D1dPsgd, DPsgd, RandPsgd, Synchronous
 
@@ -143,7 +142,7 @@ def test_permuted_rings_contract_as_expected() -> None:
     num_ranks, num_rounds, unit = 6, 2, np.eye(6)
     squares = []
     for seed in range(24):
-        make = partial(RandPsgd, seed=seed)
+        make = partial(RandPsgd, mixing_seed=seed)
         models = simulate_ranks(num_ranks, spread_then_mix, make, unit, num_rounds)
         squares.append(distance([seen[-1] for seen in models]) ** 2)
     error = stdev(squares) / len(squares) ** 0.5

@@ -274,7 +274,7 @@ def test_settings_out_of_range_are_refused() -> None:
         model = small_model()
         OneBit(model, sgd(model, 0.0), group=group, **settings)
 
-    with pytest.raises(ValueError, match="num_unquantized_steps = -1: need 0 or more"):
+    with pytest.raises(ValueError, match="num_unquantized_steps = -1: need 0"):
         simulate_ranks(1, partial(make, num_unquantized_steps=-1))
     with pytest.raises(ValueError, match=r"momentum = 1\.0"):
         simulate_ranks(1, partial(make, momentum=1.0))

@@ -182,10 +182,10 @@ def count_around_loading(group: ProcessGroup, settings: dict[str, Any]) -> list[
         with trainer:
             for step in range(3):
                 take_step(model, optimizer, step, group.rank())
-        sent.append(trainer.statistics().bytes_sent)
+        sent.append(trainer.statistics()["bytes_sent"])
         for _ in range(2):
             trainer.load_state_dict(trainer.state_dict())
-            sent.append(trainer.statistics().bytes_sent)
+            sent.append(trainer.statistics()["bytes_sent"])
     return sent
 
 

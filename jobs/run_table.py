@@ -1,0 +1,377 @@
+"""The run table: each step of a run, with what starts it, what it reads and what it writes.
+
+A step is a command of jobs/ that writes manifests, each in a folder of its own below the run. All
+that lists, checks, plans, verifies or schedules steps reads this table, so that a new step is its
+own file and one row here. To list the commands is quick: this module imports no NumPy, and the
+descriptions of models only where a recipe asks for them.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from itertools import chain
+from typing import TYPE_CHECKING, Any, Literal
+
+from infra.settings import plain
+from pipeline.runs.names import (
+    ALIGNMENT_STEP,
+    ALL_SUBSETS,
+    BASELINE,
+    BOOTSTRAP_STEP,
+    CERTIFICATE_STEP,
+    DEV,
+    DEV_ALIGNMENT_STEP,
+    EVALUATION_STEP,
+    HELDOUT,
+    INGEST_STEP,
+    KBEST_COSTS_STEP,
+    LABELLED,
+    PARTITIONS_STEP,
+    REPORT_STEP,
+    STUDENT,
+    SUBSETS,
+    TARGETS_GRAPH_STEP,
+    TARGETS_STEP,
+    TARGETS_TUNING_STEP,
+    TEACHER,
+    TUNING_STEP,
+    UNLABELLED,
+    TargetsRound,
+    evaluated_models,
+    features_step,
+    labelling_models,
+    lattices_step,
+    model_step,
+    realignment_rounds,
+    section_of,
+    selection_step,
+    targets_rounds,
+)
+
+if TYPE_CHECKING:
+    from training.fit.model_specs import Fit
+    from training.settings.recipe import Recipe
+
+Starter = Literal["python", "Spark", "torchrun"]
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """Written is one manifest of a step: `name` is its folder below the run.
+
+    It is made from the manifests of the steps `reads`, with the `settings` that the recipe decides,
+    or by the training `fit`. Its tasks read the shards of the step `hours_of`, `times_read` times;
+    without one, its hours are not known before. Runs without development speakers lack an optional
+    one. An increment inherits it from its base, extends the base's, or makes it anew.
+    """
+
+    name: str
+    reads: tuple[str, ...] = ()
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    fit: "Fit | None" = None
+    hours_of: str = ""
+    times_read: int = 1
+    holds_utterances: bool = True
+    is_optional: bool = False
+    in_increment: Literal["inherited", "extended", "made"] = "made"
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Step is a row of the table: a command, its starter, and what it writes under a recipe.
+
+    `trains` names the recipe's section whose model its ranks train. A step with a device takes
+    --device: it trains or scores in its own processes. jobs.planning.run_plan plans most steps from
+    their volumes, and others by their hours: a core works through `x_real_time` hours in one.
+    """
+
+    name: str
+    starter: Starter
+    writes: "Callable[[Recipe], Sequence[Written]]"
+    trains: str = ""
+    has_device: bool = False
+    reads_audio: bool = False
+    also_on_spark: bool = False
+    x_real_time: float = 1_000.0
+
+    @property
+    def is_on_spark(self) -> bool:
+        """True if a Spark cluster may run it: ingest too, where it reads manifests."""
+        return self.starter == "Spark" or self.also_on_spark
+
+    def reads(self, recipe: "Recipe") -> tuple[str, ...]:
+        """Return the steps whose manifests it reads, without those that it writes itself."""
+        written = sorted(self.writes(recipe), key=lambda each: each.is_optional)
+        own = {each.name for each in written}
+        read = dict.fromkeys(name for each in written for name in each.reads)
+        return tuple(name for name in read if name not in own)
+
+
+INGEST, SELECT_UTTERANCES, EXTRACT_FEATURES = "ingest", "select_utterances", "extract_features"
+ALIGN, TRAIN_BASELINE, TRAIN_TEACHER = "align", "train_baseline", "train_teacher"
+GENERATE_TARGETS, REPARTITION, TRAIN_STUDENT = "generate_targets", "repartition", "train_student"
+EVALUATE, CERTIFY, REPORT = "evaluate", "certify", "report"
+
+_FEATURES = features_step(LABELLED), features_step(UNLABELLED)
+_ALIGNED = (ALIGNMENT_STEP, DEV_ALIGNMENT_STEP, *_FEATURES)
+
+
+def _ingested(_: "Recipe") -> list[Written]:
+    return [Written(INGEST_STEP, holds_utterances=False)]
+
+
+def _selections(recipe: "Recipe") -> list[Written]:
+    return [_of_subset(subset, selection_step(subset), recipe.selection) for subset in ALL_SUBSETS]
+
+
+def _features(recipe: "Recipe") -> list[Written]:
+    return [
+        _of_subset(subset, features_step(subset), recipe.features, selection_step(subset))
+        for subset in ALL_SUBSETS
+    ]
+
+
+def _of_subset(subset: str, name: str, settings: object, source: str = "") -> Written:
+    return Written(
+        name,
+        (source,) if source else (),
+        plain(settings),
+        hours_of=source,
+        is_optional=subset == DEV,
+        in_increment="extended" if subset == UNLABELLED else "inherited",
+    )
+
+
+def _alignments(recipe: "Recipe") -> list[Written]:
+    from training.fit.model_specs import aligner_fit  # noqa: PLC0415 - imports NumPy
+    from training.settings.decoding import bootstrap_settings  # noqa: PLC0415 - imports NumPy
+
+    versions, rule = recipe.alignment.versions, recipe.corpus.unknown_words
+    bootstrap = bootstrap_settings(recipe.bootstrap, recipe.senones, versions, rule)
+    settings = {"acoustic_scale": recipe.evaluation.acoustic_scale}
+    aligned = partial(Written, hours_of=features_step(LABELLED), in_increment="inherited")
+    found, aligner = [aligned(BOOTSTRAP_STEP, _FEATURES, bootstrap)], ""
+    for each in realignment_rounds(recipe.alignment.rounds):
+        aligner = model_step(each.aligner)
+        found.append(_trained(aligner_fit(recipe, each), _FEATURES))
+        found.append(aligned(each.writes, _FEATURES, settings))
+    of_dev = features_step(DEV)
+    reads = (of_dev, BOOTSTRAP_STEP, aligner)
+    return [*found, aligned(DEV_ALIGNMENT_STEP, reads, settings, hours_of=of_dev, is_optional=True)]
+
+
+def _trained(fit: "Fit", reads: tuple[str, ...]) -> Written:
+    is_students = section_of(fit.name) == STUDENT
+    return Written(
+        model_step(fit.name),
+        reads,
+        fit=fit,
+        holds_utterances=False,
+        in_increment="made" if is_students else "inherited",
+    )
+
+
+def _models(recipe: "Recipe", fits: "Iterable[Fit]", reads: tuple[str, ...]) -> list[Written]:
+    """Return what is written by models that train, and that sMBR trains on where it is asked to."""
+    from training.fit.model_specs import sequence_fit  # noqa: PLC0415 - imports NumPy
+    from training.settings.decoding import lattice_settings  # noqa: PLC0415 - imports NumPy
+
+    config, found = recipe.sequence_training, list[Written]()
+    settings = lattice_settings(config.lattices, config.acoustic_scale)
+    for fit in fits:
+        found.append(_trained(fit, reads))
+        if section_of(fit.name) in config.models:
+            by_sequence = _trained(sequence_fit(recipe, fit), reads)
+            lattices = replace(
+                by_sequence,
+                name=lattices_step(fit.name),
+                settings=settings,
+                fit=None,
+                hours_of=ALIGNMENT_STEP,
+                holds_utterances=True,
+            )
+            found += [lattices, by_sequence]
+    return found
+
+
+def _baseline(recipe: "Recipe") -> list[Written]:
+    from training.fit.model_specs import baseline_fit  # noqa: PLC0415 - imports NumPy
+
+    return _models(recipe, [baseline_fit(recipe)], _ALIGNED)
+
+
+def _teachers(recipe: "Recipe") -> list[Written]:
+    from training.fit.model_specs import sibling_fits, teacher_fits  # noqa: PLC0415 - NumPy
+
+    return _models(recipe, [*teacher_fits(recipe), *sibling_fits(recipe)], _ALIGNED)
+
+
+def _targets(recipe: "Recipe") -> list[Written]:
+    from training.settings.decoding import target_graph_settings  # noqa: PLC0415 - imports NumPy
+
+    rounds, features = targets_rounds(recipe.targets.rounds), features_step(UNLABELLED)
+    labelling, search = _labelling(recipe, rounds), list[Written]()
+    reads = (features, *labelling)
+    if recipe.targets.source == "lattice":
+        reads = (features, TARGETS_TUNING_STEP, *labelling)
+        of_search = partial(Written, holds_utterances=False, in_increment="inherited")
+        tuned_by = (features_step(DEV), ALIGNMENT_STEP, *_labelling(recipe, rounds[:1])[:1])
+        graph = target_graph_settings(recipe.evaluation, recipe.targets.lattices)
+        search = [
+            of_search(TARGETS_TUNING_STEP, tuned_by, _tuning(recipe), is_optional=True),
+            of_search(TARGETS_GRAPH_STEP, reads, graph),
+        ]
+    labelled = partial(Written, hours_of=features, in_increment="extended")
+    return [*search, *(labelled(each.targets, reads, plain(recipe.targets)) for each in rounds)]
+
+
+def _labelling(recipe: "Recipe", rounds: Iterable[TargetsRound]) -> tuple[str, ...]:
+    """Return the models that label in these rounds; the tree, for a teacher of the user's own."""
+    trained_on, ensemble = recipe.sequence_training.models, recipe.num_teachers
+    labels = (labelling_models(trained_on, ensemble, each) for each in rounds)
+    models = dict.fromkeys(chain.from_iterable(labels))
+    return (*(() if ensemble else (BOOTSTRAP_STEP,)), *map(model_step, models))
+
+
+def _tuning(recipe: "Recipe") -> dict[str, Any]:
+    return {"evaluation": plain(recipe.evaluation), "tuning": plain(recipe.tuning)}
+
+
+def _partitions(recipe: "Recipe") -> list[Written]:
+    features, settings = features_step(UNLABELLED), asdict(recipe.partitions)
+    joined = partial(Written, settings=settings, hours_of=features, in_increment="extended")
+    rounds = targets_rounds(recipe.targets.rounds)
+    return [joined(each.partitions, (features, each.targets)) for each in rounds]
+
+
+def _student(recipe: "Recipe") -> list[Written]:
+    from training.fit.model_specs import student_fit  # noqa: PLC0415 - imports NumPy
+
+    reads = (ALIGNMENT_STEP, PARTITIONS_STEP, *_FEATURES)
+    return _models(recipe, [student_fit(recipe)], reads)
+
+
+def _scored(recipe: "Recipe") -> tuple[str, ...]:
+    """Return the steps of all models that are scored."""
+    trained_on = recipe.sequence_training.models
+    return tuple(
+        map(model_step, evaluated_models(trained_on, recipe.num_teachers, recipe.targets.rounds))
+    )
+
+
+def _evaluation(recipe: "Recipe") -> list[Written]:
+    from training.settings.decoding import kbest_costs_settings  # noqa: PLC0415 - imports NumPy
+
+    scored, rounds = _scored(recipe), targets_rounds(recipe.targets.rounds)
+    heldout, unlabelled = features_step(HELDOUT), features_step(UNLABELLED)
+    costs = kbest_costs_settings(recipe.targets, recipe.targets.teacher)
+    made = partial(Written, holds_utterances=False)
+    return [
+        made(
+            TUNING_STEP,
+            (features_step(DEV), ALIGNMENT_STEP, *scored),
+            _tuning(recipe),
+            is_optional=True,
+        ),
+        made(
+            EVALUATION_STEP,
+            (unlabelled, heldout, TUNING_STEP, ALIGNMENT_STEP, *scored),
+            plain(recipe.evaluation),
+            hours_of=heldout,
+            times_read=len(scored),
+        ),
+        made(
+            KBEST_COSTS_STEP,
+            (unlabelled, *_labelling(recipe, rounds[-1:]), model_step(STUDENT)),
+            costs,
+            is_optional=True,
+        ),
+    ]
+
+
+def _certificate(recipe: "Recipe") -> list[Written]:
+    from training.fit.model_specs import student_fit  # noqa: PLC0415 - imports NumPy
+
+    reads = (selection_step(UNLABELLED), features_step(UNLABELLED), PARTITIONS_STEP)
+    config = student_fit(recipe).config
+    return [Written(CERTIFICATE_STEP, reads, config, holds_utterances=False)]
+
+
+def _report(recipe: "Recipe") -> list[Written]:
+    reads = (
+        *(EVALUATION_STEP, TARGETS_STEP),
+        *map(selection_step, SUBSETS),
+        *map(features_step, SUBSETS),
+        *(selection_step(DEV), features_step(DEV)),
+        *_scored(recipe),
+    )
+    return [Written(REPORT_STEP, reads, holds_utterances=False)]
+
+
+_ROWS = (
+    Step(INGEST, "python", _ingested, reads_audio=True, also_on_spark=True),
+    Step(SELECT_UTTERANCES, "Spark", _selections),
+    Step(EXTRACT_FEATURES, "Spark", _features, reads_audio=True),
+    Step(ALIGN, "Spark", _alignments, has_device=True),
+    Step(TRAIN_BASELINE, "torchrun", _baseline, trains=BASELINE, has_device=True),
+    Step(TRAIN_TEACHER, "torchrun", _teachers, trains=TEACHER, has_device=True),
+    Step(GENERATE_TARGETS, "Spark", _targets, reads_audio=True),
+    Step(REPARTITION, "Spark", _partitions),
+    Step(TRAIN_STUDENT, "torchrun", _student, trains=STUDENT, has_device=True),
+    Step(EVALUATE, "Spark", _evaluation, has_device=True),
+    Step(CERTIFY, "python", _certificate),
+    Step(REPORT, "python", _report),
+)
+
+STEPS: dict[str, Step] = {step.name: step for step in _ROWS}
+"""The steps of a run by name, in the order in which they run."""
+
+
+def spark_steps() -> list[str]:
+    """Return the steps that a Spark cluster may run."""
+    return [name for name, step in STEPS.items() if step.is_on_spark]
+
+
+def written(recipe: "Recipe") -> dict[str, Written]:
+    """Return all that the steps of a run write under a recipe, by name, in a run's order."""
+    return {each.name: each for step in STEPS.values() for each in step.writes(recipe)}
+
+
+def written_steps(recipe: "Recipe", name: str) -> tuple[str, ...]:
+    """Return the steps whose manifests the command `name` writes under a recipe."""
+    return tuple(each.name for each in STEPS[name].writes(recipe))
+
+
+def optional_steps(recipe: "Recipe") -> set[str]:
+    """Return the steps that a run lacks without development speakers, or by its recipe."""
+    return {name for name, each in written(recipe).items() if each.is_optional}
+
+
+def utterance_reads(recipe: "Recipe") -> dict[str, list[str]]:
+    """Return the steps that hold utterances, each with the steps that it reads.
+
+    The first of these has the shards that its tasks read.
+    """
+    return {
+        name: list(dict.fromkeys((each.hours_of, *each.reads)))
+        for name, each in written(recipe).items()
+        if each.holds_utterances and each.hours_of
+    }
+
+
+def step_configs(
+    recipe: "Recipe", trained: "Recipe", has_dev: bool = False
+) -> dict[str, Mapping[str, Any]]:
+    """Return the settings that recipes decide by step; `trained` has the trainers of the models.
+
+    With `has_dev`, newbob's loss is of the development speakers.
+    """
+    found: dict[str, Mapping[str, Any]] = {}
+    for step in STEPS.values():
+        for each in step.writes(trained if step.trains else recipe):
+            if each.fit is not None:
+                fit = each.fit.on_development_speakers() if has_dev else each.fit
+                found[each.name] = fit.config
+            elif each.settings:
+                found[each.name] = each.settings
+    return found

@@ -1,0 +1,17 @@
+"""What a job's record holds beside what a test is about."""
+
+from typing import Any
+
+RECORD: dict[str, Any] = {
+    "finished_at": "2026-11-24T10:00:00+00:00",
+    "seconds": 60,
+    "recipe": {},
+    "manifests": {},
+    "pace": {},
+    "trainers": {},
+    "requests": dict.fromkeys(("get", "put", "head", "list", "retries"), 0),
+    "cluster": {"instance_type": "x", "num_instances": 2, "price_per_instance_hour": 3.0},
+    "device_faults": [],
+    "machine": "a machine",
+    "commit": "abc",
+}

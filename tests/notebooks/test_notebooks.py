@@ -1,0 +1,60 @@
+"""Every stored notebook is clean, and reads a run in S3."""
+
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from infra.store.object_store import ObjectStore
+from tests.notebooks.execution import (
+    FOLDERS,
+    NOTEBOOKS,
+    REPOSITORY,
+    SHOWN,
+    execute,
+    num_pictures,
+    read_notebook,
+)
+from tests.small_run import make_run
+
+
+def test_all_notebooks_are_there() -> None:
+    """The four that the guide names."""
+    assert {path.stem for path in NOTEBOOKS} == set(SHOWN)
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_stored_clean(path: Path) -> None:
+    """The notebook keeps no outputs, starts from a run, and defines no functions of its own."""
+    notebook = read_notebook(path)
+    nbformat.validate(notebook)
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert all(not cell.outputs and cell.execution_count is None for cell in code)
+    assert not any("def " in cell.source or "lambda" in cell.source for cell in code)
+    (parameters,) = [cell for cell in code if "parameters" in cell.metadata.get("tags", [])]
+    assert 'RUN = "../runs/demo"' in parameters.source
+    assert notebook.metadata == {}
+
+
+def test_shards_of_a_run_in_s3(
+    s3_bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel has the standard AWS settings of its environment; all cells run, no path is local.
+
+    It prints what the same notebook prints of the local copy.
+    """
+    for folder in FOLDERS:
+        monkeypatch.setenv(folder, str(tmp_path / "jupyter"))
+    _, local_uri = make_run(tmp_path)
+    uri = f"s3://{s3_bucket}/runs/small"
+    store = ObjectStore((uri,))
+    for path in Path(local_uri).rglob("*.*"):
+        store.put(f"{uri}/{path.relative_to(local_uri).as_posix()}", path.read_bytes())
+    said = {}
+    for run in (uri, local_uri):
+        notebook = read_notebook(REPOSITORY / "notebooks" / "inspect_shards.ipynb")
+        said[run] = execute(notebook, f"RUN = {run!r}")
+        assert num_pictures(notebook) == 5
+    assert "features/unlabelled" in said[uri]
+    assert "mean retained mass" in said[uri]
+    assert said[uri] == said[local_uri]

@@ -1,0 +1,496 @@
+"""Mixing of decentralized SGD: neighbours and partners, matrices and their rates, and updates.
+
+Equations are those of paper 001.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+from itertools import permutations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from jaxtyping import Float64
+from torch import Tensor
+
+from tests.papers.mixing_matrices import (
+    pair_matrix,
+    permuted_ring_contraction,
+    permuted_ring_distance,
+    rho,
+    ring_matrix,
+    ring_rho,
+    uniform_matrix,
+)
+from training.algorithms.mixing import (
+    Ring,
+    drawn_partner,
+    exchanged_weights,
+    fixed_ring,
+    is_active,
+    mixed_weights,
+    partners,
+    permutation,
+    permuted_ring,
+)
+
+SEEDS = st.integers(0, 2**63)
+COUNTERS = st.integers(0, 10**12)
+SIZES = st.integers(1, 128)
+
+
+def test_the_permutation_is_a_stated_function_of_seed_and_round() -> None:
+    """These are the orders of seed 7 and of a large seed, whatever machine and NumPy version."""
+    assert [permutation(7, round_index, 8) for round_index in range(4)] == [
+        (7, 2, 3, 5, 0, 4, 6, 1),
+        (2, 6, 5, 7, 1, 0, 4, 3),
+        (3, 2, 5, 4, 0, 6, 7, 1),
+        (6, 7, 4, 2, 5, 1, 3, 0),
+    ]
+    assert permutation(2**63, 10**12, 3) == (0, 2, 1)
+    assert permutation(0, 0, 1) == (0,)
+    assert permuted_ring(7, 1, 8) == Ring((2, 6, 5, 7, 1, 0, 4, 3))
+
+
+def test_a_drawn_partner_is_a_stated_function() -> None:
+    """These are the first partners of rank 2 of eight with seed 7, whatever the machine."""
+    drawn = [drawn_partner(7, 2, exchange_index, 8) for exchange_index in range(10)]
+    assert drawn == [3, 3, 3, 1, 1, 1, 3, 1, 3, 3]
+
+
+def chi_squared(counts: Counter[object], num_cells: int) -> float:
+    """Return the statistic of equally probable cells."""
+    expected = counts.total() / num_cells
+    missing = (num_cells - len(counts)) * expected
+    return missing + sum((count - expected) ** 2 / expected for count in counts.values())
+
+
+def test_permutations_are_uniform() -> None:
+    """6,000 rounds of four ranks: chi squared of 24 cells is below its 99.9 % point, 49.7."""
+    counts = Counter[object](permutation(1, round_index, 4) for round_index in range(6000))
+    assert counts.keys() == set(permutations(range(4)))
+    assert chi_squared(counts, 24) < 49.7
+
+
+def test_successive_rounds_and_seeds_are_independent() -> None:
+    """Pairs of three ranks' orders: chi squared of 36 cells is below its 99.9 % point, 66.6."""
+    rounds = Counter[object](
+        (permutation(1, index, 3), permutation(1, index + 1, 3)) for index in range(0, 7200, 2)
+    )
+    seeds = Counter[object](
+        (permutation(seed, 5, 3), permutation(seed + 1, 5, 3)) for seed in range(0, 7200, 2)
+    )
+    assert chi_squared(rounds, 36) < 66.6
+    assert chi_squared(seeds, 36) < 66.6
+
+
+@given(SEEDS, COUNTERS, SIZES)
+def test_neighbours_are_mutual(seed: int, round_index: int, num_ranks: int) -> None:
+    """A rank receives from just the ranks to which it sends, and it is none of them."""
+    ring = permuted_ring(seed, round_index, num_ranks)
+    for rank in range(num_ranks):
+        neighbours = ring.neighbours(rank)
+        assert len(neighbours) == min(num_ranks - 1, 2)
+        assert rank not in neighbours
+        assert all(rank in ring.neighbours(other) for other in neighbours)
+
+
+@pytest.mark.parametrize(
+    ("order", "neighbours"),
+    [
+        ((0,), {0: ()}),
+        ((1, 0), {0: (1,), 1: (0,)}),
+        ((0, 1, 2), {0: (1, 2), 1: (0, 2), 2: (0, 1)}),
+        ((2, 0, 3, 1), {0: (2, 3), 1: (2, 3), 2: (0, 1), 3: (0, 1)}),
+    ],
+)
+def test_neighbours_are_left_and_right(
+    order: tuple[int, ...], neighbours: dict[int, tuple[int, ...]]
+) -> None:
+    """Rings of one and of two ranks have fewer neighbours; the ends of the order meet."""
+    ring = Ring(order)
+    assert {rank: ring.neighbours(rank) for rank in order} == neighbours
+
+
+@pytest.mark.parametrize("order", [(), (0, 0), (1, 2), (0, 2)])
+def test_a_ring_is_of_all_ranks(order: tuple[int, ...]) -> None:
+    """An order that leaves ranks out, or has one twice, is none."""
+    with pytest.raises(AssertionError, match=r"at least one rank|not a permutation"):
+        Ring(order)
+
+
+@given(SIZES)
+def test_waiting_never_forms_a_cycle(num_ranks: int) -> None:
+    """Only active ranks wait, and for passive ones alone: waiting has no path of two edges."""
+    for rank in range(num_ranks):
+        for partner in partners(rank, num_ranks):
+            assert is_active(rank) != is_active(partner)
+            assert rank in partners(partner, num_ranks)
+
+
+@given(SIZES)
+def test_pairs_connect_all_ranks(num_ranks: int) -> None:
+    """Models reach every rank: even rings keep all their edges, odd ones lose the closing one."""
+    reached, last = {0}, {0}
+    while last:
+        last = {other for rank in last for other in partners(rank, num_ranks)} - reached
+        reached |= last
+    assert reached == set(range(num_ranks))
+    num_edges = sum(len(partners(rank, num_ranks)) for rank in range(num_ranks)) // 2
+    closing = num_ranks > 2 and num_ranks % 2 == 0
+    assert num_edges == num_ranks - 1 + closing
+    ring = fixed_ring(num_ranks)
+    for rank in range(num_ranks):
+        assert set(partners(rank, num_ranks)) <= set(ring.neighbours(rank))
+
+
+@given(SEEDS, st.integers(0, 63), COUNTERS, st.integers(2, 128))
+def test_a_drawn_partner_is_a_passive_neighbour(
+    seed: int, half: int, exchange_index: int, num_ranks: int
+) -> None:
+    """Each active rank finds one, with two ranks and on odd rings, too."""
+    rank = 2 * half % (num_ranks - num_ranks % 2)
+    partner = drawn_partner(seed, rank, exchange_index, num_ranks)
+    assert partner in partners(rank, num_ranks)
+    assert not is_active(partner)
+
+
+def test_partners_are_drawn_equally_and_apart_from_other_ranks() -> None:
+    """Of 4,000 exchanges 2,000 are with either side, within 4 standard errors, 127; so are the
+    exchanges in which two ranks draw the same side."""
+    draws = {
+        rank: [drawn_partner(1, rank, index, 8) > rank for index in range(4000)] for rank in (2, 4)
+    }
+    same = [mine == other for mine, other in zip(draws[2], draws[4], strict=True)]
+    for outcomes in (draws[2], draws[4], same):
+        assert abs(sum(outcomes) - 2000) < 127
+    assert drawn_partner(1, 2, 3999, 8) == (3 if draws[2][3999] else 1)
+
+
+def test_a_passive_rank_starts_no_exchange() -> None:
+    """Roles cannot be confused: the message names the rank."""
+    with pytest.raises(AssertionError, match=r"^rank 3 is passive"):
+        drawn_partner(0, 3, 0, 8)
+
+
+Matrix = Float64[np.ndarray, "ranks ranks"]
+
+
+@given(SIZES, SEEDS, st.integers(0, 10**9))
+def test_every_matrix_is_doubly_stochastic(num_ranks: int, seed: int, counter: int) -> None:
+    """Rows and columns of rings and pairs sum to exactly 1 in float64, T_u's within L roundings."""
+    matrices = [ring_matrix(fixed_ring(num_ranks))]
+    matrices.append(ring_matrix(permuted_ring(seed, counter, num_ranks)))
+    if num_ranks > 1:
+        partner = drawn_partner(seed, 0, counter, num_ranks)
+        matrices.append(pair_matrix(num_ranks, 0, partner))
+    for matrix in matrices:
+        assert matrix.shape == (num_ranks, num_ranks)
+        assert (matrix >= 0).all()
+        assert (matrix.sum(0) == 1).all()
+        assert (matrix.sum(1) == 1).all()
+        assert np.array_equal(matrix, matrix.T)
+    uniform = uniform_matrix(num_ranks)
+    np.testing.assert_allclose(uniform.sum(0), 1, rtol=num_ranks * 2**-53)
+    np.testing.assert_allclose(uniform.sum(1), 1, rtol=num_ranks * 2**-53)
+
+
+def test_the_ring_is_eq_3() -> None:
+    """Five ranks: thirds on the diagonal, beside it and in two corners."""
+    expected = [[1, 1, 0, 0, 1], [1, 1, 1, 0, 0], [0, 1, 1, 1, 0], [0, 0, 1, 1, 1], [1, 0, 0, 1, 1]]
+    assert np.array_equal(ring_matrix(fixed_ring(5)), np.array(expected) / 3)
+
+
+def test_a_permuted_ring_is_eq_8() -> None:
+    """P^T T_0 P, where row i of P has its 1 at the rank of the ring's place i."""
+    ring = permuted_ring(3, 5, 9)
+    permuting = np.eye(9)[list(ring.order)]
+    expected = permuting.T @ ring_matrix(fixed_ring(9)) @ permuting
+    assert np.array_equal(ring_matrix(ring), expected)
+
+
+@pytest.mark.parametrize("num_ranks", [*range(1, 20), 32, 64, 128])
+def test_rho_of_the_ring_is_eq_6(num_ranks: int) -> None:
+    """The closed form is rho = max(|lambda_2|, |lambda_L|), and the second singular value."""
+    matrix = ring_matrix(fixed_ring(num_ranks))
+    magnitudes = sorted(np.abs(np.linalg.eigvalsh(matrix)))
+    assert ring_rho(num_ranks) == pytest.approx(rho(matrix), abs=1e-13)
+    assert ring_rho(num_ranks) == pytest.approx([0, *magnitudes][-2], abs=1e-13)
+
+
+def all_rings(num_ranks: int) -> list[Matrix]:
+    """Return the matrices of all orders of a ring that begins with rank 0."""
+    return [ring_matrix(Ring((0, *rest))) for rest in permutations(range(1, num_ranks))]
+
+
+@pytest.mark.parametrize("num_ranks", [3, 4, 5, 6, 7])
+def test_the_mean_square_over_all_permutations_is_eq_10(num_ranks: int) -> None:
+    """The diagonal is 1/3, all else 2 / (3 (L - 1)), and its second eigenvalue the contraction."""
+    mean_square = np.mean([matrix.T @ matrix for matrix in all_rings(num_ranks)], axis=0)
+    expected = np.full((num_ranks, num_ranks), 2 / (3 * (num_ranks - 1)))
+    np.fill_diagonal(expected, 1 / 3)
+    np.testing.assert_allclose(mean_square, expected, atol=1e-13)
+    assert permuted_ring_contraction(num_ranks) == pytest.approx(rho(mean_square), abs=1e-13)
+
+
+@pytest.mark.parametrize(("num_ranks", "num_rounds"), [(8, 2), (8, 3), (16, 4), (32, 2)])
+def test_drawn_rings_follow_eq_11(num_ranks: int, num_rounds: int) -> None:
+    """500 runs of successive rounds: their mean is eq. (11) within 4 standard errors.
+
+    A standard error is at most 3 % of eq. (11), without whose -2 / (3 (L - 1)) the value is 2.7
+    times as large for 8 ranks and 3 rounds.
+    """
+    uniform = uniform_matrix(num_ranks)
+    squares = []
+    for run in range(500):
+        mixed = np.eye(num_ranks)
+        for round_index in range(run * num_rounds, (run + 1) * num_rounds):
+            mixed = mixed @ ring_matrix(permuted_ring(11, round_index, num_ranks))
+        squares.append(np.linalg.norm(mixed - uniform) ** 2)
+    expected = permuted_ring_distance(num_ranks, num_rounds)
+    error = np.std(squares, ddof=1) / np.sqrt(len(squares))
+    assert error <= 0.03 * expected
+    assert abs(np.mean(squares) - expected) <= 4 * error + 1e-12
+
+
+@pytest.mark.parametrize("num_ranks", [2, 4, 6, 8, 20])
+def test_pairs_contract_by_the_mean_over_the_edges(num_ranks: int) -> None:
+    """One exchange leaves some distances whole; on average over the edges of an even ring the
+    squared distance keeps at most 1 - (1 - cos(2 pi / L)) / L, or nothing for two ranks."""
+    edges = {
+        (min(rank, other), max(rank, other))
+        for rank in range(num_ranks)
+        for other in partners(rank, num_ranks)
+    }
+    matrices = [pair_matrix(num_ranks, *edge) for edge in sorted(edges)]
+    for matrix in matrices:
+        assert np.array_equal(matrix @ matrix, matrix)
+        assert rho(matrix) == pytest.approx(0 if num_ranks == 2 else 1, abs=1e-13)
+    mean_square = np.mean([matrix.T @ matrix for matrix in matrices], axis=0)
+    expected = 0 if num_ranks == 2 else 1 - (1 - np.cos(2 * np.pi / num_ranks)) / num_ranks
+    assert rho(mean_square) == pytest.approx(expected, abs=1e-13)
+
+
+FEW_RANKS = st.integers(1, 9)
+SMALL_SEEDS = st.integers(0, 2**32)
+ALPHA = 0.1
+NUM_ELEMENTS = 4
+UNIT_ROUNDOFF = Fraction(1, 2**24)
+
+
+def local_update(mixed: Tensor, gradient: Tensor, learning_rate: float) -> Tensor:
+    """Return a column of eq. (2): the mixed weights less alpha_k times the rank's own gradient."""
+    return torch.add(mixed, gradient, alpha=-learning_rate)
+
+
+def mixed_by(ring: Ring, models: Sequence[Tensor]) -> list[Tensor]:
+    """Return every rank's mixed weights."""
+    return [
+        mixed_weights({other: models[other] for other in (rank, *ring.neighbours(rank))})
+        for rank in range(len(models))
+    ]
+
+
+def mixed_uniformly(models: Sequence[Tensor]) -> list[Tensor]:
+    """Return every rank's mixed weights by T_u."""
+    return [mixed_weights(dict(enumerate(models))) for _ in models]
+
+
+def random_models(num_ranks: int, seed: int, dtype: torch.dtype = torch.float64) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return list(torch.randn(num_ranks, NUM_ELEMENTS, dtype=dtype, generator=generator))
+
+
+def gradient(model: Tensor, rank: int, step: int) -> Tensor:
+    """Return the gradient of a loss that is not quadratic, and another on each rank and step."""
+    minibatch = torch.randn(
+        6, len(model), dtype=model.dtype, generator=torch.Generator().manual_seed(97 * step + rank)
+    )
+    parameter = model.clone().requires_grad_()
+    torch.nn.functional.softplus(minibatch @ parameter - rank).mean().backward()
+    assert parameter.grad is not None
+    return parameter.grad
+
+
+def affine_gradient(model: Tensor, rank: int, step: int) -> Tensor:
+    """Return the gradient of a quadratic loss with the same curvature on all ranks."""
+    minimum = torch.randn(
+        len(model), dtype=model.dtype, generator=torch.Generator().manual_seed(31 * step + rank)
+    )
+    return torch.arange(1, len(model) + 1) * (model - minimum)
+
+
+def stacked(models: Sequence[Tensor]) -> np.ndarray:
+    """Return W, a column for each rank."""
+    return torch.stack(list(models), dim=1).numpy()
+
+
+@given(FEW_RANKS, SMALL_SEEDS)
+def test_a_round_is_eq_2(num_ranks: int, seed: int) -> None:
+    """Ranks that mix and update on their own compute W T - alpha g in NumPy's matrices."""
+    models = random_models(num_ranks, seed)
+    gradients = [gradient(model, rank, seed) for rank, model in enumerate(models)]
+    for ring in (fixed_ring(num_ranks), permuted_ring(seed, 4, num_ranks)):
+        rounds = zip(mixed_by(ring, models), gradients, strict=True)
+        found = stacked([local_update(mixed, each, ALPHA) for mixed, each in rounds])
+        expected = stacked(models) @ ring_matrix(ring) - ALPHA * stacked(gradients)
+        np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-12)
+
+
+@given(st.data(), FEW_RANKS, SMALL_SEEDS)
+def test_mixing_keeps_the_sum_of_thirds_exactly(
+    data: st.DataObject, num_ranks: int, seed: int
+) -> None:
+    """In float32 multiples of 3^k 2^j below 2^24 lose nothing in k rounds of rings of three."""
+    ring, num_rounds = permuted_ring(seed, 0, num_ranks), 4
+    multiple = 2**num_rounds if num_ranks == 2 else 3**num_rounds
+    values = data.draw(
+        st.lists(st.integers(-10_000, 10_000), min_size=num_ranks, max_size=num_ranks)
+    )
+    models = [torch.tensor([float(value * multiple)]) for value in values]
+    for _ in range(num_rounds):
+        models = mixed_by(ring, models)
+        assert sum(int(model) for model in models) == multiple * sum(values)
+        assert all(float(model).is_integer() for model in models)
+
+
+FLOATS = st.floats(-1e6, 1e6, width=32).filter(lambda value: value == 0 or abs(value) > 1e-30)
+
+
+@given(st.lists(FLOATS, min_size=1, max_size=9), SMALL_SEEDS)
+def test_mixing_moves_the_mean_within_its_rounding(values: list[float], seed: int) -> None:
+    """In float32 by at most n u / (1 - n u) of the mean magnitude, computed in fractions."""
+    models = [torch.tensor([value], dtype=torch.float32) for value in values]
+    mixed = mixed_by(permuted_ring(seed, 1, len(values)), models)
+    change = sum(Fraction(float(model)) for model in mixed) - sum(map(Fraction, values))
+    num_averaged = min(len(values), 3)
+    rounding = num_averaged * UNIT_ROUNDOFF / (1 - num_averaged * UNIT_ROUNDOFF)
+    assert abs(change) <= rounding * sum(abs(Fraction(value)) for value in values)
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+def test_ranks_with_the_same_neighbours_get_the_same_bits(num_ranks: int) -> None:
+    """Sums are in the order of the ranks, whatever the ring's order and the messages' order."""
+    models = random_models(num_ranks, 8, torch.float32)
+    mixed = [
+        *mixed_by(fixed_ring(num_ranks), models),
+        *mixed_by(permuted_ring(2, 3, num_ranks), models),
+        mixed_weights(dict(reversed(list(enumerate(models))))),
+    ]
+    assert all(torch.equal(each, mixed[0]) for each in mixed)
+
+
+def test_mixing_sums_in_ascending_order_of_ranks() -> None:
+    """(2^24 + 1) + 1 loses both ones in float32, (1 + 1) + 2^24 none; division is rounded once."""
+    large, one = torch.tensor([2.0**24]), torch.ones(1)
+    assert mixed_weights({5: one, 2: large, 9: one}) == np.float32(2.0**24) / np.float32(3)
+    assert mixed_weights({2: one, 5: one, 9: large}) == np.float32(2.0**24 + 2) / np.float32(3)
+
+
+def test_mixing_leaves_its_arguments_alone() -> None:
+    """Messages may still be on their way while models are mixed; alone a model is copied."""
+    models = random_models(3, 1)
+    before = [model.clone() for model in models]
+    mixed = mixed_weights(dict(enumerate(models)))
+    alone = mixed_weights({0: models[0]})
+    mixed += 1
+    alone += 1
+    assert all(map(torch.equal, models, before))
+
+
+Gradient = Callable[[Tensor, int, int], Tensor]
+
+
+def train_d1d(slope: Gradient, num_ranks: int, num_steps: int, *, as_printed: bool) -> np.ndarray:
+    """Return the mean models of D1D-PSGD; the gradients' models are W_{k-1} T_u or W_{k-1}."""
+    models = earlier = random_models(1, 6) * num_ranks
+    means = []
+    for step in range(num_steps):
+        gradients = [slope(model, rank, step) for rank, model in enumerate(earlier)]
+        mixed = mixed_uniformly(models)
+        earlier = models if as_printed else mixed
+        models = [local_update(*each, ALPHA) for each in zip(mixed, gradients, strict=True)]
+        means.append(stacked(models).mean(1))
+    return np.array(means)
+
+
+def delayed_sgd(slope: Gradient, num_ranks: int, num_steps: int) -> np.ndarray:
+    """Return NumPy's models w_{k+1} = w_k - alpha g(w_{k-1}), g the mean of ranks' gradients."""
+    history = [random_models(1, 6)[0].numpy()] * 2
+    for step in range(num_steps):
+        delayed = torch.from_numpy(history[-2])
+        slopes = [slope(delayed, rank, step).numpy() for rank in range(num_ranks)]
+        history.append(history[-1] - ALPHA * np.mean(slopes, axis=0))
+    return np.array(history[2:])
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 4, 7])
+def test_the_mean_of_d1d_is_delayed_sgd(num_ranks: int) -> None:
+    """With gradients at the last all-reduce's result, for any loss, within 1e-12."""
+    found = train_d1d(gradient, num_ranks, 30, as_printed=False)
+    np.testing.assert_allclose(found, delayed_sgd(gradient, num_ranks, 30), rtol=0, atol=1e-12)
+
+
+def test_eq_14_as_printed_is_delayed_sgd_for_affine_gradients_alone() -> None:
+    """With gradients at W_{k-1}, the mean is delayed SGD of a quadratic loss, not of any other."""
+    expected = delayed_sgd(affine_gradient, 4, 30)
+    found = train_d1d(affine_gradient, 4, 30, as_printed=True)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
+    difference = train_d1d(gradient, 4, 30, as_printed=True) - delayed_sgd(gradient, 4, 30)
+    assert np.abs(difference).max() > 1e-5
+
+
+@given(SMALL_SEEDS)
+def test_an_exchange_without_gradients_averages_the_pair(seed: int) -> None:
+    """Then W T has AD-PSGD's pair in T, within rounding."""
+    models = random_models(4, seed)
+    partner = drawn_partner(seed, 2, 0, 4)
+    mixed = list(models)
+    mixed[2] = exchanged_weights(models[2], models[2], models[partner])
+    mixed[partner] = exchanged_weights(models[partner], models[partner], models[2])
+    expected = stacked(models) @ pair_matrix(4, 2, partner)
+    np.testing.assert_allclose(stacked(mixed), expected, rtol=1e-14, atol=1e-14)
+
+
+def test_an_exchange_keeps_the_gradients_applied_meanwhile() -> None:
+    """Eq. (2): the average of what was sent and received, less the update since then."""
+    sent, received, update = torch.tensor([2.0]), torch.tensor([6.0]), torch.tensor([0.5])
+    assert exchanged_weights(sent - update, sent, received) == 3.5
+    assert exchanged_weights(received, received, sent) == 4.0
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["gradient", "send", "answer"]), st.integers(0, 3)), max_size=60
+    )
+)
+def test_no_order_of_exchanges_and_gradients_loses_an_update(events: list[tuple[str, int]]) -> None:
+    """The sum of four models is that of all updates, exactly: float64 holds integers' halves.
+
+    Ranks 0 and 2 send their models to 1 and 3; a passive rank answers later, with its model of
+    that time, and the active rank takes the answer at its next event.
+    """
+    models = [torch.tensor([float(4**rank)], dtype=torch.float64) for rank in range(4)]
+    total, sent, answers = float(sum(models)), dict[int, Tensor](), dict[int, Tensor]()
+    for number, (event, rank) in enumerate(events):
+        active = rank - rank % 2
+        if event == "gradient":
+            models[rank] = local_update(models[rank], torch.full_like(models[rank], number), 1.0)
+            total -= number
+        elif event == "send" and active not in sent:
+            sent[active] = models[active]
+        elif event == "answer" and active in answers:
+            models[active] = exchanged_weights(
+                models[active], sent.pop(active), answers.pop(active)
+            )
+        elif event == "answer" and active in sent:
+            answers[active] = models[active + 1]
+            models[active + 1] = exchanged_weights(
+                models[active + 1], models[active + 1], sent[active]
+            )
+    for active, answer in answers.items():
+        models[active] = exchanged_weights(models[active], sent[active], answer)
+    assert float(sum(models)) == total

@@ -1,0 +1,713 @@
+"""1-bit SGD: columns and stripes, messages, aggregation in two stages, and AdaGrad's places.
+
+Equations and tables are those of paper 004.
+"""
+
+import itertools
+from collections.abc import Callable
+from itertools import pairwise
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from training.algorithms import one_bit as module
+from training.algorithms.one_bit import (
+    Columns,
+    Matrix,
+    RankState,
+    TwoStageAggregation,
+    add_message,
+    columns_of,
+    first_state,
+    num_message_words,
+    stripes_of,
+    take_message,
+)
+from training.algorithms.one_bit import normalized as adagrad_normalized
+from training.settings.trainers import AdaGrad, AdaGradPlace
+
+CPU = torch.device("cpu")
+
+
+def columns_of_module(module: nn.Module) -> Columns:
+    return columns_of({name: tuple(p.shape) for name, p in module.named_parameters()})
+
+
+def test_a_column_is_the_weights_into_one_output_unit() -> None:
+    """A row of weights is what the unit's output depends on; the bias is one column."""
+    linear = nn.Linear(5, 3)
+    columns = columns_of_module(linear)
+    assert columns.matrices == (Matrix("weight", 3, 5), Matrix("bias", 1, 3))
+    vector = nn.utils.parameters_to_vector(linear.parameters()).detach()
+    rows = {block.column_size: block.rows(vector) for block in columns.blocks(vector.device)}
+    inputs = torch.randn(5)
+    torch.testing.assert_close(rows[5] @ inputs + rows[3][0], linear(inputs))
+
+
+@pytest.mark.parametrize(("kind", "num_gates"), [(nn.LSTM, 4), (nn.GRU, 3), (nn.RNN, 1)])
+def test_stacked_gates_are_matrices_of_their_own(kind: type[nn.RNNBase], num_gates: int) -> None:
+    """An LSTM's tensors are four matrices each, one a gate, in both directions; a GRU's three."""
+    columns = columns_of_module(kind(6, 7, 2, bidirectional=True))
+    expected = [
+        Matrix(f"{name}_l{layer}{way}", *shape)
+        for layer, num_inputs in enumerate((6, 14))
+        for way in ("", "_reverse")
+        for name, shape in (
+            ("weight_ih", (7, num_inputs)),
+            ("weight_hh", (7, 7)),
+            ("bias_ih", (1, 7)),
+            ("bias_hh", (1, 7)),
+        )
+        for _ in range(num_gates)
+    ]
+    assert list(columns.matrices) == expected
+
+
+def test_gates_are_found_with_a_projection_below_other_names_and_in_cells() -> None:
+    """weight_hh is then not square in its gates, or has no layer, or the module has a name."""
+    projected = columns_of_module(nn.ModuleDict({"x": nn.LSTM(6, 8, proj_size=3)})).matrices
+    assert projected.count(Matrix("x.bias_ih_l0", 1, 8)) == 4
+    assert projected.count(Matrix("x.weight_hh_l0", 8, 3)) == 4
+    assert projected[-1] == Matrix("x.weight_hr_l0", 3, 8)
+    assert columns_of_module(nn.LSTMCell(6, 8)).matrices.count(Matrix("bias_hh", 1, 8)) == 4
+
+
+def test_other_tensors_have_a_column_an_output_channel() -> None:
+    """Filters are columns; tensors of one column, one element or none have no more than one."""
+    shapes = {"filters": (8, 4, 3), "vector": (5,), "scalar": (), "thin": (6, 1), "empty": (0, 3)}
+    assert columns_of(shapes).matrices == (
+        Matrix("filters", 8, 12),
+        Matrix("vector", 1, 5),
+        Matrix("scalar", 1, 1),
+        Matrix("thin", 1, 6),
+    )
+
+
+def test_biases_alone_are_one_column() -> None:
+    """A bias whose layer has frozen weights, or that only has an LSTM's name, is not cut."""
+    assert columns_of({"bias_hh_l0": (8,)}).matrices == (Matrix("bias_hh_l0", 1, 8),)
+    odd = columns_of({"weight_hh": (5, 2), "bias_hh": (5,)})
+    assert odd.matrices == (Matrix("weight_hh", 5, 2), Matrix("bias_hh", 1, 5))
+
+
+MATRICES = st.lists(st.tuples(st.integers(1, 9), st.integers(1, 40)), min_size=1, max_size=6)
+
+
+@given(MATRICES, st.integers(1, 12))
+def test_stripes_are_whole_columns_and_balanced(
+    sizes: list[tuple[int, int]], num_ranks: int
+) -> None:
+    """Stripes cover the vector in order; each has M / K elements but for the longest column's."""
+    columns = Columns(tuple(Matrix(str(n), *size) for n, size in enumerate(sizes)))
+    column_numbers = torch.arange(columns.num_columns)
+    lengths = [size for num, size in sizes for _ in range(num)]
+    of_elements = column_numbers.repeat_interleave(torch.tensor(lengths))
+    stripes = stripes_of(columns, num_ranks)
+    parts = [stripe.of(of_elements) for stripe in stripes]
+    assert torch.equal(torch.cat(parts), of_elements)
+    filled = [part for part in parts if len(part)]
+    assert all(left[-1] < right[0] for left, right in pairwise(filled))
+    for stripe, part in zip(stripes, parts, strict=True):
+        assert abs(len(part) - len(of_elements) / num_ranks) <= max(lengths) + 1
+        assert stripe.columns.num_columns == len(part.unique())
+        # A stripe's own columns are the vector's, uncut.
+        assert np.diff(stripe.columns.bounds()).tolist() == [lengths[n] for n in part.unique()]
+
+
+@given(MATRICES, st.integers(1, 200), st.integers(0, 100))
+def test_blocks_hold_every_column_once(
+    sizes: list[tuple[int, int]], max_block: int, min_slice: int
+) -> None:
+    """Whatever is a slice, gathered or cut: all rows of a block are whole columns of one size."""
+    columns = Columns(tuple(Matrix(str(n), *size) for n, size in enumerate(sizes)))
+    column_numbers = torch.arange(columns.num_columns)
+    of_elements = column_numbers.repeat_interleave(torch.from_numpy(np.diff(columns.bounds())))
+    with patch.multiple(module, MAX_BLOCK=max_block, MIN_SLICE=min_slice):
+        blocks = columns.blocks(CPU)
+    for block in blocks:
+        numbers = column_numbers[block.columns]
+        assert torch.equal(block.rows(of_elements), numbers[:, None].expand(-1, block.column_size))
+        assert len(numbers) == 1 or block.rows(of_elements).numel() <= max_block
+    held = torch.cat([of_elements[block.elements] for block in blocks])
+    assert torch.equal(held.sort().values, of_elements)
+
+
+def test_blocks_are_as_few_as_sizes() -> None:
+    """Of 300 small tensors of three shapes in turn, and of 25 M weights of an LSTM's.
+
+    Torch's operators take 20 us a block and step, whatever the model: 300 would take 6 ms.
+    """
+    small = columns_of({f"{n}": ((8, 8), (64,), (4, 16))[n % 3] for n in range(300)})
+    assert len(small.blocks(CPU)) == 3
+    with torch.device("meta"):
+        lstm = columns_of_module(nn.LSTM(192, 768, 5))
+    assert len(lstm.blocks(CPU)) < 50
+
+
+def test_long_runs_are_not_copied() -> None:
+    """Neighbours of one size are slices of the vector, also where others lie between two runs."""
+    columns = columns_of({"a": (64, 128), "b": (64,), "c": (64, 128), "d": (64, 128)})
+    vector = torch.zeros(columns.num_elements)
+    for block in columns.blocks(CPU):
+        block.rows(vector).fill_(1.0)
+    assert bool(vector.all())
+
+
+def test_no_rank_has_no_stripes() -> None:
+    """The message names the number and the bound."""
+    with pytest.raises(ValueError, match=r"^num_ranks = 0: need at least 1"):
+        stripes_of(columns_of({"weight": (2, 3)}), 0)
+
+
+COLUMNS = Columns((Matrix("a", 3, 5), Matrix("b", 1, 7), Matrix("c", 40, 33)))
+
+
+def random_vector(seed: int, columns: Columns = COLUMNS) -> Tensor:
+    return torch.randn(columns.num_elements, generator=torch.Generator().manual_seed(seed))
+
+
+def decoded(message: Tensor, columns: Columns) -> Tensor:
+    total = torch.zeros(columns.num_elements)
+    add_message(total, message, columns)
+    return total
+
+
+def quantized(vector: Tensor, columns: Columns) -> Tensor:
+    """Return Q^-1(Q(vector))."""
+    return decoded(take_message(torch.zeros_like(vector), vector, columns), columns)
+
+
+def reference(vector: np.ndarray, columns: Columns) -> np.ndarray:
+    """Quantize a column at a time."""
+    result, begin = np.empty_like(vector), 0
+    for matrix in columns.matrices:
+        for _ in range(matrix.num_columns):
+            column = vector[begin : begin + matrix.column_size]
+            for side in (column >= 0, column < 0):
+                if side.any():
+                    result[begin : begin + matrix.column_size][side] = column[side].mean()
+            begin += matrix.column_size
+    return result
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.lists(st.floats(-4, 4, width=32), min_size=1, max_size=6))
+def test_values_minimize_a_columns_square_error(elements: list[float]) -> None:
+    """With threshold 0, no pair of values on a grid of steps of 1/8 has a lower square error."""
+    column = torch.tensor(elements)
+    columns = Columns((Matrix("a", 1, len(elements)),))
+    error = float((column - quantized(column, columns)).double().square().sum())
+    values = np.arange(-4, 4.01, 0.125)
+    upper, lower = column[column >= 0].numpy(), column[column < 0].numpy()
+    best = sum(
+        np.square(side[None] - values[:, None], dtype=np.float64).sum(1).min()
+        for side in (upper, lower)
+    )
+    assert error <= best + 1e-6
+
+
+def test_values_beat_every_other_pair_and_every_column_has_its_own() -> None:
+    """A pair moved by 1 % in any direction raises the column's error; columns differ."""
+    columns = Columns((Matrix("a", 40, 33),))
+    vector = random_vector(0, columns)
+    v, q = (each.view(40, 33) for each in (vector, quantized(vector, columns)))
+    least = (v - q).double().square().sum(1)
+    for factors in itertools.product((0.99, 1.0, 1.01), repeat=2):
+        moved = q * torch.where(v >= 0, *factors)
+        if factors != (1.0, 1.0):
+            assert ((v - moved).double().square().sum(1) > least).all()
+    assert all(len(row.unique()) == 2 for row in q)
+    assert len(q.unique()) == 2 * len(q)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_messages_decode_to_the_reference(seed: int) -> None:
+    """A message adds the mean of each side, as NumPy computes it a column at a time."""
+    vector = random_vector(seed)
+    expected = reference(vector.numpy().astype(np.float64), COLUMNS)
+    np.testing.assert_allclose(quantized(vector, COLUMNS), expected, rtol=2e-6)
+    total = torch.full_like(vector, 2.0)
+    add_message(total, take_message(torch.zeros_like(vector), vector, COLUMNS), COLUMNS)
+    torch.testing.assert_close(total, 2 + quantized(vector, COLUMNS), rtol=0, atol=0)
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(1, 200), st.integers(0, 2**32))
+def test_bits_are_the_signs_whatever_the_length(size: int, seed: int) -> None:
+    """Elements from 0 up have set bits, lowest first; the last word is padded with zeros."""
+    columns = Columns((Matrix("a", 1, size),))
+    vector = random_vector(seed, columns)
+    message = take_message(torch.zeros(size), vector, columns)
+    bits = np.unpackbits(message[2:].numpy().view(np.uint8), bitorder="little")
+    assert np.array_equal(bits[:size], (vector >= 0).numpy())
+    assert not bits[size:].any()
+    assert torch.equal(decoded(message, columns) >= 0, vector >= 0)
+
+
+def test_a_message_has_one_bit_an_element_and_eight_bytes_a_column() -> None:
+    """Bits are 1/32 of float32's bytes, in whole words."""
+    columns = Columns((Matrix("a", 64, 1024),))
+    message = take_message(torch.zeros(65536), torch.ones(65536), columns)
+    assert message.nbytes == 65536 * 4 // 32 + 64 * 8
+    assert num_message_words(COLUMNS) == 2 * 44 + 42
+    assert len(take_message(torch.zeros(1342), random_vector(0), COLUMNS)) == 130
+    assert num_message_words(Columns(())) == 0
+
+
+def test_equal_signs_zeros_and_no_elements() -> None:
+    """A side without elements has the value 0; zeros of both signs are above; none is a message."""
+    for column in ([1.0, 3.0], [-1.0, -3.0], [0.0, -0.0], [5.0]):
+        columns = Columns((Matrix("a", 1, len(column)),))
+        vector = torch.tensor(column)
+        assert torch.equal(quantized(vector, columns), vector.mean().expand(len(column)))
+    assert torch.equal(quantized(torch.zeros(0), Columns(())), torch.zeros(0))
+
+
+def test_error_feedback_loses_nothing() -> None:
+    """In each step and in 200, what was sent and the residual are the sum of the gradients."""
+    residual, sent, total = (torch.zeros(COLUMNS.num_elements) for _ in range(3))
+    sent64, total64 = sent.double(), total.double()
+    for step in range(200):
+        gradients = random_vector(step)
+        message = take_message(residual, gradients, COLUMNS)
+        sent64 += decoded(message, COLUMNS)
+        total64 += gradients
+        torch.testing.assert_close(sent64 + residual, total64, rtol=0, atol=2e-4)
+    # The residual remains of the order of a step, so the mean of what is sent is the gradients'.
+    assert residual.abs().max() < 20
+    assert (sent64 - total64).abs().mean() < 0.02 * 200
+
+
+def test_integers_are_conserved_exactly() -> None:
+    """Sent and residual equal the gradients bit for bit, if means are exact in float32."""
+    columns = Columns((Matrix("a", 1, 4),))
+    residual, sent = torch.zeros(4), torch.zeros(4)
+    gradients = torch.tensor([8.0, 2.0, -1.0, -4.0])
+    for step in range(1, 9):
+        sent += decoded(take_message(residual, gradients, columns), columns)
+        assert torch.equal(sent + residual, step * gradients)
+
+
+def test_the_printed_residual_loses_gradients() -> None:
+    """Section 3 to the letter, Delta = G - Q^-1, loses 0.5 of an element in every step.
+
+    With the error carried in, the residual of the same gradients stays below 30.
+    """
+    columns, gradient = Columns((Matrix("a", 1, 3),)), np.array([1.0, 2.0, -8.0])
+    lost, sent, delta, residual = [], np.zeros(3), np.zeros(3), torch.zeros(3)
+    for step in range(1, 201):
+        q = reference(gradient + delta, columns)
+        sent, delta = sent + q, gradient - q
+        lost.append(np.abs(step * gradient - sent - delta).max())
+        take_message(residual, torch.from_numpy(gradient).float(), columns)
+        assert residual.abs().max() < 30
+    assert (lost[99], lost[199]) == (49.5, 99.5)
+
+
+def test_residuals_of_float64_take_up_what_float32_rounds() -> None:
+    """Reconstruction values are float32, and their rounding error stays in the residual."""
+    vector = random_vector(0).double() / 3
+    residual = torch.zeros_like(vector)
+    sent = torch.zeros_like(vector)
+    add_message(sent, take_message(residual, vector, COLUMNS), COLUMNS)
+    torch.testing.assert_close(sent + residual, vector, rtol=0, atol=1e-15)
+    assert torch.equal(sent, sent.float().double())
+
+
+def is_unquantized_finite(message: Tensor, columns: Columns) -> bool:
+    """Return whether all that a receiver makes of a message is finite."""
+    total = torch.zeros(columns.num_elements)
+    add_message(total, message, columns)
+    return bool(total.isfinite().all())
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("place", [0, 17, 1341])
+def test_a_gradient_that_is_not_finite_shows_in_its_message(bad: float, place: int) -> None:
+    """One such element suffices, and the residual keeps it, so later messages show it too."""
+    gradients, residual = random_vector(0), torch.zeros(COLUMNS.num_elements)
+    assert is_unquantized_finite(take_message(residual.clone(), gradients, COLUMNS), COLUMNS)
+    gradients[place] = bad
+    assert not is_unquantized_finite(take_message(residual, gradients, COLUMNS), COLUMNS)
+    assert not is_unquantized_finite(take_message(residual, random_vector(1), COLUMNS), COLUMNS)
+
+
+def test_a_message_of_another_model_is_refused() -> None:
+    """The error names both lengths and the remedy."""
+    problem = r"^a message of 129 words: need 130 for 1342 parameters in 44 columns; start all"
+    message = take_message(torch.zeros(1342), random_vector(0), COLUMNS)[1:]
+    with pytest.raises(ValueError, match=problem):
+        add_message(torch.zeros(1342), message, COLUMNS)
+
+
+MODEL_COLUMNS = columns_of({"weight": (6, 8), "bias": (6,), "output": (4, 6)})
+SIZE = MODEL_COLUMNS.num_elements
+PLAIN = AdaGrad(place=AdaGradPlace.NOWHERE)
+
+# Linear regression with targets of 0, one sample on each of three ranks: f_k(x) = (a_k x)^2 / 2.
+# From START the gradients sum to 8 START, which points uphill, and their quantized values to
+# -16 START: the mean of 10, 1 and 1 moves most of the 10 from the first half to the second.
+SAMPLES = torch.tensor(
+    [[10.0, -4, -4, -4, 1, 1], [-4.0, 10, -4, 1, -4, 1], [-4.0, -4, 10, 1, 1, -4]]
+)
+START = torch.tensor([1.0, 1, 1, -1, -1, -1])
+
+
+class Ranks:
+    """Ranks simulates K ranks; a message between two of them is an element of a list."""
+
+    def __init__(
+        self,
+        num_ranks: int,
+        columns: Columns = MODEL_COLUMNS,
+        momentum: float = 0.0,
+        adagrad: AdaGrad = PLAIN,
+    ) -> None:
+        self.aggregation = TwoStageAggregation(stripes_of(columns, num_ranks), momentum, adagrad)
+        self.model = torch.zeros(columns.num_elements)
+        self.states = self.begin()
+
+    def begin(self) -> list[RankState]:
+        ranks = range(len(self.aggregation.stripes))
+        return [self.aggregation.begin(rank, self.model) for rank in ranks]
+
+    def second_messages(self, gradients: list[Tensor]) -> list[Tensor]:
+        pairs = zip(self.states, gradients, strict=True)
+        sent = [self.aggregation.take_messages(state, each) for state, each in pairs]
+        return [
+            self.aggregation.take_aggregate(rank, state, [messages[rank] for messages in sent])
+            for rank, state in enumerate(self.states)
+        ]
+
+    def update(self, gradients: list[Tensor]) -> Tensor:
+        return self.aggregation.update(self.second_messages(gradients), self.model)
+
+
+def gradients_of(num_ranks: int, step: int, size: int = SIZE) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(step)
+    return [torch.randn(size, generator=generator) for _ in range(num_ranks)]
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 5])
+def test_both_stages_together_lose_nothing(num_ranks: int) -> None:
+    """Updates, and both residuals of all ranks, are the sum of all ranks' gradients."""
+    ranks = Ranks(num_ranks)
+    applied, total = torch.zeros(SIZE), torch.zeros(SIZE)
+    for step in range(30):
+        gradients = gradients_of(num_ranks, step)
+        applied += ranks.update(gradients)
+        total += torch.stack(gradients).sum(0)
+    kept = torch.stack([state.residual for state in ranks.states]).sum(0)
+    kept += torch.cat([state.stripe_residual for state in ranks.states])
+    torch.testing.assert_close(applied + kept, total, rtol=0, atol=1e-3)
+
+
+def losses_of(feedback: bool, learning_rate: float, num_steps: int) -> list[float]:
+    """Return the loss after each step of regression on `SAMPLES`, with residuals or without."""
+    ranks = Ranks(3, columns_of({"weight": (6,)}))
+    model, losses = START.clone(), []
+    for _ in range(num_steps):
+        if not feedback:
+            ranks.states = ranks.begin()
+        model -= learning_rate * ranks.update([(a @ model) * a for a in SAMPLES])
+        losses.append(float((SAMPLES @ model).square().sum() / 2))
+    return losses
+
+
+def test_training_diverges_without_error_feedback_alone() -> None:
+    """Regression converges with residuals; without, the model grows by 1 + 16 lr in each step."""
+    initial = float((SAMPLES @ START).square().sum() / 2)
+    assert losses_of(True, 0.003, 400)[-1] < 1e-6 * initial
+    without = losses_of(False, 0.003, 100)
+    growth = (1 + 16 * 0.003) ** 2
+    expected = [initial * growth**step for step in range(1, 101)]
+    assert without == pytest.approx(expected, rel=1e-3)
+
+
+@pytest.mark.parametrize("num_ranks", [2, 4])
+@pytest.mark.parametrize("place", ["nowhere", "aggregate", "smoothed"])
+def test_ranks_with_equal_gradients_are_one_with_their_sum(num_ranks: int, place: str) -> None:
+    """K ranks that compute the same update as one rank with K times the gradient does, bitwise.
+
+    Multiplication by 2 or 4 is exact, and stripes cut no column.
+    """
+    adagrad = AdaGrad(place=AdaGradPlace(place))
+    many = Ranks(num_ranks, momentum=0.5, adagrad=adagrad)
+    one = Ranks(1, momentum=0.5, adagrad=adagrad)
+    for step in range(10):
+        (gradient,) = gradients_of(1, step)
+        assert torch.equal(many.update([gradient] * num_ranks), one.update([num_ranks * gradient]))
+
+
+def test_momentum_is_that_of_torch_before_the_second_quantization() -> None:
+    """Updates are SGD's with momentum on the whole vector, if both quantizations are exact."""
+    columns = columns_of({"weight": (4, 2)})
+    ranks = Ranks(2, columns, momentum=0.75)
+    velocity = torch.zeros(8)
+    for step in range(1, 6):
+        # Columns of one positive and one negative element are exact in one bit each.
+        gradient = step * torch.tensor([3.0, -1.0] * 4)
+        velocity = 0.75 * velocity + 2 * gradient
+        assert torch.equal(ranks.update([gradient] * 2), velocity)
+
+
+def test_messages_have_the_lengths_that_a_trainer_allocates() -> None:
+    """To each rank, the words of its stripe; both stages carry M bits and 64 more a column."""
+    ranks = Ranks(3)
+    expected = [num_message_words(stripe.columns) for stripe in ranks.aggregation.stripes]
+    sent = ranks.aggregation.take_messages(ranks.states[0], torch.ones(SIZE))
+    assert [len(message) for message in sent] == expected
+    assert [len(m) for m in ranks.second_messages(gradients_of(3, 0))] == expected
+
+
+def test_more_ranks_than_columns_aggregate_nothing() -> None:
+    """Ranks without a stripe send empty messages, and the update is that of fewer ranks."""
+    columns = columns_of({"weight": (2, 3)})
+    many, two = Ranks(5, columns), Ranks(2, columns)
+    gradient, zero = gradients_of(2, 0, size=6), torch.zeros(6)
+    expected = two.update(gradient)
+    assert torch.equal(many.update([*gradient, zero, zero, zero]), expected)
+
+
+@pytest.mark.parametrize("place", ["nowhere", "aggregate", "smoothed", "partial"])
+def test_all_ranks_see_a_gradient_that_is_not_finite(place: str) -> None:
+    """A NaN or an infinity on one rank shows in a second message, which every rank receives."""
+    for bad in (float("nan"), float("inf")):
+        ranks = Ranks(3, momentum=0.9, adagrad=AdaGrad(place=AdaGradPlace(place)))
+        gradients = gradients_of(3, 0)
+        gradients[1][5] = bad
+        found = []
+        for message, stripe in zip(
+            ranks.second_messages(gradients), ranks.aggregation.stripes, strict=True
+        ):
+            total = torch.zeros(stripe.columns.num_elements)
+            add_message(total, message, stripe.columns)
+            found.append(bool(total.isfinite().all()))
+        assert found == [False, True, True]
+
+
+def numpy_quantized(residual: np.ndarray, vector: np.ndarray) -> np.ndarray:
+    """Quantize the rows of a matrix with error feedback."""
+    total = residual + vector
+    upper = total >= 0
+    sent = np.zeros_like(total)
+    for side in (upper, ~upper):
+        counts = np.maximum(side.sum(1, keepdims=True), 1)
+        sent += side * ((total * side).sum(1, keepdims=True) / counts)
+    residual[:] = total - sent
+    return sent
+
+
+def numpy_delayed_sgd(
+    gradient: Callable[[np.ndarray, int, int], np.ndarray], num_ranks: int, num_halves: int
+) -> list[np.ndarray]:
+    """Return the models W(h + 1) = W(h) - lr Q(sum of Q(G_k at W(h - 1))) after each half."""
+    models = [np.zeros((6, 8)), np.zeros((6, 8))]
+    first, second = np.zeros((num_ranks, 6, 8)), np.zeros((6, 8))
+    for half in range(num_halves):
+        stale = models[half]
+        sent = [numpy_quantized(first[k], gradient(stale, k, half)) for k in range(num_ranks)]
+        models.append(models[-1] - 0.05 * numpy_quantized(second, sum(sent, np.zeros((6, 8)))))
+    return models[2:]
+
+
+def test_double_buffering_is_delayed_sgd() -> None:
+    """Exchange a half while the next is computed: the model lacks one half's update (004 2.2).
+
+    A reference in NumPy has neither stripes nor messages, and knows the delay alone.
+    """
+    num_ranks, num_halves = 3, 24
+    generator = np.random.default_rng(0)
+    inputs = generator.normal(size=(num_ranks, num_halves, 8))
+    targets = generator.normal(size=(num_ranks, num_halves, 6))
+
+    def gradient(model: np.ndarray, rank: int, half: int) -> np.ndarray:
+        return np.outer(model @ inputs[rank, half] - targets[rank, half], inputs[rank, half])
+
+    ranks = Ranks(num_ranks, columns_of({"weight": (6, 8)}))
+    ranks.model = ranks.model.double()
+    ranks.states = ranks.begin()
+    model, models, in_flight = ranks.model.clone(), [], []
+    for half in range(num_halves):
+        at = model.view(6, 8).numpy()
+        computed = [torch.from_numpy(gradient(at, k, half).ravel()) for k in range(num_ranks)]
+        # The exchange of the half before has ended; that of this one begins.
+        if in_flight:
+            model = model - 0.05 * ranks.aggregation.update(in_flight, model)
+            models.append(model)
+        in_flight = ranks.second_messages(computed)
+    expected = numpy_delayed_sgd(gradient, num_ranks, num_halves - 1)
+    np.testing.assert_allclose(torch.stack(models).view(-1, 6, 8).numpy(), expected, atol=1e-5)
+    assert np.abs(expected[-1]).max() > 0.1
+
+
+SMALL_COLUMNS = columns_of({"weight": (6, 8), "bias": (6,)})
+NUM_RANKS = 3
+
+
+def gradient_of(rank: int, step: int) -> Tensor:
+    generator = torch.Generator().manual_seed(100 * rank + step)
+    return torch.randn(SMALL_COLUMNS.num_elements, generator=generator)
+
+
+def normalized(adagrad: AdaGrad, gradients: list[Tensor]) -> list[Tensor]:
+    """Return what one state makes of successive gradients."""
+    state = first_state(adagrad, gradients[0], gradients[0])
+    return [adagrad_normalized(adagrad, state, each) for each in gradients]
+
+
+def test_over_time_it_is_duchis_times_the_root_of_the_steps() -> None:
+    """torch.optim.Adagrad moves by 1 / sqrt(t) of the normalized gradient."""
+    gradients = [gradient_of(0, step) for step in range(20)]
+    model = torch.nn.Parameter(torch.zeros(SMALL_COLUMNS.num_elements))
+    optimizer = torch.optim.Adagrad([model], lr=1.0, eps=1e-10)
+    for step, update in enumerate(normalized(AdaGrad(), gradients), 1):
+        before = model.detach().clone()
+        model.grad = gradients[step - 1].clone()
+        optimizer.step()
+        torch.testing.assert_close(before - model.detach(), update / step**0.5)
+
+
+def test_recent_samples_have_the_weight_of_their_age() -> None:
+    """With decay d the mean of squares weighs a gradient of n steps before by d^n."""
+    gradients = [gradient_of(0, step) for step in range(5)]
+    weights = torch.tensor([0.5**age for age in (4, 3, 2, 1, 0)]).double()
+    squares = torch.stack(gradients).double().square()
+    expected = gradients[-1] / ((weights @ squares) / weights.sum()).sqrt()
+    update = normalized(AdaGrad(decay=0.5), gradients)[-1]
+    torch.testing.assert_close(update, expected.float())
+
+
+def test_the_scale_of_gradients_does_not_matter() -> None:
+    """A thousandth of all gradients gives the same; an element without any stays 0."""
+    gradients = [gradient_of(0, step) for step in range(3)]
+    for each in gradients:
+        each[4] = 0
+    large = normalized(AdaGrad(), gradients)
+    small = normalized(AdaGrad(), [each / 1000 for each in gradients])
+    torch.testing.assert_close(large, small)
+    assert [each[4] for each in large] == [0, 0, 0]
+    assert torch.equal(large[0], gradients[0].sign())
+
+
+def updates_at(place: AdaGradPlace, num_steps: int = 4) -> list[Tensor]:
+    """Return the updates of three ranks whose AdaGrad acts at a place."""
+    stripes = stripes_of(SMALL_COLUMNS, NUM_RANKS)
+    aggregation = TwoStageAggregation(stripes, 0.5, AdaGrad(place=place))
+    model = torch.zeros(SMALL_COLUMNS.num_elements)
+    states = [aggregation.begin(rank, model) for rank in range(NUM_RANKS)]
+    updates = []
+    for step in range(num_steps):
+        sent = [
+            aggregation.take_messages(state, gradient_of(rank, step))
+            for rank, state in enumerate(states)
+        ]
+        second = [
+            aggregation.take_aggregate(rank, state, [messages[rank] for messages in sent])
+            for rank, state in enumerate(states)
+        ]
+        updates.append(aggregation.update(second, model))
+    return updates
+
+
+def quantized_by_columns(residual: Tensor, vector: Tensor) -> Tensor:
+    """Quantize by columns with feedback, a column at a time."""
+    residual += vector
+    sent = torch.empty_like(vector)
+    sizes = [8] * 6 + [6]
+    for column, result in zip(residual.split(sizes), sent.split(sizes), strict=True):
+        for side in (column >= 0, column < 0):
+            result[side] = column[side].mean() if side.any() else 0
+        column.sub_(result)
+    return sent
+
+
+def expected_at(place: AdaGradPlace, num_steps: int = 4) -> list[Tensor]:
+    """Compute the same by equations on whole vectors, with no stripes and no messages."""
+    zeros = torch.zeros(SMALL_COLUMNS.num_elements)
+    first = [zeros.clone() for _ in range(NUM_RANKS)]
+    second, velocity = zeros.clone(), zeros.clone()
+    squares = {key: zeros.clone() for key in ("total", *range(NUM_RANKS))}
+
+    def divided(key: object, vector: Tensor, step: int) -> Tensor:
+        squares[key] += vector**2  # type: ignore[index]
+        return vector / (squares[key] / (step + 1)).sqrt()  # type: ignore[index]
+
+    updates = []
+    for step in range(num_steps):
+        total = zeros.clone()
+        for rank in range(NUM_RANKS):
+            gradient = gradient_of(rank, step)
+            if place is AdaGradPlace.PARTIAL:
+                gradient = divided(rank, gradient, step)
+            total += quantized_by_columns(first[rank], gradient)
+        if place is AdaGradPlace.AGGREGATE:
+            total = divided("total", total, step)
+        velocity = 0.5 * velocity + total
+        processed = velocity
+        if place is AdaGradPlace.SMOOTHED:
+            processed = divided("total", velocity, step)
+        updates.append(quantized_by_columns(second, processed))
+    return updates
+
+
+@pytest.mark.parametrize("place", [place for place in AdaGradPlace if place.value != "raw"])
+def test_each_place_is_where_table_3_has_it(place: AdaGradPlace) -> None:
+    """Before quantization, before momentum or after it: as equations on whole vectors."""
+    torch.testing.assert_close(updates_at(place), expected_at(place), rtol=1e-4, atol=1e-4)
+
+
+def test_the_raw_place_needs_one_rank_which_quantizes_nothing() -> None:
+    """Alone, it normalizes and smooths the gradient itself; among others it is refused."""
+    raw = AdaGrad(place=AdaGradPlace.RAW)
+    aggregation = TwoStageAggregation(stripes_of(SMALL_COLUMNS, 1), 0.5, raw)
+    state = aggregation.begin(0, torch.zeros(SMALL_COLUMNS.num_elements))
+    gradients = [gradient_of(0, step) for step in range(2)]
+    once, twice = (aggregation.unquantized_update(state, each) for each in gradients)
+    alone = normalized(raw, gradients)
+    torch.testing.assert_close([once, twice], [alone[0], 0.5 * alone[0] + alone[1]])
+    with pytest.raises(ValueError, match=r"^AdaGrad of the raw gradient on 2 ranks: need 1 rank"):
+        TwoStageAggregation(stripes_of(SMALL_COLUMNS, 2), 0.5, raw)
+
+
+def test_the_aggregate_is_the_default_and_has_a_stripes_state() -> None:
+    """An owner's state is as long as its stripe, a rank's own as the model, none's empty."""
+    model = torch.zeros(SMALL_COLUMNS.num_elements)
+    stripes = stripes_of(SMALL_COLUMNS, NUM_RANKS)
+    stripe = stripes[1].columns.num_elements
+    assert TwoStageAggregation(stripes).adagrad.place is AdaGradPlace.AGGREGATE
+    for place, expected in (
+        ("aggregate", stripe),
+        ("smoothed", stripe),
+        ("partial", 54),
+        ("nowhere", 0),
+    ):
+        state = TwoStageAggregation(stripes, adagrad=AdaGrad(place=AdaGradPlace(place))).begin(
+            1, model
+        )
+        assert len(state.adagrad.squares) == expected
+        assert (len(state.residual), len(state.velocity), len(state.stripe_residual)) == (
+            54,
+            stripe,
+            stripe,
+        )
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({"decay": 0.0}, r"^decay = 0\.0: need 0\.001\.\.1"),
+        ({"epsilon": 0.0}, r"^epsilon = 0\.0: need"),
+    ],
+)
+def test_settings_out_of_range_are_refused(settings: dict[str, float], problem: str) -> None:
+    """The message names the value and the range."""
+    with pytest.raises(ValueError, match=problem):
+        AdaGrad(**settings)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"^momentum = 1\.0: need 0 or more, below 1"):
+        TwoStageAggregation(stripes_of(SMALL_COLUMNS, 1), 1.0)

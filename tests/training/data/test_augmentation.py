@@ -1,0 +1,202 @@
+"""The augmentation of a recipe: its bounds, its default, and SpecAugment's masks."""
+
+from hashlib import sha256, shake_128
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.training.data.partition_rows import row
+from training.data.augmentation import Augmenter, draw_masks
+from training.settings.model_training import AugmentationConfig
+
+
+def test_the_default_changes_nothing() -> None:
+    """One speed, which is that of the recording, and no mask."""
+    config = AugmentationConfig()
+    assert config == AugmentationConfig((1.0,), 0, 10, 0, 20, 0.2)
+    assert not config.changes_speed
+    assert AugmentationConfig(speed=(1.0, 0.9)).changes_speed
+    rows = [row(1, 30, soft=False)]
+    assert Augmenter(config, 1, 2).at_speed(rows) is rows
+
+
+def test_the_mean_stretch_is_that_of_the_speeds() -> None:
+    """Half the speed takes twice the time: 1.5 times on average with the speed as it is."""
+    assert AugmentationConfig(speed=(0.5, 1.0)).mean_stretch == 1.5
+    assert AugmentationConfig(speed=(2.0,)).mean_stretch == 0.5
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"speed": (0.49,)}, "0.49: need 0.5"),
+        ({"speed": (2.01,)}, "2.01: need 0.5"),
+        ({"time_masks": 21}, "21: need 0..20"),
+        ({"frequency_masks": -1}, "-1: need 0..20"),
+    ],
+)
+def test_bounds(change: dict, message: str) -> None:
+    """Speeds of a half and of two are allowed, and twenty masks; what is beyond is named."""
+    AugmentationConfig(speed=(0.5, 2.0), time_masks=20, frequency_masks=20)
+    with pytest.raises(ValueError, match=message):
+        AugmentationConfig(**change)
+
+
+@pytest.mark.parametrize("soft", [False, True])
+@pytest.mark.parametrize(("num_frames", "expected"), [(4, 4), (5, 9), (6, 11)])
+def test_rows_of_less_than_five_frames_keep_their_speed(
+    soft: bool, num_frames: int, expected: int
+) -> None:
+    """They have no low-rate frame at some offset; five frames at half the speed are nine."""
+    given = row(1, num_frames, soft)
+    augmenter = Augmenter(AugmentationConfig(speed=(0.5,)), 1, 2)
+    (found,) = augmenter.at_speed([given])
+    assert len(found.features) == expected
+    assert (found is given) == (num_frames == 4)
+    counted = augmenter.num_frames([given.utterance_id], np.array([num_frames]))
+    assert counted.tolist() == [expected]
+
+
+@pytest.mark.parametrize(
+    ("sub_epoch", "counts", "masked"),
+    [
+        (0, [101, 112, 91, 91], "ccd757c5e88d528a"),
+        (1, [101, 101, 112, 101], "785c319334bc5c1c"),
+        (70_000, [91, 101, 101, 112], "714870e3700b4899"),
+    ],
+)
+def test_a_seed_draws_these_speeds_and_masks(
+    sub_epoch: int, counts: list[int], masked: str
+) -> None:
+    """A model that is trained again, or on, by another version hears what it heard before."""
+    config = AugmentationConfig(
+        speed=(0.9, 1.0, 1.1), frequency_masks=2, time_masks=2, time_mask_share=0.5
+    )
+    augmenter, names = Augmenter(config, 2**64 - 17, sub_epoch), ["a", "u-1", "sé", "s_0-DP5"]
+    found = augmenter.num_frames(names, np.full(len(names), 101))
+    assert found.tolist() == counts
+    frames = np.ones((found.sum(), 64), np.float16)
+    augmenter.mask(frames, names, np.cumsum(found) - found, found)
+    assert sha256(np.packbits(frames == 0).tobytes()).hexdigest()[:16] == masked
+
+
+# Built into a config within the tests: beartype looks at random items of a config's tuple, and
+# Hypothesis warns where a strategy draws from `random`.
+SETTINGS = st.fixed_dictionaries(
+    {
+        "frequency_masks": st.integers(0, 4),
+        "frequency_mask_bins": st.integers(1, 64),
+        "time_masks": st.integers(0, 4),
+        "time_mask_frames": st.integers(1, 80),
+        "time_mask_share": st.floats(0.01, 1),
+    }
+)
+LENGTHS = st.lists(st.integers(0, 60), min_size=1, max_size=6)
+SEEDS = st.integers(0, 2**64 - 1)
+
+
+def masked(config: AugmentationConfig, seed: int, sub_epoch: int, lengths: list[int]) -> np.ndarray:
+    """Mask frames of ones; one frame lies before, between and after the utterances."""
+    counts = np.array(lengths)
+    firsts = np.cumsum(counts + 1) - counts
+    frames = np.ones((counts.sum() + len(counts) + 1, 64), np.float16)
+    names = [f"utterance-{number}" for number in range(len(lengths))]
+    Augmenter(config, seed, sub_epoch).mask(frames, names, firsts, counts)
+    return frames
+
+
+def reference(
+    config: AugmentationConfig, seed: int, sub_epoch: int, lengths: list[int]
+) -> np.ndarray:
+    """The same masks, one integer of the hash after the other, cell by cell."""
+    frames = np.ones((sum(lengths) + len(lengths) + 1, 64), np.float16)
+    first = 1
+    for number, length in enumerate(lengths):
+        key = seed.to_bytes(8, "little") + sub_epoch.to_bytes(8, "little")
+        stream = shake_128(key + f"utterance-{number}".encode()).digest(1000)
+        words = iter([int.from_bytes(stream[at : at + 8], "little") for at in range(8, 1000, 8)])
+        left = int(config.time_mask_share * length)
+        for _ in range(config.time_masks):
+            width = next(words) % (min(left, config.time_mask_frames) + 1)
+            start = next(words) % (length - width + 1)
+            left -= width
+            for frame in range(start, start + width):
+                for each in range(64):
+                    frames[first + frame, each] = 0
+        left = 64
+        for _ in range(config.frequency_masks):
+            width = next(words) % (min(left, config.frequency_mask_bins) + 1)
+            start = next(words) % (64 - width + 1)
+            left -= width
+            for frame in range(length):
+                frames[first + frame, start : start + width] = 0
+        first += length + 1
+    return frames
+
+
+@settings(max_examples=60, deadline=None)
+@given(SETTINGS, SEEDS, st.integers(0, 1000), LENGTHS)
+def test_masks_are_those_of_the_reference(masks, seed, sub_epoch, lengths) -> None:
+    """Widths and places are words of SHAKE-128 of seed, sub-epoch and id, and nothing else is."""
+    config = AugmentationConfig(**masks)
+    expected = reference(config, seed, sub_epoch, lengths)
+    assert np.array_equal(masked(config, seed, sub_epoch, lengths), expected)
+
+
+@settings(max_examples=60, deadline=None)
+@given(SETTINGS, SEEDS, st.integers(0, 60))
+def test_at_most_the_share_of_frames_and_of_bins_is_masked(masks, seed, length) -> None:
+    """Time masks cover at most T each and p of an utterance together, frequency masks F each."""
+    config = AugmentationConfig(**masks)
+    frames = masked(config, seed, 3, [length])[1:-1]
+    hidden = frames == 0
+    in_time, in_frequency = hidden.all(axis=1), hidden.all(axis=0)
+    if in_frequency.sum() < 64:
+        assert in_time.sum() <= config.time_mask_share * length
+        assert in_time.sum() <= config.time_masks * config.time_mask_frames
+    if in_time.sum() < length:
+        assert in_frequency.sum() <= config.frequency_masks * config.frequency_mask_bins
+    # A cell is masked by its frame or by its bin.
+    assert np.array_equal(hidden, in_time[:, np.newaxis] | in_frequency)
+
+
+def test_widths_and_places_are_uniform_to_the_very_ends() -> None:
+    """Widths 0 to T are as frequent, and a mask may hold the first frame and the last one."""
+    words = np.random.default_rng(0).integers(2**64, size=(30_000, 2), dtype=np.uint64)
+    masks = draw_masks(words, np.full(30_000, 10), 5, 1.0)
+    widths = (masks.stops - masks.starts).ravel()
+    assert np.abs(np.bincount(widths, minlength=6) / 5000 - 1).max() < 0.06
+    places = masks.starts.ravel()[widths == 4]
+    assert len(np.bincount(places)) == 7
+    assert np.abs(np.bincount(places) * 7 / len(places) - 1).max() < 0.12
+
+
+def test_a_share_that_the_masks_do_not_reach_changes_nothing() -> None:
+    """p bounds the sum of the widths: 2 masks of up to 5 in 20 frames are free from p = 0.5 on."""
+    words = np.random.default_rng(0).integers(2**64, size=(500, 4), dtype=np.uint64)
+    sizes = np.full(500, 20)
+    free, bound, tight = (draw_masks(words, sizes, 5, share) for share in (1.0, 0.5, 0.45))
+    assert np.array_equal(free.stops, bound.stops)
+    sums = [(masks.stops - masks.starts).sum(axis=1).max() for masks in (free, tight)]
+    assert sums == [10, 9]
+
+
+@pytest.mark.parametrize("changed", ["seed", "sub_epoch", "utterance"])
+def test_masks_differ_by_seed_sub_epoch_and_utterance(changed: str) -> None:
+    """Each of the three alone gives other masks; the same three give the same ones."""
+    config = AugmentationConfig(time_masks=2, frequency_masks=2, time_mask_share=1.0)
+    first, again = (masked(config, 1, 2, [50, 50]) for _ in range(2))
+    assert np.array_equal(first, again)
+    if changed == "utterance":
+        assert not np.array_equal(first[1:51], first[52:102])
+    else:
+        seed, sub_epoch = (2, 2) if changed == "seed" else (1, 3)
+        assert not np.array_equal(first, masked(config, seed, sub_epoch, [50, 50]))
+
+
+def test_an_utterance_is_masked_alike_beside_any_other() -> None:
+    """Draws of one utterance do not depend on the utterances that were read with it."""
+    config = AugmentationConfig(time_masks=2, frequency_masks=2)
+    assert np.array_equal(masked(config, 1, 2, [50])[1:51], masked(config, 1, 2, [50, 9])[1:51])
