@@ -162,7 +162,7 @@ def build_report(job: Job) -> dict[str, Any]:
         "kbest_costs": statistics_of(job, KBEST_COSTS_STEP),
         "device_faults": device_faults(steps),
         "certificate": statistics_of(job, CERTIFICATE_STEP),
-        "quarantine": (lost := quarantine_reasons(job.store, job.run_uri, manifests, ingests)),
+        "quarantine": (lost := quarantine_reasons(manifests, ingests.values())),
         "retries": retry_commands(lost, job.run_uri, job.arguments.recipe, job.arguments.set),
         "pace": {
             model: pace for record in steps.values() for model, pace in record["pace"].items()
