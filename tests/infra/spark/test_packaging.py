@@ -12,7 +12,7 @@ import pytest
 from infra.cluster import load_cluster
 from infra.settings import ConfigurationError
 from infra.spark.packaging import closure, write_code, write_dependencies
-from jobs.package import PACKAGED
+from jobs.run_table import spark_steps
 from pipeline.filterbank.log_mel import is_compiled
 
 INSTALLED = str(Path(numpy.__file__).parents[1])
@@ -83,7 +83,7 @@ def test_the_code_runs_from_the_zip(code: Path, tmp_path: Path) -> None:
     assert found["style"] > 0
 
 
-@pytest.mark.parametrize("step", PACKAGED)
+@pytest.mark.parametrize("step", [*spark_steps(), "verify"])
 def test_tasks_import_only_what_their_cluster_file_lists(
     step: str, code: Path, tmp_path: Path
 ) -> None:

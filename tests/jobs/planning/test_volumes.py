@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from infra.cluster import load_cluster
 from infra.store.object_store import ObjectStore, join_uri
 from infra.task_metrics import REQUESTS
-from jobs.planning.stored_plan import FOLDERS, calibration_uri, compare_plan
+from jobs.planning.stored_plan import calibration_uri, compare_plan
 from jobs.planning.volumes import num_frames, num_low_rate_frames, spark_volumes
 from jobs.planning.workload import planned_workload, run_workload
 from pipeline.filterbank.log_mel import num_frames as frames_of
@@ -32,6 +32,14 @@ from training.settings.recipe import read_recipe
 
 REPOSITORY = Path(__file__).parents[3]
 HOURS_1M = read_recipe(str(REPOSITORY / "jobs" / "recipes" / "hours_1m.toml"))
+FOLDERS = {
+    "select_utterances": "selection",
+    "extract_features": "features",
+    "generate_targets": "targets",
+    "repartition": "partitions",
+}
+"""The folder of a run into which each step writes."""
+
 SMALL = read_recipe(
     str(REPOSITORY / "tests" / "whole_path" / "tiny.toml"),
     [f"selection.file_hours={32 / 3600}", f"partitions.partition_hours={10 / 3600}"],
