@@ -20,7 +20,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -51,7 +50,7 @@ Environment = Mapping[str, str]
 
 
 def main() -> int:
-    """Run both commits side by side; print what differs."""
+    """Run both commits, one after the other; print what differs."""
     parser = argparse.ArgumentParser(
         prog="python -m tests.same_bytes",
         description=__doc__,
@@ -67,8 +66,7 @@ def main() -> int:
             checkouts.enter_context(checkout(commit, Path(folder) / name))
             for name, commit in (("base", arguments.base), ("other", arguments.other))
         ]
-        with ThreadPoolExecutor(len(trees)) as pool:
-            base, other = pool.map(lambda tree: written_by(tree, parts), trees)
+        base, other = (written_by(tree, Path(folder) / "work", parts) for tree in trees)
     return compare(base, other)
 
 
@@ -83,13 +81,17 @@ def checkout(commit: str, tree: Path) -> Iterator[Path]:
         subprocess.run([*git, "remove", "--force", str(tree)], check=True)
 
 
-def written_by(tree: Path, parts: Sequence[str]) -> Digests:
-    """Run the parts in a checkout; return the digest of each object that they write."""
-    work = tree.with_name(f"{tree.name}-work")
+def written_by(tree: Path, work: Path, parts: Sequence[str]) -> Digests:
+    """Run the parts in a checkout; return the digest of each object that they write.
+
+    Both commits write into one folder, whose path some objects hold.
+    """
     work.mkdir()
-    return {
+    found = {
         f"{name}/{key}": digest for name in parts for key, digest in PARTS[name](tree, work).items()
     }
+    shutil.rmtree(work)
+    return found
 
 
 def local(tree: Path, work: Path) -> Digests:

@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -155,6 +156,7 @@ class AdPsgd(OwnModels):
     """
 
     record = AdPsgdConfig
+    keywords = MappingProxyType({"seed": "mixing_seed"})
     config: AdPsgdConfig
 
     def set_up(self) -> None:

@@ -7,6 +7,7 @@ The mean of all models is evaluated. AD-PSGD is in `ad_psgd`.
 
 from abc import abstractmethod
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -272,6 +273,7 @@ class RandPsgd(RingMixing):
     """
 
     record = RandPsgdConfig
+    keywords = MappingProxyType({"seed": "mixing_seed"})
     config: RandPsgdConfig
 
     def ring(self, round_index: int) -> Ring:

@@ -123,6 +123,8 @@ class Trainer(Replicated):
     """
 
     record: ClassVar[type[TrainerConfig]]
+    keywords: ClassVar[Mapping[str, str]] = {}
+    """Shorter keywords of the constructor, each with the record's field, which recipes name."""
     config: TrainerConfig
 
     def __init_subclass__(cls) -> None:
@@ -131,8 +133,13 @@ class Trainer(Replicated):
             own = inspect.signature(Trainer.__init__).parameters
             named = [own[name] for name in ("model", "optimizer", "group")]
             settings = inspect.signature(cls.record).parameters
-            keywords = [each for name, each in settings.items() if name != TAG]
-            cls.__signature__ = inspect.Signature([*named, *keywords])  # type: ignore[attr-defined]
+            short = {field: keyword for keyword, field in cls.keywords.items()}
+            own_settings = [
+                each.replace(name=short.get(name, name))
+                for name, each in settings.items()
+                if name != TAG
+            ]
+            cls.__signature__ = inspect.Signature([*named, *own_settings])  # type: ignore[attr-defined]
 
     def __init__(
         self,
@@ -143,7 +150,8 @@ class Trainer(Replicated):
         **settings: Any,  # noqa: ANN401 - the record declares them
     ) -> None:
         process_group.check_member(group)
-        self.config = self.record(**settings)
+        by_field = {self.keywords.get(name, name): value for name, value in settings.items()}
+        self.config = self.record(**by_field)
         check_model(model)
         check_optimizer(optimizer)
         check_only_trainer(model, optimizer)
