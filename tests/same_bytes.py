@@ -43,7 +43,10 @@ TRAINERS = (
 
 TIMED_FOLDERS = ("steps/", "plan/")
 TIMED_OBJECTS = ("report/manifest.json", "report/report.html")
-TIMED_KEYS = ("seconds", "pace", "origin", "plan", "requests", "started_at", "ended_at")
+TIMED_KEYS = (
+    *("seconds", "pace", "origin", "plan", "requests", "started_at", "ended_at"),
+    *("inputs", "objects", "sha256"),  # digests of the jobs' records, of the page and of all
+)
 
 Digests = dict[str, str]
 Environment = Mapping[str, str]
