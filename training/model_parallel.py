@@ -107,7 +107,7 @@ class SplitLinear(nn.Module):
         self.weight = nn.Parameter(whole.weight.detach()[own])
         self.bias = None if whole.bias is None else nn.Parameter(whole.bias.detach()[own])
 
-    def forward(self, inputs: Float[Tensor, "... inputs"]) -> Float[Tensor, "... own_units"]:
+    def forward(self, inputs: Float[Tensor, "... dim"]) -> Float[Tensor, "... own_units"]:
         """Return the rank's own units."""
         if self.gathers:
             inputs = gather_units(inputs, self.num_inputs, self.group, "own units")
@@ -148,7 +148,7 @@ class SplitLstm(nn.Module):
             self.register_parameter(name, nn.Parameter(parameter.detach()[self.rows[group.rank()]]))
 
     def forward(
-        self, inputs: Float[Tensor, "batch frames inputs"]
+        self, inputs: Float[Tensor, "batch frames dim"]
     ) -> tuple[Float[Tensor, "batch frames units"], None]:
         """Return all units' outputs, from a state of zeros; None, as no state is carried."""
         hidden = inputs
@@ -163,7 +163,7 @@ class SplitLstm(nn.Module):
         return [self.get_parameter(f"{name}_l{layer}") for name in names]
 
     def _layer(
-        self, inputs: Float[Tensor, "batch frames inputs"], weights: Sequence[Tensor]
+        self, inputs: Float[Tensor, "batch frames dim"], weights: Sequence[Tensor]
     ) -> Float[Tensor, "batch frames units"]:
         weight_ih, weight_hh, bias_ih, bias_hh = weights
         projected = functional.linear(inputs, weight_ih, bias_ih + bias_hh)
@@ -199,7 +199,7 @@ class SplitStudent(AcousticModel):
         self.gathered = GatheredUnits(whole.num_senones, group)
 
     def normalized_logits(
-        self, normalized: Float[Tensor, "batch frames 192"], lengths: Int64[Tensor, " batch"] | None
+        self, normalized: Float[Tensor, "batch frames dim"], lengths: Int64[Tensor, " batch"] | None
     ) -> Float[Tensor, "batch frames senones"]:
         """Return logits, `look_ahead` frames late; only backwards in time lengths would matter."""
         del lengths
@@ -208,7 +208,7 @@ class SplitStudent(AcousticModel):
         return logits
 
     def bfloat16_logits(
-        self, normalized: Float[Tensor, "batch frames 192"], lengths: Int64[Tensor, " batch"] | None
+        self, normalized: Float[Tensor, "batch frames dim"], lengths: Int64[Tensor, " batch"] | None
     ) -> Float[Tensor, "batch frames senones"]:
         """Raise ValueError."""
         del normalized, lengths
@@ -226,7 +226,7 @@ class SplitStudent(AcousticModel):
         return False
 
     def advance(
-        self, normalized: Float[Tensor, "frames 192"], state: object, is_last: bool
+        self, normalized: Float[Tensor, "frames dim"], state: object, is_last: bool
     ) -> tuple[Float[Tensor, "outputs senones"], object]:
         """Raise ValueError."""
         del normalized, state, is_last

@@ -50,7 +50,7 @@ Points = tuple[Rows, Rows]
 
 def fast_log_mel_energies(
     samples: Float32[np.ndarray, " samples"],
-) -> Float32[np.ndarray, "frames 64"]:
+) -> Float32[np.ndarray, "frames bins"]:
     """Compute the energies of at least one window of 16 kHz samples in [-1, 1]."""
     num_frames = 1 + (len(samples) - WINDOW_SAMPLES) // SHIFT_SAMPLES
     energies = np.empty((num_frames, NUM_BINS), np.float32)
@@ -226,7 +226,7 @@ class _Tables(ctypes.Structure):
 
 def compiled_log_mel_energies(
     samples: Float32[np.ndarray, " samples"],
-) -> Float32[np.ndarray, "frames 64"]:
+) -> Float32[np.ndarray, "frames bins"]:
     """Compute the energies of at least one window of 16 kHz samples in [-1, 1]."""
     assert _C is not None
     samples = np.ascontiguousarray(samples)
@@ -267,7 +267,7 @@ _C = typed(compiled_library("pipeline.filterbank._filter_bank"))
 
 def kaldi_log_mel_energies(
     samples: Float32[np.ndarray, " samples"],
-) -> Float32[np.ndarray, "frames 64"]:
+) -> Float32[np.ndarray, "frames bins"]:
     """Compute the energies of at least one window of 16 kHz samples in [-1, 1]."""
     # Here, as a recipe that names the fast engine needs no Kaldi.
     from kaldi_native_fbank import OnlineFbank  # noqa: PLC0415
@@ -316,7 +316,7 @@ def num_frames(num_samples: int) -> int:
 
 def log_mel_energies(
     samples: Float32[np.ndarray, " samples"], engine: Engine = "fast"
-) -> Float32[np.ndarray, "frames 64"]:
+) -> Float32[np.ndarray, "frames bins"]:
     """Compute the natural log of 64 mel energies (20..8000 Hz) of 16 kHz samples in [-1, 1].
 
     ValueError below one window of 400 samples.

@@ -21,9 +21,9 @@ _pointer, _number = ctypes.c_void_p, ctypes.c_int64
 
 
 def subtract_causal_means(
-    total: Float64[np.ndarray, " 64"],
+    total: Float64[np.ndarray, " bins"],
     count: int,
-    energies: Float32[np.ndarray, "frames 64"],
+    energies: Float32[np.ndarray, "frames bins"],
     dtype: type[np.floating],
 ) -> np.ndarray:
     """Subtract causal means; `total`, the sum of `count` frames before, becomes that of all."""
@@ -35,9 +35,9 @@ def subtract_causal_means(
 
 
 def add_moments(
-    frames: Float16[np.ndarray, "frames 64"],
-    sums: Float64[np.ndarray, " 64"],
-    squares: Float64[np.ndarray, " 64"],
+    frames: Float16[np.ndarray, "frames bins"],
+    sums: Float64[np.ndarray, " bins"],
+    squares: Float64[np.ndarray, " bins"],
 ) -> None:
     """Add finite frames to `sums`, and their squares to `squares`."""
     rows = np.ascontiguousarray(frames)

@@ -178,7 +178,7 @@ class FeatureRow:
     audio_etag: str
     text: str | None
     placement: str | None
-    features: Float16[np.ndarray, "frames 64"]
+    features: Float16[np.ndarray, "frames bins"]
     storage: Storage = "float16"
     audio_form: str | None = None
     audio_part: AudioPart | None = None

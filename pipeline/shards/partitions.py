@@ -84,7 +84,7 @@ class PartitionRow:
     speaker_id: str
     duration_ms: int
     text: str | None
-    features: Float16[np.ndarray, "frames 64"]
+    features: Float16[np.ndarray, "frames bins"]
     targets: Alignment | StoredKBest
     offset: int
     storage: Storage = "float16"

@@ -198,7 +198,7 @@ def extract_utterance(
 
 def _energies(
     utterance: Utterance, data: bytes, engine: Engine, conversion: AudioConversion
-) -> tuple[Float32[np.ndarray, "frames 64"], str | None]:
+) -> tuple[Float32[np.ndarray, "frames bins"], str | None]:
     about = utterance.utterance_id, utterance.duration_s, engine, conversion
     decoded = decode_utterance(data, *about)
     energies = log_mel_energies(decoded.samples, engine)

@@ -104,7 +104,7 @@ class FeatureHearing:
         return (partial(spliced_frames, row) for row in rows)
 
 
-def spliced_frames(row: FeatureRow, offset: int) -> Float32[np.ndarray, "_frames 192"]:
+def spliced_frames(row: FeatureRow, offset: int) -> Float32[np.ndarray, "_frames dim"]:
     """Splice an utterance's features from an offset on."""
     return splice(row.features, offset).astype(np.float32)
 

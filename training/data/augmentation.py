@@ -178,7 +178,7 @@ class Augmenter:
 
     def mask(
         self,
-        frames: Float16[np.ndarray, "frames 64"],
+        frames: Float16[np.ndarray, "frames bins"],
         utterance_ids: Sequence[str],
         firsts: Int64[np.ndarray, " utterances"],
         counts: Int64[np.ndarray, " utterances"],

@@ -44,7 +44,7 @@ class Minibatch:
     `num_early` of the outputs come before the first frame of their utterance, and have no target.
     """
 
-    features: Float[Tensor, "batch frames 192"]
+    features: Float[Tensor, "batch frames dim"]
     lengths: Int64[Tensor, " batch"]
     targets: Targets
     num_early: int = 0
@@ -64,7 +64,7 @@ class BufferFrames:
 
     firsts: Int64[np.ndarray, " utterances"]
     counts: Int64[np.ndarray, " utterances"]
-    features: Float16[np.ndarray, "rows 192"]
+    features: Float16[np.ndarray, "rows dim"]
     targets: TargetRows
 
     @classmethod

@@ -40,8 +40,8 @@ class StreamState:
     """
 
     count: Int64[np.ndarray, " streams"]
-    sum: Float64[np.ndarray, "streams 64"]
-    last_row: Float32[np.ndarray, "streams 192"]
+    sum: Float64[np.ndarray, "streams bins"]
+    last_row: Float32[np.ndarray, "streams dim"]
     hidden: Float32[np.ndarray, "layers streams units"]
     cell: Float32[np.ndarray, "layers streams units"]
 
@@ -57,7 +57,7 @@ class StreamState:
             recurrent,
         )
 
-    def next_utterance(self, unheard: Float32[np.ndarray, "frames 64"]) -> "StreamState":
+    def next_utterance(self, unheard: Float32[np.ndarray, "frames bins"]) -> "StreamState":
         """Return the state before the next utterance of one stream, whose causal mean remains.
 
         The mean holds the last frames too that made no row, as extraction's does.
@@ -106,7 +106,7 @@ class StreamingModel:
 
     def advance(
         self,
-        energies: Float32[np.ndarray, "streams frames 64"],
+        energies: Float32[np.ndarray, "streams frames bins"],
         state: StreamState,
         num_repeats: int = 0,
     ) -> Advanced:
@@ -146,7 +146,9 @@ class EnergyStream:
         self._samples = _NO_SAMPLES
         self.incomplete = _NO_ENERGIES
 
-    def accept(self, samples: Float32[np.ndarray, " samples"]) -> Float32[np.ndarray, "frames 64"]:
+    def accept(
+        self, samples: Float32[np.ndarray, " samples"]
+    ) -> Float32[np.ndarray, "frames bins"]:
         """Return the energies of the rows that these 16 kHz samples in [-1, 1] complete."""
         heard = np.concatenate([self._samples, samples])
         count = num_frames(len(heard))
@@ -170,7 +172,7 @@ class AcousticStream:
         self._num_rows = 0
 
     def accept(
-        self, energies: Float32[np.ndarray, "frames 64"]
+        self, energies: Float32[np.ndarray, "frames bins"]
     ) -> Float32[np.ndarray, "rows senones"]:
         """Return the logits of rows that these frames, a multiple of 3, complete."""
         self._num_rows += len(energies) // STACK
@@ -181,7 +183,7 @@ class AcousticStream:
         return self._advance(_NO_ENERGIES, self._delay if self._num_rows else 0)
 
     def _advance(
-        self, energies: Float32[np.ndarray, "frames 64"], num_repeats: int
+        self, energies: Float32[np.ndarray, "frames bins"], num_repeats: int
     ) -> Float32[np.ndarray, "rows senones"]:
         if len(energies) + num_repeats == 0:
             return np.zeros((0, self._model.num_senones), np.float32)

@@ -70,7 +70,7 @@ class AcousticModel(nn.Module, ABC):
 
     def forward(
         self,
-        features: Float[Tensor, "batch frames 192"],
+        features: Float[Tensor, "batch frames dim"],
         lengths: Int64[Tensor, " batch"] | None = None,
         precision: Precision = "float32",
     ) -> Float[Tensor, "batch frames senones"]:
@@ -85,19 +85,19 @@ class AcousticModel(nn.Module, ABC):
 
     @abstractmethod
     def normalized_logits(
-        self, normalized: Float[Tensor, "batch frames 192"], lengths: Int64[Tensor, " batch"] | None
+        self, normalized: Float[Tensor, "batch frames dim"], lengths: Int64[Tensor, " batch"] | None
     ) -> Float[Tensor, "batch frames senones"]:
         """Return the logits of frames of mean 0 and variance 1."""
 
     @abstractmethod
     def bfloat16_logits(
-        self, normalized: Float[Tensor, "batch frames 192"], lengths: Int64[Tensor, " batch"] | None
+        self, normalized: Float[Tensor, "batch frames dim"], lengths: Int64[Tensor, " batch"] | None
     ) -> Float[Tensor, "batch frames senones"]:
         """Compute logits by weights rounded to bfloat16; gradients arrive at the float32 ones."""
 
     @abstractmethod
     def advance(
-        self, normalized: Float[Tensor, "frames 192"], state: object, is_last: bool
+        self, normalized: Float[Tensor, "frames dim"], state: object, is_last: bool
     ) -> tuple[Float[Tensor, "outputs senones"], object]:
         """Return the logits that an utterance's next frames complete, and the state after them.
 
@@ -111,7 +111,7 @@ class AcousticModel(nn.Module, ABC):
 
     @torch.inference_mode()
     def utterance_logits(
-        self, utterances: list[Float[Tensor, "_frames 192"]], precision: Precision = "float32"
+        self, utterances: list[Float[Tensor, "_frames dim"]], precision: Precision = "float32"
     ) -> list[Float[Tensor, "_frames senones"]]:
         """Return logits of whole utterances, aligned with their frames, the delay undone."""
         delay = self.config.delay
@@ -124,7 +124,7 @@ class AcousticModel(nn.Module, ABC):
 
     @torch.inference_mode()
     def piece_logits(
-        self, pieces: Iterable[Float[Tensor, "_frames 192"]]
+        self, pieces: Iterable[Float[Tensor, "_frames dim"]]
     ) -> Iterator[Float[Tensor, "_outputs senones"]]:
         """Yield an utterance's logits as its pieces arrive, of any lengths, 1 frame or more.
 
@@ -155,14 +155,14 @@ class NetworkModel(AcousticModel):
         self.network = network
 
     def normalized_logits(
-        self, normalized: Float[Tensor, "batch frames 192"], lengths: Int64[Tensor, " batch"] | None
+        self, normalized: Float[Tensor, "batch frames dim"], lengths: Int64[Tensor, " batch"] | None
     ) -> Float[Tensor, "batch frames senones"]:
         """Return the network's logits."""
         logits: Tensor = self.network(normalized, _given(lengths, normalized))
         return logits
 
     def bfloat16_logits(
-        self, normalized: Float[Tensor, "batch frames 192"], lengths: Int64[Tensor, " batch"] | None
+        self, normalized: Float[Tensor, "batch frames dim"], lengths: Int64[Tensor, " batch"] | None
     ) -> Float[Tensor, "batch frames senones"]:
         """Call the network with rounded weights and buffers in the places of its own."""
         own = {**dict(self.network.named_parameters()), **dict(self.network.named_buffers())}
@@ -180,7 +180,7 @@ class NetworkModel(AcousticModel):
         return hasattr(self.network, "advance")
 
     def advance(
-        self, normalized: Float[Tensor, "frames 192"], state: object, is_last: bool
+        self, normalized: Float[Tensor, "frames dim"], state: object, is_last: bool
     ) -> tuple[Float[Tensor, "outputs senones"], object]:
         """Let the network advance."""
         if not self.carries_state:
@@ -193,11 +193,11 @@ class NetworkModel(AcousticModel):
 
 
 def _given(
-    lengths: Int64[Tensor, " batch"] | None, frames: Float[Tensor, "batch frames 192"]
+    lengths: Int64[Tensor, " batch"] | None, frames: Float[Tensor, "batch frames dim"]
 ) -> Int64[Tensor, " batch"]:
     return torch.full((len(frames),), frames.shape[1]) if lengths is None else lengths
 
 
-def delay_input(features: Float[Tensor, "frames 192"], delay: int) -> Float[Tensor, "extended 192"]:
+def delay_input(features: Float[Tensor, "frames dim"], delay: int) -> Float[Tensor, "extended dim"]:
     """Append the last frame `delay` times, so that the delayed outputs cover all frames."""
     return torch.cat([features, features[-1:].expand(delay, -1)]) if delay else features

@@ -125,7 +125,7 @@ class ConformerState:
     `is_frame` says which frames of the past there were: none before the utterance.
     """
 
-    pending: Float[Tensor, "pending 192"]
+    pending: Float[Tensor, "pending dim"]
     is_frame: Bool[Tensor, "batch left"]
     blocks: tuple[BlockState, ...]
 
@@ -144,7 +144,7 @@ class Conformer(nn.Module):
         self.output = nn.Linear(config.num_units, num_senones)
 
     def forward(
-        self, frames: Float[Tensor, "batch frames 192"], lengths: Int64[Tensor, " batch"]
+        self, frames: Float[Tensor, "batch frames dim"], lengths: Int64[Tensor, " batch"]
     ) -> Float[Tensor, "batch frames senones"]:
         """Return the logits of whole utterances, or of chunks of training as if they were whole."""
         present = torch.arange(frames.shape[1]) < lengths.view(-1, 1)
@@ -153,7 +153,7 @@ class Conformer(nn.Module):
         return logits
 
     def advance(
-        self, frames: Float[Tensor, "frames 192"], state: object, is_last: bool
+        self, frames: Float[Tensor, "frames dim"], state: object, is_last: bool
     ) -> tuple[Float[Tensor, "outputs senones"], ConformerState]:
         """Return the logits of the chunks that these frames complete, and the state after them."""
         before = state if isinstance(state, ConformerState) else self._start(frames[None])
@@ -167,7 +167,7 @@ class Conformer(nn.Module):
         logits, after = self._logits(ready[None], is_frame, before)
         return logits[0], replace(after, pending=pending)
 
-    def _start(self, frames: Float[Tensor, "batch frames 192"]) -> ConformerState:
+    def _start(self, frames: Float[Tensor, "batch frames dim"]) -> ConformerState:
         """Return the state before an utterance, on the device of its frames."""
         batch, config = len(frames), self.config
         block = BlockState(
@@ -179,7 +179,7 @@ class Conformer(nn.Module):
 
     def _logits(
         self,
-        frames: Float[Tensor, "batch frames 192"],
+        frames: Float[Tensor, "batch frames dim"],
         present: Bool[Tensor, "batch frames"],
         state: ConformerState,
     ) -> tuple[Float[Tensor, "batch frames senones"], ConformerState]:

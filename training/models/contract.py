@@ -134,7 +134,7 @@ def _check_pieces(model: AcousticModel) -> None:
 
 def _logits(
     model: AcousticModel,
-    features: Float[Tensor, "batch frames 192"],
+    features: Float[Tensor, "batch frames dim"],
     lengths: Int64[Tensor, " batch"],
     precision: Precision = "float32",
 ) -> Float[Tensor, "batch frames senones"]:

@@ -18,7 +18,7 @@ from training.settings.models import LstmConfig
 
 def padded_lstm(
     lstm: nn.LSTM,
-    inputs: Float[Tensor, "batch frames inputs"],
+    inputs: Float[Tensor, "batch frames dim"],
     lengths: Int64[Tensor, " batch"] | None = None,
 ) -> Float[Tensor, "batch frames outputs"]:
     """Return what `lstm`, which is `batch_first`, makes of each sequence up to its length, if any.
@@ -35,7 +35,7 @@ def padded_lstm(
 
 def packed_lstm(
     lstm: nn.LSTM,
-    inputs: Float[Tensor, "batch frames inputs"],
+    inputs: Float[Tensor, "batch frames dim"],
     lengths: Int64[Tensor, " batch"],
 ) -> Float[Tensor, "batch frames outputs"]:
     """Pack the sequences, which cuDNN reads both ways in one call."""
@@ -51,7 +51,7 @@ def packed_lstm(
 
 def reversing_lstm(
     lstm: nn.LSTM,
-    inputs: Float[Tensor, "batch frames inputs"],
+    inputs: Float[Tensor, "batch frames dim"],
     lengths: Int64[Tensor, " batch"],
 ) -> Float[Tensor, "batch frames outputs"]:
     """Run the backward LSTMs forward, over sequences that are reversed within their lengths."""
@@ -79,7 +79,7 @@ def reversed_rows(lengths: Int64[Tensor, " batch"], num_frames: int) -> Int64[Te
 
 
 def _one_direction(
-    lstm: nn.LSTM, suffix: str, inputs: Float[Tensor, "frames batch inputs"]
+    lstm: nn.LSTM, suffix: str, inputs: Float[Tensor, "frames batch dim"]
 ) -> Float[Tensor, "frames batch units"]:
     """Run one layer's LSTM of one direction forward in time, from a state of zeros."""
     names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
@@ -136,14 +136,14 @@ class LstmModel(AcousticModel):
         self.output = nn.Linear(num_outputs, num_senones)
 
     def normalized_logits(
-        self, normalized: Float[Tensor, "batch frames 192"], lengths: Int64[Tensor, " batch"] | None
+        self, normalized: Float[Tensor, "batch frames dim"], lengths: Int64[Tensor, " batch"] | None
     ) -> Float[Tensor, "batch frames senones"]:
         """Return logits, `look_ahead` frames late."""
         logits: Tensor = self.output(padded_lstm(self.lstm, normalized, lengths))
         return logits
 
     def bfloat16_logits(
-        self, normalized: Float[Tensor, "batch frames 192"], lengths: Int64[Tensor, " batch"] | None
+        self, normalized: Float[Tensor, "batch frames dim"], lengths: Int64[Tensor, " batch"] | None
     ) -> Float[Tensor, "batch frames senones"]:
         """Compute by rounded weights, an LSTM's in one piece; in inference, sums are float32."""
         hidden = padded_lstm(lstm_in_bfloat16(self.lstm), normalized, lengths)
@@ -157,7 +157,7 @@ class LstmModel(AcousticModel):
         return not self.lstm.bidirectional
 
     def advance(
-        self, normalized: Float[Tensor, "frames 192"], state: object, is_last: bool
+        self, normalized: Float[Tensor, "frames dim"], state: object, is_last: bool
     ) -> tuple[Float[Tensor, "outputs senones"], object]:
         """Compute the next frames from the last state; no output waits for more."""
         del is_last
