@@ -17,11 +17,10 @@ from torch.autograd.function import FunctionCtx
 from torch.nn import functional
 
 from training.distributed import collectives
-from training.distributed.pending_exchanges import start_all_to_all
-from training.distributed.process_group import ProcessGroup
+from training.distributed.collectives import all_to_all
+from training.distributed.process_group import ProcessGroup, subgroup_of, world_ranks
 from training.models.acoustic_model import AcousticModel
 from training.models.lstm import LstmModel
-from training.trainers.block_exchange import subgroup_of, world_ranks
 
 Readers = Literal["own units", "all units"]
 """What a rank computes from the gathered activations: its own units of the next layer, or all."""
@@ -60,7 +59,7 @@ class _Gather(torch.autograd.Function):
         rows = own.numel() // own.shape[-1]
         sizes = [rows * (end - first) for first, end in pairwise(bounds)]
         parts = [own.reshape(-1)] * group.size()
-        received = start_all_to_all(parts, sizes, group, "activations").wait()
+        received = all_to_all(parts, sizes, group, "activations")
         return torch.cat([part.view(*own.shape[:-1], -1) for part in received], dim=-1)
 
     @staticmethod
@@ -74,7 +73,7 @@ class _Gather(torch.autograd.Function):
         if ctx.readers == "own units":  # type: ignore[attr-defined]
             parts = [each.reshape(-1) for each in slices]
             sizes = [own.numel()] * group.size()
-            received = start_all_to_all(parts, sizes, group, "gradients of activations").wait()
+            received = all_to_all(parts, sizes, group, "gradients of activations")
             own = torch.stack(received).sum(0).view(own.shape)
         return own, None, None, None
 
@@ -288,7 +287,7 @@ def _merged(own: Tensor, layer: SplitLinear | SplitLstm, group: ProcessGroup) ->
     width = own[0].numel()
     sizes = [width * len(rows) for rows in layer.rows]
     parts = [own.reshape(-1)] * group.size()
-    received = start_all_to_all(parts, sizes, group, "parameters").wait()
+    received = all_to_all(parts, sizes, group, "parameters")
     whole = own.new_empty(sum(map(len, layer.rows)), *own.shape[1:])
     for rows, values in zip(layer.rows, received, strict=True):
         whole[rows] = values.view(len(rows), *own.shape[1:])

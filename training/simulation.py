@@ -16,8 +16,12 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_map_only
 
-from training.distributed.rank_scheduler import shared_device
-from training.distributed.simulated_group import SimulatedGroup, SimulatedLink, simulate_ranks
+from training.distributed.simulated_group import (
+    SimulatedGroup,
+    SimulatedLink,
+    shared_device,
+    simulate_ranks,
+)
 from training.trainers import Trainer
 from training.trainers.decentralized import OwnModels
 

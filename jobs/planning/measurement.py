@@ -52,7 +52,7 @@ from training.models.store import make_model
 from training.settings.model_training import TrainingSettings
 from training.settings.models import ModelConfig
 from training.settings.recipe import Recipe
-from training.trainers.from_recipe import make_optimizer
+from training.trainers.trainer import make_optimizer
 
 T = TypeVar("T")
 R = TypeVar("R")

@@ -43,7 +43,7 @@ from training.models.lstm import LstmModel
 from training.settings.models import LstmConfig
 from training.settings.trainers import AdamConfig
 from training.trainers import Synchronous
-from training.trainers.from_recipe import make_optimizer
+from training.trainers.trainer import make_optimizer
 
 NUM_SENONES = 200
 PARTITION_HOURS = 0.1

@@ -47,7 +47,7 @@ from training.settings.trainers import (
     TrainerConfig,
 )
 from training.settings.values import Precision
-from training.trainers.from_recipe import make_optimizer, make_trainer
+from training.trainers.trainer import make_optimizer, make_trainer
 
 SOFT_CHUNKS = SubEpoch(False, 0, 1, 0, False, 1e-4)
 PRECISIONS: tuple[Precision, ...] = ("float32", "tf32", "bfloat16")

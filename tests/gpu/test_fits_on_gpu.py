@@ -15,8 +15,7 @@ from tests.training.fit.small_fits import copy_stopped, small_fit, steps_saved, 
 from training.data import row_order
 from training.distributed import process_group
 from training.distributed.process_group import ProcessGroup
-from training.distributed.rank_scheduler import shared_device
-from training.distributed.simulated_group import simulate_ranks
+from training.distributed.simulated_group import shared_device, simulate_ranks
 from training.fit import cuda_graph
 from training.fit.model_specs import Fit
 from training.fit.train_model import fit_model

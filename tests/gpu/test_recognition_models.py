@@ -21,8 +21,7 @@ from tests.training.sequence_training.toy_run import (
 from tests.training.training_settings import training_settings
 from training.align.network_alignment import log_likelihoods
 from training.distributed.process_group import ProcessGroup
-from training.distributed.rank_scheduler import shared_device
-from training.distributed.simulated_group import simulate_ranks
+from training.distributed.simulated_group import shared_device, simulate_ranks
 from training.fit.steps import compute_gradients
 from training.fit.train_model import fit_model
 from training.models.store import load_model, make_model

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from tests.training.distributed.stream_races import StreamRaces, races
 from training import simulation
-from training.distributed.rank_scheduler import DeadlockError, SharedGpu
+from training.distributed.simulated_group import DeadlockError, SharedGpu
 from training.simulation import Outcome, Training, simulate
 from training.trainers import (
     AdPsgd,

@@ -65,18 +65,13 @@ def fixed_ring(num_ranks: int) -> Ring:
 
 
 def permuted_ring(seed: int, round_index: int, num_ranks: int) -> Ring:
-    """Return RAND-PSGD's ring in one mixing round: its order is a random permutation (eq. 7)."""
-    return Ring(permutation(seed, round_index, num_ranks))
+    """Return RAND-PSGD's ring in one mixing round: its order is a random permutation (eq. 7).
 
-
-def permutation(seed: int, round_index: int, num_ranks: int) -> tuple[int, ...]:
-    """Permute the ranks at random; the arguments alone decide, on any machine and NumPy version.
-
-    A hash of seed and round starts PCG64, whose 64 bits for each rank are the rank's sorting key.
-    Equal keys, of probability below `num_ranks`**2 / 2**65, leave ranks in their own order.
+    The arguments alone decide, on any machine and NumPy version. A hash of seed and round starts
+    PCG64, whose 64 bits for each rank are the rank's sorting key. Equal keys, of probability below
+    `num_ranks`**2 / 2**65, leave ranks in their own order.
     """
-    assert round_index >= 0
-    return tuple(shuffled_order(num_ranks, seed, "ring", round_index).tolist())
+    return Ring(tuple(shuffled_order(num_ranks, seed, "ring", round_index).tolist()))
 
 
 def is_active(rank: int) -> bool:

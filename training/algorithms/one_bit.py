@@ -24,14 +24,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from math import prod
-from typing import Annotated
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Float32, Float64, Int32, Int64, Shaped
 from torch import Tensor
 
-from infra.settings import Range, check_ranges
 from training.settings.trainers import AdaGrad, AdaGradPlace
 
 _RECURRENT = re.compile(r"(?P<prefix>.*)(weight|bias)_(ih|hh)(?P<layer>(_l\d+)?(_reverse)?)")
@@ -200,8 +198,6 @@ def stripes_of(columns: Columns, num_ranks: int) -> tuple[Stripe, ...]:
 
     A stripe's length differs from M / K by at most the longest column's; it may be 0.
     """
-    if num_ranks < 1:
-        raise ValueError(f"num_ranks = {num_ranks}: need at least 1")
     bounds, num_elements = columns.bounds(), columns.num_elements
     targets = np.array([rank * num_elements // num_ranks for rank in range(num_ranks + 1)])
     after = np.searchsorted(bounds, targets)
@@ -262,13 +258,8 @@ def take_message(
 def add_message(
     total: Float[Tensor, " elements"], message: Int32[Tensor, " words"], columns: Columns
 ) -> None:
-    """Add a message's unquantized values Q^-1 to `total`; ValueError for another length."""
-    if len(message) != num_message_words(columns):
-        raise ValueError(
-            f"a message of {len(message)} words: need {num_message_words(columns)} for "
-            f"{len(total)} parameters in {columns.num_columns} columns; start all ranks with one "
-            "model"
-        )
+    """Add a message's unquantized values Q^-1 to `total`."""
+    assert len(message) == num_message_words(columns)
     values = message[: 2 * columns.num_columns].view(torch.float32).view(2, -1)
     upper = _unpacked(message[2 * columns.num_columns :])
     for block in columns.blocks(total.device):
@@ -301,6 +292,10 @@ def _unpacked(words: Int32[Tensor, " words"]) -> Bool[Tensor, " bits"]:
     return ones.view(torch.bool)
 
 
+STRIPE_PLACES = (AdaGradPlace.AGGREGATE, AdaGradPlace.SMOOTHED)
+"""Where AdaGrad acts on a rank's stripe."""
+
+
 @dataclass(frozen=True, slots=True)
 class AdaGradState:
     """AdaGradState is the sum of the squares of each element's gradients, and of their weights.
@@ -310,36 +305,6 @@ class AdaGradState:
 
     squares: Float[Tensor, " elements"]
     weight: Float64[Tensor, ""]
-
-
-def first_state(
-    adagrad: AdaGrad,
-    rank: Float[Tensor, " rank_elements"],
-    stripe: Float[Tensor, " stripe_elements"],
-) -> AdaGradState:
-    """Return the state before the first step, as long as what the place normalizes.
-
-    `rank` and `stripe` are vectors as long as a rank's gradients, and as its stripe.
-    """
-    lengths = {
-        AdaGradPlace.AGGREGATE: len(stripe),
-        AdaGradPlace.SMOOTHED: len(stripe),
-        AdaGradPlace.PARTIAL: len(rank),
-        AdaGradPlace.RAW: len(rank),
-        AdaGradPlace.NOWHERE: 0,
-    }
-    weight = torch.zeros((), dtype=torch.float64, device=rank.device)
-    return AdaGradState(rank.new_zeros(lengths[adagrad.place]), weight)
-
-
-def normalized_at(
-    place: AdaGradPlace,
-    adagrad: AdaGrad,
-    state: AdaGradState,
-    gradients: Float[Tensor, " elements"],
-) -> Float[Tensor, " elements"]:
-    """Return the gradients, normalized if this is the place for it."""
-    return normalized(adagrad, state, gradients) if place is adagrad.place else gradients
 
 
 def normalized(
@@ -375,25 +340,23 @@ class TwoStageAggregation:
     """
 
     stripes: tuple[Stripe, ...]
-    momentum: Annotated[float, Range(0, 1, below=True)] = 0.9
-    adagrad: AdaGrad = field(default_factory=AdaGrad)
-
-    def __post_init__(self) -> None:
-        check_ranges(self)
-        if self.adagrad.place is AdaGradPlace.RAW and len(self.stripes) > 1:
-            raise ValueError(
-                f"AdaGrad of the raw gradient on {len(self.stripes)} ranks: need 1 rank, or the "
-                "place 'partial' or 'aggregate'"
-            )
+    momentum: float
+    adagrad: AdaGrad
 
     def begin(self, rank: int, model: Float[Tensor, " elements"]) -> RankState:
-        """Return a rank's state before its first step, on the device of the `model` vector."""
-        stripe = self.stripes[rank].of(model)
+        """Return a rank's state before its first step, on the device of the `model` vector.
+
+        AdaGrad's squares are as long as what its place normalizes.
+        """
+        stripe, place = self.stripes[rank].of(model), self.adagrad.place
+        normalized_like = stripe if place in STRIPE_PLACES else model
+        squares = model[:0] if place is AdaGradPlace.NOWHERE else normalized_like
+        weight = torch.zeros((), dtype=torch.float64, device=model.device)
         return RankState(
             torch.zeros_like(model),
             torch.zeros_like(stripe),
             torch.zeros_like(stripe),
-            first_state(self.adagrad, model, stripe),
+            AdaGradState(torch.zeros_like(squares), weight),
         )
 
     def take_messages(
@@ -472,4 +435,7 @@ class TwoStageAggregation:
     def _normalized(
         self, place: AdaGradPlace, state: RankState, gradients: Float[Tensor, " elements"]
     ) -> Float[Tensor, " elements"]:
-        return normalized_at(place, self.adagrad, state.adagrad, gradients)
+        """Return the gradients, normalized if this is the place for it."""
+        if place is not self.adagrad.place:
+            return gradients
+        return normalized(self.adagrad, state.adagrad, gradients)

@@ -1,9 +1,13 @@
-"""Sum, broadcast and gather between the ranks of a group, never of a default one.
+"""Exchange tensors between the ranks of a group, never of a default one.
+
+Sums, broadcasts, gathers and all-to-alls return when they are done. A `PendingExchange` runs beside
+a rank's computation: tensors that were given belong to it until `wait`. On a GPU `wait` lets the
+stream wait, and not the host. A `CommunicationThread` exchanges while the training thread computes.
 
 Where ranks gather unequal numbers of values, the numbers are sent first. Between ranks of one host
 the first values travel in the same message (MPI's eager protocol), so that most gathers take one
-exchange instead of two. The bytes that a rank gives to exchanges are counted, and those that leave
-it. Ranks may also divide tasks, and meet while some are at work.
+exchange instead of two. The bytes that a rank gives to exchanges are counted. Ranks may also divide
+tasks, and meet while some are at work.
 """
 
 import platform
@@ -12,6 +16,8 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
+from itertools import count
 from threading import Lock
 from typing import TypeVar
 from weakref import WeakKeyDictionary
@@ -20,18 +26,21 @@ from zlib import crc32
 import torch
 from jaxtyping import Float, Int32, Shaped
 from torch import Tensor
+from torch.distributed import Work
 
 from training.distributed.process_group import (
     ProcessGroup,
+    are_exchanges_numbered,
     explaining_failure,
     is_read_at_once,
     wait_for,
 )
+from training.distributed.simulated_group import SimulatedGroup
 
 
 def all_reduce_sum(values: Shaped[Tensor, "..."], group: ProcessGroup) -> None:
     """Replace `values` by their sum over the ranks, bitwise the same on each rank."""
-    count_sent(values.nbytes, group, sum_wire_bytes(values.nbytes, group.size()))
+    count_sent(values.nbytes, group)
     with explaining_failure("sum", group):
         wait_for(group.allreduce(values), values, "sum")
 
@@ -59,14 +68,32 @@ def broadcast(values: Shaped[Tensor, "..."], group: ProcessGroup) -> None:
     """Replace `values`, of any type, by those of the group's rank 0."""
     if values.numel() == 0:
         return
-    num_bytes = values.nbytes if group.rank() == 0 else 0
-    wire_bytes = broadcast_wire_bytes(values.nbytes, group.rank(), group.size())
-    count_sent(num_bytes, group, wire_bytes)
+    count_sent(values.nbytes if group.rank() == 0 else 0, group)
     # As bytes: gloo knows neither bool nor complex numbers.
     data = values.detach().clone(memory_format=torch.contiguous_format).view(-1).view(torch.uint8)
     with explaining_failure("broadcast", group):
         wait_for(group.broadcast(data, 0), data, "broadcast")
     values.copy_(data.view(values.dtype).view(values.shape))
+
+
+def all_to_all(
+    parts: Sequence[Shaped[Tensor, " _"]],
+    received_sizes: Sequence[int],
+    group: ProcessGroup,
+    purpose: str,
+) -> list[Shaped[Tensor, " _"]]:
+    """Give part k to rank k; return what each rank gave, of which rank k gives `received_sizes[k]`.
+
+    Parts may be of any length, or empty; this rank's own part comes back to it.
+    """
+    assert len(parts) == len(received_sizes) == group.size()
+    values, output = torch.cat(list(parts)), parts[0].new_empty(sum(received_sizes))
+    count_sent(values.nbytes - parts[group.rank()].nbytes, group)
+    sizes, exchange = [len(part) for part in parts], f"all-to-all of {purpose}"
+    with explaining_failure(exchange, group):
+        work = group.all_to_all_single(output, values, list(received_sizes), sizes)
+        wait_for(work, output, exchange)
+    return list(output.split_with_sizes(list(received_sizes)))
 
 
 MAX_EAGER_VALUES = 2**16
@@ -85,7 +112,7 @@ def gather_ragged(
     Raises CollectiveError if a rank gathers for another purpose, so that values of one exchange are
     never mistaken for those of the next.
     """
-    count_sent(values.nbytes, group, 0)
+    count_sent(values.nbytes, group)
     lengths, eager_rows = _gather_eagerly(values, group, purpose)
     longest = max(lengths)
     if longest <= eager_rows.shape[1]:
@@ -107,9 +134,8 @@ def _gather_eagerly(
     sent = values.new_zeros(2 + state.num_eager)
     sent[0], sent[1] = len(values), crc32(purpose.encode()) >> 1
     sent[2 : 2 + len(values)] = values[: state.num_eager]
-    count_sent(0, group, (group.size() - 1) * sent.nbytes)
     with explaining_failure(f"gather of {purpose}", group):
-        gathered = _all_to_all(sent, group, purpose)
+        gathered = _gather_directly(sent, group, purpose)
         elsewhere = (gathered[:, 1] != sent[1]).nonzero().squeeze(1).tolist()
         if elsewhere:
             raise RuntimeError(f"ranks {elsewhere} are at another point of training")
@@ -142,13 +168,13 @@ def _state_of(group: ProcessGroup, device: torch.device) -> _GatherState:
         name = platform.node().encode()[:HOST_NAME_BYTES].ljust(HOST_NAME_BYTES, b"\0")
         codes = torch.frombuffer(bytearray(name), dtype=torch.int32).to(device)
         with explaining_failure("gather of host names", group):
-            rows = _all_to_all(codes, group, "host names").cpu()
+            rows = _gather_directly(codes, group, "host names").cpu()
         names = [row.numpy().tobytes().rstrip(b"\0") for row in rows]
         _gather_states[group] = _GatherState([each.decode(errors="replace") for each in names])
     return _gather_states[group]
 
 
-def _all_to_all(
+def _gather_directly(
     values: Int32[Tensor, " values"], group: ProcessGroup, purpose: str
 ) -> Int32[Tensor, "ranks values"]:
     # For 8 KB this takes less than half the time of gather_equal's ring, which needs a round for
@@ -163,7 +189,7 @@ def gather_equal(
     values: Int32[Tensor, " values"], group: ProcessGroup, purpose: str
 ) -> Int32[Tensor, "ranks values"]:
     """Return every rank's `values`, equally many on all; the host does not wait for a GPU."""
-    count_sent(values.nbytes, group, 0)
+    count_sent(values.nbytes, group)
     return _gather_rows(values, group, purpose)
 
 
@@ -171,8 +197,6 @@ def _gather_rows(
     values: Int32[Tensor, " values"], group: ProcessGroup, purpose: str
 ) -> Int32[Tensor, "ranks values"]:
     gathered = values.new_empty(group.size() * len(values))
-    # On a ring each rank passes on all values but those of its next neighbour.
-    count_sent(0, group, (group.size() - 1) * values.nbytes)
     with explaining_failure(f"gather of {purpose}", group):
         wait_for(group.all_gather_single(gathered, values), values, f"gather of {purpose}")
     return gathered.view(group.size(), len(values))
@@ -274,59 +298,198 @@ def _started(function: Callable[[T], int], task: T) -> Future[int]:
     return future
 
 
-_bytes_sent: "WeakKeyDictionary[ProcessGroup, tuple[int, int]]" = WeakKeyDictionary()
+_bytes_sent: "WeakKeyDictionary[ProcessGroup, int]" = WeakKeyDictionary()
 _lock = Lock()
 """A rank may exchange in a thread beside its steps; a sum that both change at once loses bytes."""
 
 
-def count_sent(num_bytes: int, group: ProcessGroup, wire_bytes: int) -> None:
-    """Count a message once, however many ranks receive it, and its copies on their way from here.
-
-    `wire_bytes` are those that leave this rank, on its own behalf and for others on a ring or a
-    tree. A rank alone sends nothing.
-    """
+def count_sent(num_bytes: int, group: ProcessGroup) -> None:
+    """Count a message once, however many ranks receive it; a rank alone sends nothing."""
     if group.size() > 1:
         with _lock:
-            sent, wire = _bytes_sent.get(group, (0, 0))
-            _bytes_sent[group] = sent + num_bytes, wire + wire_bytes
-
-
-def sum_wire_bytes(num_bytes: int, num_ranks: int) -> int:
-    """Return the bytes that leave a rank in gloo's ring: 2 (L - 1) messages of an L-th each."""
-    return 2 * (num_ranks - 1) * num_bytes // num_ranks
-
-
-def broadcast_wire_bytes(num_bytes: int, rank: int, num_ranks: int) -> int:
-    """Return the bytes that leave a rank in gloo's binomial tree, whose root is rank 0."""
-    masks = [1 << step for step in range((num_ranks - 1).bit_length())]
-    return num_bytes * sum(rank % (2 * mask) == 0 and rank + mask < num_ranks for mask in masks)
+            _bytes_sent[group] = _bytes_sent.get(group, 0) + num_bytes
 
 
 class Traffic:
-    """Traffic counts the bytes that are sent in some parts of a program.
-
-    `num_bytes` counts each message once, `num_wire_bytes` all that left this rank.
-    """
+    """Traffic counts the bytes that are sent in some parts of a program, each message once."""
 
     def __init__(self) -> None:
         self.num_bytes = 0
-        self.num_wire_bytes = 0
 
     @contextmanager
     def counting(self, groups: Collection[ProcessGroup]) -> Iterator[None]:
         """Count what is sent in any of `groups` within."""
-        before = _sums(groups)
+        before = sum(_bytes_sent.get(group, 0) for group in groups)
         yield
-        after = _sums(groups)
-        self.add(after[0] - before[0], after[1] - before[1])
+        self.add(sum(_bytes_sent.get(group, 0) for group in groups) - before)
 
-    def add(self, num_bytes: int, num_wire_bytes: int) -> None:
+    def add(self, num_bytes: int) -> None:
         """Add what was sent in a part that no `counting` sees."""
         with _lock:
             self.num_bytes += num_bytes
-            self.num_wire_bytes += num_wire_bytes
 
 
-def _sums(groups: Collection[ProcessGroup]) -> tuple[int, int]:
-    counts = [_bytes_sent.get(group, (0, 0)) for group in groups]
-    return sum(sent for sent, _ in counts), sum(wire for _, wire in counts)
+_NO_LIMIT = timedelta(days=3650)
+_tags = count(1)
+_abandoned: list["PendingExchange"] = []
+
+
+def new_tag(group: ProcessGroup) -> int:
+    """Return a tag that no exchange of the group has had; all ranks call this together."""
+    tag = torch.tensor([next(_tags)])
+    broadcast(tag, group)
+    return int(tag)
+
+
+class PendingExchange:
+    """PendingExchange is under way; `values` are its result after `wait`."""
+
+    def __init__(
+        self,
+        start: Callable[[], Work],
+        values: Shaped[Tensor, "..."],
+        group: ProcessGroup,
+        exchange: str,
+    ) -> None:
+        self._values, self._group, self._exchange = values, group, exchange
+        with explaining_failure(exchange, group):
+            self._work = start()
+
+    def is_done(self) -> bool:
+        """Return whether `wait` returns at once, be it with an error."""
+        return self._work.is_completed()
+
+    def wait(self) -> Shaped[Tensor, "..."]:
+        """Wait for the end; return the values. Raises CollectiveError, as `collectives` do."""
+        with explaining_failure(self._exchange, self._group):
+            wait_for(self._work, self._values, self._exchange)
+        return self._values
+
+    def wait_without_limit(self) -> Shaped[Tensor, "..."]:
+        """Wait for as long as the other rank lives; `wait` ends at the group's time limit."""
+        with explaining_failure(self._exchange, self._group):
+            self._work.wait(_NO_LIMIT)
+        return self._values
+
+    def abandon(self) -> None:
+        """Keep the memory that an exchange may still use, after an error, for which none waits.
+
+        A message for memory that is gone stops gloo's connection, of all exchanges of two ranks.
+        """
+        _abandoned.append(self)
+
+
+def start_sum(values: Shaped[Tensor, "..."], group: ProcessGroup, purpose: str) -> PendingExchange:
+    """Start to replace `values` by their sum over the ranks, bitwise the same on each rank."""
+    count_sent(values.nbytes, group)
+
+    def start() -> Work:
+        return _polled(group.allreduce(values), values, group)
+
+    return PendingExchange(start, values, group, f"sum of {purpose}")
+
+
+def start_send(
+    values: Shaped[Tensor, "..."], receiver: int, group: ProcessGroup, tag: int
+) -> PendingExchange:
+    """Start to send `values` to a rank's receive of the same tag and size.
+
+    Messages of a tag from one rank to another arrive in order.
+    """
+    count_sent(values.nbytes, group)
+    purpose = f"send to rank {receiver}"
+    return PendingExchange(lambda: group.send([values], receiver, tag), values, group, purpose)
+
+
+def start_receive(
+    into: Shaped[Tensor, "..."], sender: int, group: ProcessGroup, tag: int
+) -> PendingExchange:
+    """Start to receive what a rank sends under the same tag, in the memory of `into`."""
+
+    def start() -> Work:
+        return _polled(group.recv([into], sender, tag), into, group)
+
+    return PendingExchange(start, into, group, f"receive from rank {sender}")
+
+
+def _polled(work: Work, values: Shaped[Tensor, "..."], group: ProcessGroup) -> Work:
+    """Return the work of an exchange that may be asked whether it is done."""
+    is_polled = isinstance(group, SimulatedGroup) or not is_read_at_once(values.device)
+    return work if is_polled else _WatchedWork(work)
+
+
+class _WatchedWork(Work):
+    """_WatchedWork knows when gloo is done: its own `is_completed` is False until `wait`.
+
+    The first question starts a thread that waits.
+    """
+
+    def __init__(self, work: Work) -> None:
+        super().__init__()
+        self._work = work
+        self._thread: threading.Thread | None = None
+        self._error: RuntimeError | None = None
+
+    def is_completed(self) -> bool:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._watch, name="receive", daemon=True)
+            self._thread.start()
+        return not self._thread.is_alive()
+
+    def wait(self, *limit: timedelta) -> bool:
+        if self._thread is None:
+            return self._work.wait(*limit)
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+        return True
+
+    def _watch(self) -> None:
+        try:
+            self._work.wait()
+        except RuntimeError as error:
+            self._error = error
+
+
+class CommunicationThread:
+    """CommunicationThread runs `work` from now on; of a simulated rank, in its virtual time.
+
+    Its exchanges use tags or a group that no other thread uses. An error ends it, and is raised by
+    `check` and `join` in the training thread. It does not keep alive a process that ends.
+    """
+
+    def __init__(self, work: Callable[[], None], group: ProcessGroup, purpose: str) -> None:
+        self._work = work
+        self._error: BaseException | None = None
+        self._join: Callable[[], None]
+        if isinstance(group, SimulatedGroup):
+            self._join = group.start_thread(self._run)
+        else:
+            thread = threading.Thread(target=self._run, name=purpose, daemon=True)
+            thread.start()
+            self._join = thread.join
+
+    def check(self) -> None:
+        """Raise the error that has ended the thread, if any."""
+        if self._error is not None:
+            raise self._error
+
+    def join(self) -> None:
+        """Wait until the thread ends; raise the error that ended it, if any."""
+        self._join()
+        self.check()
+
+    def _run(self) -> None:
+        try:
+            self._work()
+        except BaseException as error:  # `check` raises it in the training thread
+            self._error = error
+
+
+def check_exchanges_beside(group: ProcessGroup) -> None:
+    """Raise ValueError where torch numbers exchanges: those of threads follow no order."""
+    if are_exchanges_numbered() and group.size() > 1 and not isinstance(group, SimulatedGroup):
+        raise ValueError(
+            "TORCH_DISTRIBUTED_DEBUG=DETAIL ends trainings whose exchanges run beside the "
+            "gradients, AdPsgd and OneBit with double_buffering: set it to INFO or OFF"
+        )

@@ -13,12 +13,16 @@ from jaxtyping import Shaped
 from torch import Tensor
 from torch._C._distributed_c10d import DebugLevel, PrefixStore, get_debug_level
 from torch.distributed import ProcessGroup as ProcessGroup  # noqa: PLC0414 - exported, for annotations
-from torch.distributed import Work as Work  # noqa: PLC0414 - exported too
 from torch.distributed.rendezvous import rendezvous as open_store
 
 from infra.torchrun import end_with_launcher, launched_rank
-from training.distributed.failures import FailureDetector, ending_process_after, failure_message
-from training.distributed.rendezvous import rendezvous
+from training.distributed.failures import (
+    FailureDetector,
+    ending_process_after,
+    failure_message,
+    rendezvous,
+)
+from training.distributed.simulated_group import SimulatedGroup
 
 CPU = torch.device("cpu")
 
@@ -212,3 +216,31 @@ def _explaining_failure(rank: int, size: int, operation: str) -> Iterator[None]:
             fault = "" if _failure_detector is None else f"{_failure_detector.diagnose()}: "
             message = failure_message(operation, rank, size, f"{fault}{error}")
             raise CollectiveError(message) from error
+
+
+def world_ranks(group: ProcessGroup) -> list[int]:
+    """Return the ranks of a group that may be divided; ValueError where it is not the world's."""
+    if isinstance(group, SimulatedGroup):
+        return list(range(group.size()))
+    ranks = dist.get_process_group_ranks(group)
+    world_size = default_world().size()
+    if len(ranks) != world_size:
+        # torch's ways to make a group without the other ranks hang: new_group's names depend on
+        # how many groups a rank is in already, gloo's split_group fails every third time.
+        raise ValueError(
+            f"a group of {len(ranks)} of {world_size} ranks: need the group of all ranks, or "
+            "start a world with just these"
+        )
+    return ranks
+
+
+def subgroup_of(group: ProcessGroup, ranks: list[int], device: torch.device) -> ProcessGroup | None:
+    """Make a group of some ranks, None on the others; all ranks must call this together."""
+    if isinstance(group, SimulatedGroup):
+        return group.subgroup(ranks)
+    # new_group would otherwise take torch's default limit, not that of the group it divides.
+    time_limit = group._get_backend(device).options._timeout
+    backend = dist.get_backend_config(group)
+    with explaining_failure("making of groups", group):
+        subgroup = dist.new_group(ranks, timeout=time_limit, backend=backend)
+    return subgroup if isinstance(subgroup, ProcessGroup) else None

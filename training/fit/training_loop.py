@@ -38,8 +38,7 @@ from training.fit.steps import (
 )
 from training.models.acoustic_model import AcousticModel
 from training.models.precision import set_float32_products
-from training.trainers.from_recipe import make_optimizer, make_trainer
-from training.trainers.trainer import Statistics, between, density
+from training.trainers.trainer import Statistics, between, density, make_optimizer, make_trainer
 
 
 @dataclass(frozen=True, slots=True)

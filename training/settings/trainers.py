@@ -14,8 +14,6 @@ from infra.settings import LATER, TAG, Range, check_ranges
 from training.settings.values import Precision
 
 Decay = Annotated[float, Range(0, 1, below=True)]
-
-
 Epsilon = Annotated[float, Range(1e-30, 1)]
 
 
@@ -84,11 +82,7 @@ def check_newbob_rates(initial: float, minimum: float) -> None:
 
 
 Density = Annotated[float, Range(1e-5, 1)]
-
-
 Bits = Annotated[int, Range(2, 8)]
-
-
 ErrorDecay = Annotated[float, Range(0, 1)]
 
 
@@ -117,24 +111,14 @@ class TopK:
 
 
 GradientThreshold = Annotated[float, Range(1e-12, 1e9, zero="unquantized gradients")]
-
-
 BlockSize = Annotated[int, Range(1, 1_000_000)]
-
-
 BlockLearningRate = Annotated[float, Range(1e-6, 1000)]
-
-
 RanksOfTier = Annotated[int, Range(1, 1_000_000, zero="a host's ranks")]
-
-
 MixingSeed = Annotated[int, Range(0, 2**63 - 1)]
 """A seed of what all ranks draw alike: permutations, partners."""
 
 
 Form = Literal["nesterov", "as_printed"]
-
-
 OptimizerState = Literal["keep", "average", "reset"]
 """Treatments of the optimizer's moments at a block's end."""
 
@@ -171,11 +155,6 @@ class _Trainer:
     """The class that trains by these settings, as "module:Class"."""
 
     __post_init__ = check_ranges
-
-    @property
-    def has_tiers(self) -> bool:
-        """Return whether the trainer divides the ranks into groups itself."""
-        return False
 
     def check_ranks(self, num_ranks: int, ranks_per_host: int) -> None:
         """Raise ValueError if the trainer cannot work on so many ranks."""
@@ -234,7 +213,7 @@ class BlockConfig(_Trainer):
             )
 
     @property
-    def num_block_vectors(self) -> int:
+    def num_state_vectors(self) -> int:
         """Count both models of a block, the filtered update, and top-k's residual."""
         return 3 + (self.block_exchange is not None)
 
@@ -257,16 +236,6 @@ class BmufConfig(BlockConfig):
     ranks_per_leader: RanksOfTier = field(default=1, metadata=LATER)
 
     trainer = "training.trainers.bmuf:Bmuf"
-
-    @property
-    def num_state_vectors(self) -> int:
-        """Count the vectors of the model's size in the trainer's state."""
-        return self.num_block_vectors
-
-    @property
-    def has_tiers(self) -> bool:
-        """Return whether leaders send for others."""
-        return self.ranks_per_leader != 1
 
     def check_ranks(self, num_ranks: int, ranks_per_host: int) -> None:
         """Raise ValueError if so many ranks have no leaders, or a block momentum below 0."""
@@ -291,12 +260,7 @@ class HtmConfig(BlockConfig):
     @property
     def num_state_vectors(self) -> int:
         """Count BMUF's vectors of the model's size, and GTC's residual."""
-        return self.num_block_vectors + 1
-
-    @property
-    def has_tiers(self) -> bool:
-        """Return True: groups are the lower tier."""
-        return True
+        return 4 + (self.block_exchange is not None)
 
     def check_ranks(self, num_ranks: int, ranks_per_host: int) -> None:
         """Raise ValueError if so many ranks make no equal groups, or a block momentum below 0."""
@@ -380,11 +344,6 @@ class SparseLocoConfig(_Trainer):
     num_state_vectors: ClassVar[int] = 4
     """BMUF's three, and the residual."""
 
-    @property
-    def has_tiers(self) -> bool:
-        """Return whether leaders send for others."""
-        return self.as_bmuf().has_tiers
-
     def check_ranks(self, num_ranks: int, ranks_per_host: int) -> None:
         """Raise ValueError if so many ranks have no leaders."""
         self.as_bmuf().check_ranks(num_ranks, ranks_per_host)
@@ -431,7 +390,7 @@ class AdPsgdConfig(_Trainer):
     mixing_seed: MixingSeed = 0
     max_staleness: Annotated[int, Range(1, 1_000_000)] = 16
 
-    trainer = "training.trainers.ad_psgd:AdPsgd"
+    trainer = "training.trainers.decentralized:AdPsgd"
     num_state_vectors: ClassVar[int] = 6
     """The model, its own steps, the weights that were read, and the messages of an exchange."""
 
@@ -483,7 +442,10 @@ def check_model_parallel(num_parts: int, trainer: TrainerConfig, precision: Prec
     said = f"model_parallel_ranks = {num_parts}"
     if precision != "float32":
         raise ValueError(f"{said}: precision = {precision!r}: need 'float32'")
-    if trainer.has_tiers:  # these divide a world, and the ranks of one part are none
+    # Tiers divide a world, and the ranks of one part are none.
+    if isinstance(trainer, HtmConfig) or (
+        isinstance(trainer, BmufConfig | SparseLocoConfig) and trainer.ranks_per_leader != 1
+    ):
         raise ValueError(
             f"{said}: trainer {trainer.name!r} divides ranks into groups itself: need one without "
             "groups and with ranks_per_leader = 1, such as 'one_bit'"

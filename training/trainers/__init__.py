@@ -4,9 +4,8 @@ Each is a context manager around any `torch.nn.Module`, any `torch.optim.Optimiz
 training loop. The gradients of all ranks are summed: see training/trainers/README.md.
 """
 
-from training.trainers.ad_psgd import AdPsgd
 from training.trainers.bmuf import Bmuf, SparseLoco
-from training.trainers.decentralized import D1dPsgd, DPsgd, RandPsgd
+from training.trainers.decentralized import AdPsgd, D1dPsgd, DPsgd, RandPsgd
 from training.trainers.gtc import Gtc
 from training.trainers.htm import Htm
 from training.trainers.one_bit import OneBit

@@ -1,20 +1,26 @@
 """Train alone for a block of steps, then average and filter the models (BMUF; 003 VI-B).
 
-SparseLoCo (arXiv 2508.15706, algorithm 1) is BMUF without block momentum, of which ranks send only
-the largest changes.
+What blocks changed is averaged between all ranks, or between the leaders of small groups (the upper
+of two tiers), exactly or by top-k, which keeps what it does not send for later. SparseLoCo (arXiv
+2508.15706, algorithm 1) is BMUF by top-k without block momentum.
 """
 
-from collections.abc import Collection, Mapping
-from dataclasses import asdict, fields, replace
-from typing import Any, ClassVar
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from itertools import groupby
+from typing import Any, ClassVar, TypeAlias
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
+from training.algorithms import top_k
 from training.algorithms.block_filter import BlockFilter, BlockState
 from training.distributed import collectives
 from training.distributed.checks import FiniteCheck, FirstFault
+from training.distributed.collectives import gather_equal, gather_host_names
+from training.distributed.process_group import subgroup_of, world_ranks
 from training.settings.trainers import (
     BlockConfig,
     BmufConfig,
@@ -22,22 +28,83 @@ from training.settings.trainers import (
     SparseLocoConfig,
     num_groups,
 )
-from training.trainers.block_exchange import (
-    BlockExchange,
-    Mean,
-    Tiers,
-    ranks_per_host,
-    residual_rules,
-)
 from training.trainers.parameters import FlatParameters
 from training.trainers.replica import treat_moments
 from training.trainers.trainer import (
+    EntryPath,
     ReshardingPlan,
+    Rule,
     State,
     Statistics,
     Trainer,
     norm_of,
 )
+
+BLOCK_VECTORS = tuple(each.name for each in fields(BlockState))
+"""The vectors of a block's state, by the names that a checkpoint gives them."""
+
+RESIDUALS = "block_residuals"
+
+Mean: TypeAlias = Callable[[Tensor, ProcessGroup], None]
+"""Replace values by their mean over a group's ranks, bitwise the same on each."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tiers:
+    """Tiers: groups of `group_size` ranks, and above them their leaders, the first of each group.
+
+    `lower` is this rank's group, None where it is alone in it; `upper` joins the leaders, and is
+    None on all other ranks.
+    """
+
+    lower: ProcessGroup | None
+    upper: ProcessGroup | None
+
+    @classmethod
+    def of(cls, group: ProcessGroup, group_size: int, device: torch.device) -> "Tiers":
+        """Divide `group` into groups of consecutive ranks; all ranks must call this together.
+
+        Raises ValueError where there are two tiers to make and `group` is not the whole world.
+        """
+        if group_size == 1:
+            return cls(None, group)
+        if group_size == group.size():
+            return cls(group, None)
+        ranks = world_ranks(group)
+        parts = [ranks[first : first + group_size] for first in range(0, len(ranks), group_size)]
+        subgroups = [subgroup_of(group, part, device) for part in parts]
+        upper = subgroup_of(group, ranks[::group_size], device)
+        return cls(subgroups[group.rank() // group_size], upper)
+
+    def groups(self) -> set[ProcessGroup]:
+        """Return those of this rank."""
+        return {group for group in (self.lower, self.upper) if group is not None}
+
+    def average(
+        self, values: Float[Tensor, "..."], mean: Mean = collectives.all_reduce_mean
+    ) -> None:
+        """Replace `values`, the same within a lower group, by their `mean` over the groups."""
+        if self.upper is not None:
+            # One leader a host crosses the link: 20 MB to a target loss, BMUF's ring 42.
+            mean(values, self.upper)
+        if self.lower is not None:
+            collectives.broadcast(values, self.lower)
+
+
+def ranks_per_host(group: ProcessGroup, device: torch.device) -> int:
+    """Return the number of ranks of each host; all ranks must call this together.
+
+    Raises ValueError where hosts have different numbers of ranks, or ranks that do not follow each
+    other: they cannot be the groups of two tiers.
+    """
+    hosts = gather_host_names(group, device)
+    runs = [(host, len(list(ranks))) for host, ranks in groupby(hosts)]
+    if len({host for host, _ in runs}) < len(runs) or len({count for _, count in runs}) > 1:
+        raise ValueError(
+            f"ranks by host: {runs}: need equally many on each host, one host after the other; "
+            "start them so, or give group_size"
+        )
+    return runs[0][1]
 
 
 class Bmuf(Trainer):
@@ -68,8 +135,12 @@ class Bmuf(Trainer):
         # Eq. (5) of 000 sets eta; with zeta = C = 1 it is 1 - 1/N.
         block_momentum = blocks.block_momentum_of(self.num_models)
         self.filter = BlockFilter(blocks.block_learning_rate, block_momentum, blocks.form)
-        self._models = BlockModels(self.filter)
-        self._exchange = BlockExchange(blocks.block_exchange, self.parameters)
+        self._models: BlockState | None = None  # before the first block, or where one needs none
+        self._top_k = blocks.block_exchange
+        # What messages left out. A message holds this model's share of the mean, change / N, so
+        # residuals add up to what the global model still lacks, and a sum over other numbers of
+        # models is the same. Of a lower tier's ranks the leader alone has one other than zeros.
+        self._residual = self.parameters.zeros() if self._top_k else None
         self.num_steps_in_block = 0
         self.num_blocks = 0
 
@@ -100,20 +171,30 @@ class Bmuf(Trainer):
 
     def shared_tensors(self) -> Mapping[str, Tensor]:
         """Return the global model and the update; the parameters differ within a block."""
-        return {**self._models.views("global_model", self.parameters), **self.shared_state()}
+        return {**self._views("global_model"), **self.shared_state()}
 
     def shared_state(self) -> Mapping[str, Tensor]:
         """Return the filtered update, from which the next block begins."""
-        return self._models.views("update", self.parameters)
+        return self._views("update")
+
+    def _views(self, part: str) -> Mapping[str, Tensor]:
+        """Return one of `BLOCK_VECTORS` by the parameters' names, without copying."""
+        views = self.parameters.views(getattr(self._models, part)) if self._models else {}
+        return {f"{part} of parameter {name}": view for name, view in views.items()}
 
     def is_comparison_due(self) -> bool:
         """Return whether ranks compare their replicas after this step: at blocks' ends alone."""
         return self.num_steps_in_block + 1 >= self.config.block_size and super().is_comparison_due()
 
     def carry_over(self, old: FlatParameters) -> None:
-        """Keep the update of tensors that are still trained; new ones begin with an update of 0."""
-        self._models.carry_over(old, self.parameters)
-        self._exchange.carry_over(old, self.parameters)
+        """Keep update and residual of tensors that are still trained; new ones begin with zeros."""
+        if self._models is not None:
+            model = self.parameters.carry_over(self._models.global_model, old)
+            update = self.parameters.carry_over(self._models.update, old)
+            # `begin` takes the weights from what rank 0 has.
+            self._models = self.filter.begin(model, update)
+        if self._residual is not None:
+            self._residual = self.parameters.carry_over(self._residual, old)
         self.forget_faults()
 
     def forget_faults(self) -> None:
@@ -138,16 +219,40 @@ class Bmuf(Trainer):
     def begin(self) -> None:
         """Start a block from the shared model and the update that an earlier stage left."""
         self._take_over_residuals()
-        self._models.begin(self.parameters)
-        self._start_counting()
+        if self._models is None:
+            self._start_block(self.filter.begin(self.parameters.weights()))
+            return
+        # Leaving rounded a float32 global model to bfloat16 parameters: this W is still theirs.
+        model = self.parameters.refined(self._models.global_model)
+        # Without Delta(t-1) the first block of each stage would move without block momentum.
+        self._start_block(self.filter.begin(model, self._models.update))
+
+    def _start_block(self, models: BlockState) -> None:
+        # A block's gradient is what the ranks change, so it is measured from the model as they
+        # hold it: measured from W + eta Delta, rounding to bfloat16 would count as training.
+        broadcast_model = self.parameters.rounded(models.broadcast_model)
+        self._models = replace(models, broadcast_model=broadcast_model)
+        self.parameters.set_weights(broadcast_model)
+        self._fault.clear()
+        self.num_steps_in_block = 0
 
     def _take_over_residuals(self) -> None:
-        """Bring the residuals that resharding left on any ranks to where they are sent from."""
+        """Bring the residuals that resharding left on any ranks to where they are sent from.
+
+        One leader alone sends nothing: what more leaders had not sent is added to the model.
+        """
         assert self._tiers is not None
-        if self._num_leaders == 1:
-            self._exchange.take_up_residual(self.parameters, self._tiers.lower)
-        elif self._tiers.lower is not None:
-            self._exchange.gather_residuals(self._tiers.lower)
+        if self._residual is None:
+            return
+        lower = self._tiers.lower
+        if lower is not None:
+            collectives.all_reduce_sum(self._residual, lower)
+        if self._num_leaders > 1:
+            if lower is not None and lower.rank() > 0:
+                self._residual.zero_()
+        elif self._residual.any():
+            self.parameters.set_weights(self.parameters.weights() + self._residual)
+            self._residual.zero_()
 
     def end_step(self) -> None:
         """Count the step; at the block's end, synchronize."""
@@ -164,27 +269,39 @@ class Bmuf(Trainer):
         # The papers leave open what the optimizer's momenta become at a block's end.
         parameters = self.parameters.named.values()
         treat_moments(self.blocks.optimizer_state, self.optimizer, parameters, self.average)
-        self._models.end_block(mean_model, self.parameters)
-        self._start_counting()
+        assert self._models is not None
+        # Eqs. (2) to (4) run on every rank alike, so the new global model needs no broadcast.
+        self._start_block(self.filter.end_block(self._models, mean_model))
         self.num_blocks += 1
 
-    def _mean_model(self) -> Tensor:
+    def _mean_model(self) -> Float[Tensor, " elements"]:
         model = self.parameters.weights()
         # One leader sends to no other, so nothing is compressed, and nothing stays behind.
-        if self._exchange.code is None or self._num_leaders == 1:
+        if self._top_k is None or self._num_leaders == 1:
             self.average(model)
             return model
+        assert self._models is not None
         # A model has few changes in a block, but no small elements: what is sent is the change.
-        change = model.sub_(self._models.state.broadcast_model)
-        self.average(change, self._exchange.mean)
-        return change.add_(self._models.state.broadcast_model)
+        change = model.sub_(self._models.broadcast_model)
+        self.average(change, self._top_k_mean)
+        return change.add_(self._models.broadcast_model)
+
+    def _top_k_mean(self, change: Float[Tensor, " elements"], group: ProcessGroup) -> None:
+        """Replace `change` by the mean of what ranks sent; one that is not finite reaches all."""
+        assert self._top_k is not None
+        assert self._residual is not None
+        message = top_k.take_message(self._residual, change / group.size(), self._top_k)
+        change.zero_()
+        # In rank order on each rank, so that all have the same bits.
+        for each in gather_equal(message, group, "block changes"):
+            top_k.add_message(change, each, self._top_k)
 
     def find_undone(self) -> str:
         """Return the error of a change since the block's end: leaving would replace it by W."""
         self._finite.check()
-        if not self._is_open or self.num_steps_in_block > 0:
+        if not self._is_open or self.num_steps_in_block > 0 or self._models is None:
             return ""
-        if not (name := self._models.first_difference(self.parameters)):
+        if not (name := self.parameters.first_difference(self._models.broadcast_model)):
             return ""
         return (
             f"parameter {name} was changed in this block without a step of the trainer's "
@@ -197,7 +314,8 @@ class Bmuf(Trainer):
         if self.num_steps_in_block > 0:
             self.synchronize()
         self._finite.check()
-        self.parameters.set_weights(self._models.state.global_model)
+        assert self._models is not None
+        self.parameters.set_weights(self._models.global_model)
 
     def statistics(self) -> Statistics:
         """Add the blocks and two Euclidean norms.
@@ -207,8 +325,8 @@ class Bmuf(Trainer):
         """
         return super().statistics() | {
             "num_blocks": self.num_blocks,
-            "block_update_norm": self._models.update_norm(),
-            "block_residual_norm": self._exchange.residual_norm(),
+            "block_update_norm": norm_of(self._models.update) if self._models else 0.0,
+            "block_residual_norm": 0.0 if self._residual is None else norm_of(self._residual),
         }
 
     def state_dict(self) -> dict[str, Any]:
@@ -224,8 +342,11 @@ class Bmuf(Trainer):
             "block_filter": asdict(self.filter),
             "optimizer_state": self.blocks.optimizer_state,
         }
-        state = super().state_dict() | block | self._models.state_dict(self.parameters)
-        return state | self._exchange.state_dict(self.parameters)
+        vectors = {part: getattr(self._models, part) for part in BLOCK_VECTORS if self._models}
+        if self._residual is not None:
+            vectors[RESIDUALS] = self._residual
+        copied = {name: self.parameters.by_name(vector) for name, vector in vectors.items()}
+        return super().state_dict() | block | copied
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore `state_dict()`; ValueError for other settings, and in a block of other models.
@@ -233,13 +354,29 @@ class Bmuf(Trainer):
         Another block size is taken over where the block is not too long for it already.
         """
         super().load_state_dict(state)
-        self._exchange.load_state_dict(state, self.parameters)
-        self._models.load_state_dict(state, self.parameters)
+        if self._residual is not None:
+            self._residual = self.parameters.flatten(state[RESIDUALS])
+        self._models = None
+        if "update" in state:
+            vectors = (self.parameters.flatten(state[part]) for part in BLOCK_VECTORS)
+            self._models = BlockState(*vectors)
         self.num_steps_in_block = state["num_steps_in_block"]
 
     def check_settings(self, state: Mapping[str, Any]) -> None:
         """Raise ValueError also within a block that cannot be ended as it began."""
-        check_block(state, self.config.block_size, self.num_models)
+        # Within a block the N models differ, and eta belongs to this N by eq. (5).
+        if state["is_open"] and state["num_models"] != self.num_models:
+            raise ValueError(
+                f"the checkpoint is within a block of {state['num_models']} models, now there are "
+                f"{self.num_models}: end the block by training.checkpoints.training_state"
+            )
+        size, num_steps = self.config.block_size, state["num_steps_in_block"]
+        if state["is_open"] and num_steps >= size:
+            raise ValueError(
+                f"block_size = {size}: the checkpoint is {num_steps} steps into a block of "
+                f"{state['settings']['block_size']}: need a block_size above {num_steps}, or a "
+                "checkpoint of a block's end"
+            )
         super().check_settings(state)
 
     def replaceable_settings(self, state: Mapping[str, Any]) -> Collection[str]:
@@ -251,7 +388,9 @@ class Bmuf(Trainer):
     def resharding_plan(cls, state: State) -> ReshardingPlan:
         """Average the models' trained parameters within a block, where they differ."""
         trainer = state["trainer"]
-        rules = residual_rules(trainer)
+        rules: dict[EntryPath, Rule] = (
+            {("trainer", RESIDUALS): "sum"} if RESIDUALS in trainer else {}
+        )
         if is_within_block(trainer):
             # Only within a block do the models differ; elsewhere rank 0's is everyone's.
             rules |= {("model", name): "mean" for name in trainer["update"]}
@@ -260,11 +399,36 @@ class Bmuf(Trainer):
     @classmethod
     def end_resharding(cls, state: State) -> State:
         """End the block with the mean of the models; new ranks start from the global model."""
-        return super().end_resharding(end_block(state))
+        trainer = state["trainer"]
+        if not trainer["is_open"] or "update" not in trainer:
+            return super().end_resharding(state)
+        ended = state
+        if is_within_block(trainer):
+            ended = {**state, "trainer": trainer | _ended_block(trainer, state["model"])}
+            if trainer["optimizer_state"] == "reset":
+                ended["optimizer"] = {**state["optimizer"], "state": {}}
+        # New ranks start from W, not from the look-ahead W + eta Delta.
+        model = {**state["model"], **ended["trainer"]["global_model"]}
+        return super().end_resharding({**ended, "model": model})
 
-    def _start_counting(self) -> None:
-        self._fault.clear()
-        self.num_steps_in_block = 0
+
+def is_within_block(trainer: Mapping[str, Any]) -> bool:
+    """Return whether BMUF's state is within a block, where the models of ranks differ."""
+    return bool(trainer["is_open"] and trainer["num_steps_in_block"] > 0)
+
+
+def _ended_block(trainer: Mapping[str, Any], mean_model: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Filter the mean of the models, a parameter at a time (000 eqs. 2-4)."""
+    block_filter = BlockFilter(**trainer["block_filter"])
+    ended: dict[str, Any] = {part: {} for part in BLOCK_VECTORS} | {"num_steps_in_block": 0}
+    # The filter is elementwise, so parameters one by one give the bits of the whole vector.
+    for name in trainer["update"]:
+        mean = mean_model[name]
+        before = BlockState(*(trainer[part][name].reshape(-1) for part in BLOCK_VECTORS))
+        after = block_filter.end_block(before, mean.reshape(-1))
+        for part in BLOCK_VECTORS:
+            ended[part][name] = getattr(after, part).view(mean.shape)
+    return ended
 
 
 class SparseLoco(Bmuf):
@@ -281,135 +445,3 @@ class SparseLoco(Bmuf):
     def blocks(self) -> BlockConfig:
         """Return the settings of BMUF's blocks that are these."""
         return self.config.as_bmuf()
-
-
-BLOCK_VECTORS = tuple(each.name for each in fields(BlockState))
-"""The vectors of a block's state, by the names that a checkpoint gives them."""
-
-
-class BlockModels:
-    """BlockModels holds both models of a block and the filtered update of the last one.
-
-    They are vectors of the trained parameters; before the first block there are none.
-    """
-
-    def __init__(self, block_filter: BlockFilter) -> None:
-        self.filter = block_filter
-        self._state: BlockState | None = None
-
-    @property
-    def state(self) -> BlockState:
-        """Return the vectors; there is a block."""
-        assert self._state is not None
-        return self._state
-
-    def drop(self) -> None:
-        """Forget them: one model needs none."""
-        self._state = None
-
-    def carry_over(self, old: FlatParameters, new: FlatParameters) -> None:
-        """Keep the update of tensors that are still trained; new ones begin with an update of 0."""
-        if self._state is not None:
-            model = new.carry_over(self._state.global_model, old)
-            update = new.carry_over(self._state.update, old)
-            # `begin` takes the weights from what rank 0 has.
-            self._state = self.filter.begin(model, update)
-
-    def begin(self, parameters: FlatParameters) -> None:
-        """Start a block from the shared model and the update that an earlier stage left."""
-        if self._state is None:
-            self._start(self.filter.begin(parameters.weights()), parameters)
-            return
-        # Leaving rounded a float32 global model to bfloat16 parameters: this W is still theirs.
-        model = parameters.refined(self._state.global_model)
-        # Without Delta(t-1) the first block of each stage would move without block momentum.
-        self._start(self.filter.begin(model, self._state.update), parameters)
-
-    def end_block(self, mean_model: Float[Tensor, " elements"], parameters: FlatParameters) -> None:
-        """Filter the mean of the models, and start the next block from the result."""
-        # Eqs. (2) to (4) run on every rank alike, so the new global model needs no broadcast.
-        self._start(self.filter.end_block(self.state, mean_model), parameters)
-
-    def first_difference(self, parameters: FlatParameters) -> str:
-        """Return the name of the first parameter that is not as the block began, or nothing."""
-        if self._state is None:
-            return ""
-        return parameters.first_difference(self._state.broadcast_model)
-
-    def views(self, part: str, parameters: FlatParameters) -> Mapping[str, Tensor]:
-        """Return one of `BLOCK_VECTORS` by the parameters' names, without copying."""
-        views = parameters.views(getattr(self._state, part)) if self._state else {}
-        return {f"{part} of parameter {name}": view for name, view in views.items()}
-
-    def update_norm(self) -> float:
-        """Return the norm of the last block's filtered update; waits for its device."""
-        return norm_of(self._state.update) if self._state else 0.0
-
-    def state_dict(self, parameters: FlatParameters) -> dict[str, Any]:
-        """Copy the vectors, by parameter."""
-        if self._state is None:
-            return {}
-        return {part: parameters.by_name(getattr(self._state, part)) for part in BLOCK_VECTORS}
-
-    def load_state_dict(self, state: Mapping[str, Any], parameters: FlatParameters) -> None:
-        """Restore `state_dict()`."""
-        self._state = None
-        if "update" in state:
-            vectors = (parameters.flatten(state[part]) for part in BLOCK_VECTORS)
-            self._state = BlockState(*vectors)
-
-    def _start(self, state: BlockState, parameters: FlatParameters) -> None:
-        # A block's gradient is what the ranks change, so it is measured from the model as they
-        # hold it: measured from W + eta Delta, rounding to bfloat16 would count as training.
-        broadcast_model = parameters.rounded(state.broadcast_model)
-        self._state = replace(state, broadcast_model=broadcast_model)
-        parameters.set_weights(broadcast_model)
-
-
-def check_block(state: Mapping[str, Any], block_size: int, num_models: int) -> None:
-    """Raise ValueError where BMUF's state is within a block that cannot be ended as it began."""
-    # Within a block the N models differ, and eta belongs to this N by eq. (5).
-    if state["is_open"] and state["num_models"] != num_models:
-        raise ValueError(
-            f"the checkpoint is within a block of {state['num_models']} models, now there are "
-            f"{num_models}: end the block by training.checkpoints.training_state"
-        )
-    if state["is_open"] and state["num_steps_in_block"] >= block_size:
-        raise ValueError(
-            f"block_size = {block_size}: the checkpoint is {state['num_steps_in_block']} steps "
-            f"into a block of {state['settings']['block_size']}: need a block_size above "
-            f"{state['num_steps_in_block']}, or a checkpoint of a block's end"
-        )
-
-
-def is_within_block(trainer: Mapping[str, Any]) -> bool:
-    """Return whether BMUF's state is within a block, where the models of ranks differ."""
-    return bool(trainer["is_open"] and trainer["num_steps_in_block"] > 0)
-
-
-def end_block(state: State) -> State:
-    """End a block of BMUF in a resharded whole state, whose model is the mean of the models."""
-    trainer = state["trainer"]
-    if not trainer["is_open"] or "update" not in trainer:
-        return state
-    ended = state
-    if is_within_block(trainer):
-        ended = {**state, "trainer": trainer | _ended_block(trainer, state["model"])}
-        if trainer["optimizer_state"] == "reset":
-            ended["optimizer"] = {**state["optimizer"], "state": {}}
-    # New ranks start from W, not from the look-ahead W + eta Delta.
-    return {**ended, "model": {**state["model"], **ended["trainer"]["global_model"]}}
-
-
-def _ended_block(trainer: Mapping[str, Any], mean_model: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Filter the mean of the models, a parameter at a time (000 eqs. 2-4)."""
-    block_filter = BlockFilter(**trainer["block_filter"])
-    ended: dict[str, Any] = {part: {} for part in BLOCK_VECTORS} | {"num_steps_in_block": 0}
-    # The filter is elementwise, so parameters one by one give the bits of the whole vector.
-    for name in trainer["update"]:
-        mean = mean_model[name]
-        before = BlockState(*(trainer[part][name].reshape(-1) for part in BLOCK_VECTORS))
-        after = block_filter.end_block(before, mean.reshape(-1))
-        for part in BLOCK_VECTORS:
-            ended[part][name] = getattr(after, part).view(mean.shape)
-    return ended

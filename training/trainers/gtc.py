@@ -5,7 +5,7 @@ which no host waits. `training.algorithms.gtc` writes and reads them.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int32
@@ -39,33 +39,12 @@ from training.trainers.trainer import (
 MIN_CAPACITY = 2**13
 
 
-class Messages(Protocol):
-    """Messages exchanges what ranks send of their gradients; the rest stays in the residuals."""
-
-    @property
-    def num_sent(self) -> int:
-        """Count this rank's elements that reached the threshold, in all steps of this object."""
-
-    def sum_signs(
-        self,
-        residual: Float[Tensor, " elements"],
-        gradients: Float[Tensor, " elements"],
-        group: ProcessGroup,
-    ) -> Int32[Tensor, " elements"]:
-        """Count, for each element, the ranks that sent plus less those that sent minus."""
-
-    def check(self) -> None:
-        """Raise FloatingPointError, on all ranks, where a gradient was not finite."""
-
-    def state(self) -> dict[str, int]:
-        """Return what later messages depend on, besides the residual."""
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Resume from `state()`; entries that it lacks start from their initial values."""
-
-
 class ExactMessages:
-    """ExactMessages are as long as they need to be: the host waits for their lengths."""
+    """ExactMessages are as long as they need to be: the host waits for their lengths.
+
+    What a message does not hold of the gradients stays in the residual. `num_sent` counts this
+    rank's elements that reached the threshold, in all steps of this object.
+    """
 
     def __init__(self, residual: Float[Tensor, " elements"], gradient_threshold: float) -> None:
         self._gradient_threshold = gradient_threshold
@@ -87,7 +66,10 @@ class ExactMessages:
         gradients: Float[Tensor, " elements"],
         group: ProcessGroup,
     ) -> Int32[Tensor, " elements"]:
-        """Exchange one step's messages; raises FloatingPointError as `check` does elsewhere."""
+        """Count, for each element, the ranks that sent plus less those that sent minus.
+
+        Raises FloatingPointError, on all ranks, where a gradient is not finite.
+        """
         message = self._take_message(residual, gradients, self._gradient_threshold)
         # This exchange at every minibatch ends GTC's speed-up beyond 32 ranks (000 4.1).
         messages = gather_ragged(message, group, "gradients")
@@ -143,7 +125,10 @@ class FixedMessages:
         gradients: Float[Tensor, " elements"],
         group: ProcessGroup,
     ) -> Int32[Tensor, " elements"]:
-        """Exchange one step's messages, all as long as the last step's headers let expect."""
+        """Do what `ExactMessages` does, but raise FloatingPointError for the step before.
+
+        All messages are as long as the last step's headers let expect.
+        """
         # Here, as Triton comes with torch's builds for CUDA alone.
         from training.algorithms.gtc import cuda_encoding  # noqa: PLC0415
 
@@ -210,7 +195,7 @@ class ThresholdedSum:
         self.residual = residual
         self.gradient_threshold = gradient_threshold
         # A GPU stalls where its host waits for a message's length, so there the length is fixed.
-        self._messages: Messages = (
+        self._messages: ExactMessages | FixedMessages = (
             FixedMessages(residual, gradient_threshold)
             if residual.is_cuda
             else ExactMessages(residual, gradient_threshold)
@@ -230,15 +215,10 @@ class ThresholdedSum:
         """
         # A tiny tau starves the model instead of becoming synchronous SGD, so 0 means unquantized.
         self._num_elements += len(gradients)
-        if self.gradient_threshold == 0:
-            return self._unquantized(gradients, group)
-        counts = self._messages.sum_signs(self.residual, gradients, group)
-        # Signs are summed as integers and meet tau once, so the order of ranks changes no bit.
-        return gradients.copy_(counts).mul_(self.gradient_threshold)
-
-    def _unquantized(
-        self, gradients: Float[Tensor, " elements"], group: ProcessGroup
-    ) -> Float[Tensor, " elements"]:
+        if self.gradient_threshold > 0:
+            counts = self._messages.sum_signs(self.residual, gradients, group)
+            # Signs are summed as integers and meet tau once, so the order of ranks changes no bit.
+            return gradients.copy_(counts).mul_(self.gradient_threshold)
         self._finite = self._finite or FiniteCheck(group, gradients.device)
         self._finite.check()
         self._num_steps += 1

@@ -11,8 +11,7 @@ from torch.distributed import ProcessGroup
 
 from training.distributed import collectives
 from training.settings.trainers import HtmConfig
-from training.trainers.block_exchange import Mean
-from training.trainers.bmuf import Bmuf
+from training.trainers.bmuf import Bmuf, Mean
 from training.trainers.gtc import RESIDUAL_RULES, ThresholdedSum
 from training.trainers.parameters import FlatParameters
 from training.trainers.trainer import ReshardingPlan, State, Statistics, Trainer
@@ -107,7 +106,7 @@ class Htm(Bmuf):
         """Start a block; with one group there are no blocks, and no models to keep for them."""
         if self._is_one_tier:
             self._take_over_residuals()
-            self._models.drop()
+            self._models = None
         else:
             super().begin()
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from training.algorithms.one_bit import (
+    STRIPE_PLACES,
     AdaGradState,
     RankState,
     Stripe,
@@ -25,18 +26,17 @@ from training.algorithms.one_bit import (
     stripes_of,
 )
 from training.distributed.checks import FiniteCheck, FirstFault
-from training.distributed.pending_exchanges import (
+from training.distributed.collectives import (
     CommunicationThread,
+    all_to_all,
     check_exchanges_beside,
     new_tag,
-    start_all_to_all,
     start_receive,
     start_send,
 )
 from training.distributed.process_group import is_read_at_once
 from training.distributed.simulated_group import SimulatedGroup
 from training.settings.trainers import AdaGradPlace, OneBitConfig
-from training.trainers.parameters import FlatParameters
 from training.trainers.replica import check_plain_sgd
 from training.trainers.trainer import (
     EntryPath,
@@ -47,11 +47,6 @@ from training.trainers.trainer import (
     Trainer,
     norm_of,
 )
-
-
-def needs_thread(group: ProcessGroup, device: torch.device) -> bool:
-    """Return whether exchanges run beside computation in a thread: a real GPU has streams."""
-    return isinstance(group, SimulatedGroup) or is_read_at_once(device)
 
 
 class PendingUpdate:
@@ -74,7 +69,7 @@ class PendingUpdate:
         if self._stream is not None:
             self._stream.wait_stream(torch.cuda.current_stream(device))
         self._thread: CommunicationThread | None = None
-        if needs_thread(group, device):
+        if _needs_thread(group, device):
             self._thread = CommunicationThread(self._run, group, "1-bit exchange")
         else:
             self._run()
@@ -96,6 +91,11 @@ class PendingUpdate:
             self._update = self._work()
 
 
+def _needs_thread(group: ProcessGroup, device: torch.device) -> bool:
+    """Return whether exchanges run beside computation in a thread: a real GPU has streams."""
+    return isinstance(group, SimulatedGroup) or is_read_at_once(device)
+
+
 class OneBit(Trainer):
     """OneBit quantizes gradients to one bit, and again their sum, normalized and smoothed.
 
@@ -111,22 +111,15 @@ class OneBit(Trainer):
     def set_up(self) -> None:
         """Lay out the stripes, and begin with empty residuals."""
         super().set_up()
+        self.config.check_ranks(self.group.size(), self.group.size())
         check_plain_sgd(self.optimizer)
         self._pending: PendingUpdate | None = None
         self._num_bytes_before = 0
         self._lay_out()
-        self._state = self._exchange.aggregation.begin(self.group.rank(), self.parameters.zeros())
 
     def groups(self) -> set[ProcessGroup]:
         """Return none: the exchange counts its bytes itself, as it may run beside this thread."""
         return set()
-
-    @property
-    def wire_bytes(self) -> int:
-        """Return the bytes that left this process; every message goes straight to its receiver."""
-        if self._pending is not None:
-            self._pending.wait()
-        return self._num_bytes_before + self._exchange.num_bytes
 
     def shared_state(self) -> Mapping[str, Tensor]:
         """Return the update that waits, if any; a plain optimizer has no state."""
@@ -145,18 +138,35 @@ class OneBit(Trainer):
         self._exchange.tag = new_tag(self.group)
 
     def begin(self) -> None:
-        """Lay the state out for the tensors that are trained now, if they are others."""
+        """Lay the state out for the tensors that are trained now, if they are others.
+
+        Ranks give each other their old stripes: all call this together.
+        """
         if self._layout is self.parameters:
             return
-        old, before = self._layout, self._exchange
+        old, new, before, state = self._layout, self.parameters, self._exchange, self._state
         pending = self._pending and (self._pending.step, self._pending.wait())
         self._lay_out()
         self._exchange.tag = before.tag
-        aggregation, rank = self._exchange.aggregation, self.group.rank()
-        self._state = carried_over(self._state, old, self.parameters, before, aggregation, rank)
+        aggregation = self._exchange.aggregation
+        stripe = aggregation.stripes[self.group.rank()]
+
+        def of_stripe(vector: Float[Tensor, " old_stripe"]) -> Float[Tensor, " stripe_elements"]:
+            return stripe.of(new.carry_over(before.gather(vector), old)).clone()
+
+        stripe_residual, velocity = of_stripe(state.stripe_residual), of_stripe(state.velocity)
+        adagrad, place = self._state.adagrad, aggregation.adagrad.place
+        # With a weight of many steps and squares of none, a new tensor's first step would be huge:
+        # so AdaGrad begins again where a tensor is new.
+        if new.named.keys() <= old.named.keys() and place is not AdaGradPlace.NOWHERE:
+            squares = state.adagrad.squares
+            carried = of_stripe(squares) if place in STRIPE_PLACES else new.carry_over(squares, old)
+            adagrad = AdaGradState(carried, state.adagrad.weight.to(new.device))
+        residual = new.carry_over(state.residual, old)
+        self._state = RankState(residual, stripe_residual, velocity, adagrad)
         self._num_bytes_before += before.num_bytes
         if pending:
-            self._pending = self._arrived(pending[0], self.parameters.carry_over(pending[1], old))
+            self._pending = self._arrived(pending[0], new.carry_over(pending[1], old))
 
     def exchange_gradients(self) -> None:
         """Replace each gradient by the update: this step's, or with double buffering the last."""
@@ -204,7 +214,11 @@ class OneBit(Trainer):
         self._fault.check(self.group.rank())
         return {
             **super().state_dict(),
-            **state_entries(self._state, self._layout),
+            "residuals": self._layout.by_name(self._state.residual),
+            "stripe_residual": self._state.stripe_residual.clone(),
+            "velocity": self._state.velocity.clone(),
+            "squares": self._state.adagrad.squares.clone(),
+            "weight": self._state.adagrad.weight.clone(),
             "num_ranks": self.group.size(),
             "pending_update": pending,
         }
@@ -220,8 +234,11 @@ class OneBit(Trainer):
             )
         self._num_bytes_before += self._exchange.num_bytes
         self._lay_out()
-        begun = self._exchange.aggregation.begin(self.group.rank(), self.parameters.zeros())
-        self._state = restored(state, self.parameters, begun)
+        self._state.residual.copy_(self.parameters.flatten(state["residuals"]))
+        self._state.stripe_residual.copy_(state["stripe_residual"])
+        self._state.velocity.copy_(state["velocity"])
+        self._state.adagrad.squares.copy_(state["squares"])
+        self._state.adagrad.weight.copy_(state["weight"])
         self._pending = None
         if state["pending_update"] is not None:
             update = self.parameters.flatten(state["pending_update"])
@@ -238,17 +255,40 @@ class OneBit(Trainer):
         `bytes_sent` are all that left this rank: a stripe's update goes to each other rank, and
         counts so.
         """
+        if self._pending is not None:
+            self._pending.wait()
         return {
             "num_steps": self.num_steps,
-            "bytes_sent": self.wire_bytes,
+            "bytes_sent": self._num_bytes_before + self._exchange.num_bytes,
             "residual_norm": norm_of(self._state.residual),
             "stripe_residual_norm": norm_of(self._state.stripe_residual),
         }
 
     @classmethod
     def resharding_plan(cls, state: State) -> ReshardingPlan:
-        """Add the residuals up, and cut the stripes again."""
-        return resharding_plan_of(state["trainer"])
+        """Add the residuals up, so that no gradient is lost, and cut the stripes again.
+
+        A rank's own squares, of partial gradients, are averaged: an estimate, as fewer ranks'
+        gradients are longer.
+        """
+        entries, num_models = state["trainer"], 1
+        rules: dict[EntryPath, Rule] = {
+            ("trainer", "residuals"): "sum",
+            ("trainer", "stripe_residual"): "stripe",
+            ("trainer", "velocity"): "stripe",
+        }
+        place = AdaGradPlace(entries["settings"]["adagrad"]["place"])
+        if place in STRIPE_PLACES:
+            rules["trainer", "squares"] = "stripe"
+        elif place is AdaGradPlace.PARTIAL:
+            rules["trainer", "squares"], num_models = "mean", entries["num_ranks"]
+
+        def stripe_bounds(num_ranks: int) -> Sequence[int]:
+            stripes = _stripes(entries["residuals"], num_ranks)
+            end = stripes[-1].first_element + stripes[-1].columns.num_elements
+            return [*(each.first_element for each in stripes), end]
+
+        return ReshardingPlan(num_models, rules, stripe_bounds)
 
     @classmethod
     def end_resharding(cls, state: State) -> State:
@@ -258,17 +298,15 @@ class OneBit(Trainer):
         return {**closed, "trainer": trainer}
 
     def _lay_out(self) -> None:
-        """Divide the parameters that are trained now into stripes."""
+        """Divide the parameters that are trained now into stripes; begin with empty residuals."""
         self._layout = self.parameters
-        stripes = stripes_for(self.parameters.named, self.group.size())
-        is_beside = self._is_double_buffered and needs_thread(self.group, self.parameters.device)
+        is_beside = self._is_double_buffered and _needs_thread(self.group, self.parameters.device)
         if is_beside:
             check_exchanges_beside(self.group)
-        self._exchange = MessageExchange(
-            TwoStageAggregation(stripes, self.config.momentum, self.config.adagrad),
-            self.group,
-            is_beside=is_beside,
-        )
+        stripes = _stripes(self.parameters.named, self.group.size())
+        aggregation = TwoStageAggregation(stripes, self.config.momentum, self.config.adagrad)
+        self._exchange = MessageExchange(aggregation, self.group, is_beside=is_beside)
+        self._state = aggregation.begin(self.group.rank(), self.parameters.zeros())
 
     def _arrived(self, step: int, update: Float[Tensor, " elements"]) -> PendingUpdate:
         return PendingUpdate(lambda: update, step, self.group, self.parameters.device)
@@ -309,7 +347,10 @@ class MessageExchange:
         if self._group.size() == 1:
             return self.aggregation.unquantized_update(state, gradients)
         if not is_quantized:
-            return self._unquantized_update(state, gradients)
+            # The owner of a stripe keeps its momentum, so that quantized steps resume from it.
+            parts = self.aggregation.take_parts(state, gradients)
+            received = self._all_to_all(parts, [len(state.velocity)] * len(parts))
+            return self.gather(self.aggregation.take_sum(state, received))
         # All lengths follow from the stripes, so that nothing but messages is sent.
         rank, stripes = self._group.rank(), self.aggregation.stripes
         words = [num_message_words(stripe.columns) for stripe in stripes]
@@ -324,21 +365,13 @@ class MessageExchange:
         sizes = [each.columns.num_elements for each in self.aggregation.stripes]
         return torch.cat(self._all_to_all([stripe] * len(sizes), sizes))
 
-    def _unquantized_update(
-        self, state: RankState, gradients: Float[Tensor, " elements"]
-    ) -> Float[Tensor, " elements"]:
-        # The owner of a stripe keeps its momentum, so that quantized steps resume from it.
-        parts = self.aggregation.take_parts(state, gradients)
-        received = self._all_to_all(parts, [len(state.velocity)] * len(parts))
-        return self.gather(self.aggregation.take_sum(state, received))
-
     def _all_to_all(
         self, parts: Sequence[Shaped[Tensor, " _"]], sizes: Sequence[int]
     ) -> list[Shaped[Tensor, " _"]]:
         own = self._group.rank()
         self.num_bytes += sum(part.nbytes for rank, part in enumerate(parts) if rank != own)
         if not self._is_beside:
-            return start_all_to_all(parts, sizes, self._group, "1-bit messages").wait()
+            return all_to_all(parts, sizes, self._group, "1-bit messages")
         received = [parts[0].new_empty(size) for size in sizes]
         received[own].copy_(parts[own])
         others = [rank for rank in range(len(parts)) if rank != own]
@@ -351,84 +384,6 @@ class MessageExchange:
         return received
 
 
-STRIPE_PLACES = (AdaGradPlace.AGGREGATE, AdaGradPlace.SMOOTHED)
-"""Where AdaGrad acts on a rank's stripe."""
-
-
-def stripes_for(named: Mapping[str, Tensor], num_ranks: int) -> tuple[Stripe, ...]:
+def _stripes(named: Mapping[str, Tensor], num_ranks: int) -> tuple[Stripe, ...]:
     """Return each rank's stripe of parameters that lie one after the other."""
     return stripes_of(columns_of({name: p.shape for name, p in named.items()}), num_ranks)
-
-
-def state_entries(state: RankState, layout: FlatParameters) -> dict[str, Any]:
-    """Copy a rank's state to a checkpoint's entries."""
-    return {
-        "residuals": layout.by_name(state.residual),
-        "stripe_residual": state.stripe_residual.clone(),
-        "velocity": state.velocity.clone(),
-        "squares": state.adagrad.squares.clone(),
-        "weight": state.adagrad.weight.clone(),
-    }
-
-
-def restored(entries: Mapping[str, Any], layout: FlatParameters, like: RankState) -> RankState:
-    """Invert `state_entries`, on the device of `like`."""
-    like.residual.copy_(layout.flatten(entries["residuals"]))
-    like.stripe_residual.copy_(entries["stripe_residual"])
-    like.velocity.copy_(entries["velocity"])
-    like.adagrad.squares.copy_(entries["squares"])
-    like.adagrad.weight.copy_(entries["weight"])
-    return like
-
-
-def carried_over(
-    state: RankState,
-    old: FlatParameters,
-    new: FlatParameters,
-    exchange: MessageExchange,
-    aggregation: TwoStageAggregation,
-    rank: int,
-) -> RankState:
-    """Lay a state of the `old` parameters out for these, which begin with zeros where they are new.
-
-    `exchange` is that of the old stripes, which ranks give each other: all must call this together.
-    """
-    stripe, begun = aggregation.stripes[rank], aggregation.begin(rank, new.zeros())
-
-    def of_stripe(vector: Float[Tensor, " old_stripe"]) -> Float[Tensor, " stripe_elements"]:
-        return stripe.of(new.carry_over(exchange.gather(vector), old)).clone()
-
-    stripe_residual, velocity = of_stripe(state.stripe_residual), of_stripe(state.velocity)
-    adagrad, place = begun.adagrad, aggregation.adagrad.place
-    # With a weight of many steps and squares of none, a new tensor's first step would be huge: so
-    # AdaGrad begins again where a tensor is new.
-    if new.named.keys() <= old.named.keys() and place is not AdaGradPlace.NOWHERE:
-        squares = state.adagrad.squares
-        carried = of_stripe(squares) if place in STRIPE_PLACES else new.carry_over(squares, old)
-        adagrad = AdaGradState(carried, state.adagrad.weight.to(new.device))
-    return RankState(new.carry_over(state.residual, old), stripe_residual, velocity, adagrad)
-
-
-def resharding_plan_of(entries: State) -> ReshardingPlan:
-    """Return how other ranks take over the entries of `state_entries`.
-
-    Residuals are sums, so that no gradient is lost, and each stripe is cut again. A rank's own
-    squares, of partial gradients, are averaged: an estimate, as fewer ranks' gradients are longer.
-    """
-    rules: dict[EntryPath, Rule] = {
-        ("trainer", "residuals"): "sum",
-        ("trainer", "stripe_residual"): "stripe",
-        ("trainer", "velocity"): "stripe",
-    }
-    place, num_models = AdaGradPlace(entries["settings"]["adagrad"]["place"]), 1
-    if place in STRIPE_PLACES:
-        rules["trainer", "squares"] = "stripe"
-    elif place is AdaGradPlace.PARTIAL:
-        rules["trainer", "squares"], num_models = "mean", entries["num_ranks"]
-
-    def stripe_bounds(num_ranks: int) -> Sequence[int]:
-        stripes = stripes_for(entries["residuals"], num_ranks)
-        end = stripes[-1].first_element + stripes[-1].columns.num_elements
-        return [*(each.first_element for each in stripes), end]
-
-    return ReshardingPlan(num_models, rules, stripe_bounds)

@@ -86,8 +86,8 @@ class FlatParameters:
 
     def set_weights(self, flat: Float[Tensor, " elements"]) -> None:
         """Overwrite the parameters, which round to their own type."""
-        for p, values in self._with_views(flat):
-            p.detach().copy_(values)
+        for name, values in self.views(flat).items():
+            self.named[name].detach().copy_(values)
 
     def rounded(self, flat: Float[Tensor, " elements"]) -> Float[Tensor, " elements"]:
         """Return what the parameters keep of a vector; float32 ones keep all, the vector itself."""
@@ -178,9 +178,6 @@ class FlatParameters:
     def _views(self, flat: Tensor) -> list[Tensor]:
         parts = flat.split_with_sizes([p.numel() for p in self.named.values()])
         return [part.view(p.shape) for part, p in zip(parts, self.named.values(), strict=True)]
-
-    def _with_views(self, flat: Tensor) -> list[tuple[nn.Parameter, Tensor]]:
-        return list(zip(self.named.values(), self._views(flat), strict=True))
 
 
 DISTRIBUTED_WRAPPERS = {

@@ -1,14 +1,16 @@
 """Share what all trainers do: enter, wrap the optimizer's step, leave, and keep state.
 
 Trainers report what they do as plain numbers that a loop may log (003 VI-C tunes by these), and
-say by which rules another number of ranks takes over the state that they stored.
+say by which rules another number of ranks takes over the state that they stored. At the end are the
+trainer and the optimizer that a recipe names.
 """
 
 import inspect
 import json
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
+from importlib import import_module
 from types import TracebackType
 from typing import Any, ClassVar, Literal, TypeAlias
 
@@ -16,26 +18,32 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
-from torch.optim import Optimizer
+from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from infra.settings import TAG
 from training.distributed import process_group
+from training.distributed.checks import Comparison, Replica, TensorDigests, compare
 from training.distributed.collectives import Traffic
-from training.settings.trainers import TrainerConfig
+from training.settings.trainers import AdamwConfig, OptimizerConfig, SgdConfig, TrainerConfig
 from training.trainers.parameters import (
     FlatParameters,
     broadcast_buffers,
     broadcast_parameters,
     check_model,
+    describe,
+    find_fault,
 )
 from training.trainers.replica import (
-    Replicated,
     TrainedSet,
     check_only_trainer,
     check_optimizer,
     check_step,
+    constant_parameters,
+    hyperparameter_tensors,
+    hyperparameters,
     refusing_other_optimizers,
     seeing_scalers,
+    state_tensors,
 )
 
 Statistics: TypeAlias = dict[str, int | float]
@@ -109,7 +117,7 @@ STEPS_BETWEEN_COMPARISONS = 32
 """A comparison reads the model once: 6.5 ms for 25 M parameters on a CPU core, so 0.2 ms a step."""
 
 
-class Trainer(Replicated):
+class Trainer:
     """Trainer is a context manager that makes `optimizer.step()` a step of all the group's ranks.
 
     Entering checks that the ranks agree, and starts all of them from rank 0's model. Every rank
@@ -155,7 +163,15 @@ class Trainer(Replicated):
         check_model(model)
         check_optimizer(optimizer)
         check_only_trainer(model, optimizer)
-        super().__init__(model, optimizer, group)
+        self.model = model
+        self.optimizer = optimizer
+        self.group = group
+        self.parameters = FlatParameters(model, optimizer)
+        self.num_steps = 0
+        self._is_open = False
+        self._trained = TrainedSet(model, optimizer)
+        self._comparison: Comparison | None = None
+        self._last_comparison = 0
         self._within = ExitStack()
         self._is_entered = False
         self._is_trial = False
@@ -167,17 +183,37 @@ class Trainer(Replicated):
         self.forget_faults()
 
     def settings(self) -> dict[str, object]:
-        """Name what must be equal on all ranks, the settings among it."""
-        return super().settings() | fields_of(self.config)
+        """Name what must be equal on all ranks."""
+        shared = {"num_steps": self.num_steps, "optimizer": hyperparameters(self.optimizer)}
+        return shared | fields_of(self.config)
+
+    def shared_tensors(self) -> Mapping[str, Tensor]:
+        """Return, by name, the trainer's tensors that now are equal on all ranks."""
+        return {f"parameter {name}": tensor for name, tensor in self.parameters.named.items()}
+
+    def part_tensors(self) -> Mapping[str, Tensor]:
+        """Return, by name, the tensors that now are equal on the ranks of the same `part`."""
+        return {}
+
+    @property
+    def part(self) -> int:
+        """Number this rank's part of the group."""
+        return 0
+
+    def shared_state(self) -> Mapping[str, Tensor]:
+        """Return, by name, what entering, leaving and saves compare besides: the optimizer's state.
+
+        It follows from gradients, which are summed, and is equal where they are.
+        """
+        return state_tensors(self.optimizer, self.parameters.named)
+
+    def find_undone(self) -> str:
+        """Return the error of changes that leaving now would undo, or nothing."""
+        return ""
 
     def groups(self) -> set[ProcessGroup]:
         """Return the groups in which the trainer exchanges."""
         return {self.group}
-
-    @property
-    def wire_bytes(self) -> int:
-        """Return the bytes that left this process in exchanges, those passed on included."""
-        return self._traffic.num_wire_bytes
 
     def is_comparison_due(self) -> bool:
         """Return whether ranks compare their replicas after the step that is being taken."""
@@ -407,4 +443,71 @@ class Trainer(Replicated):
         with self._traffic.counting(self.groups()):
             self.end_step()
         if is_due:
-            self._begin_comparison(of_part)
+            # This rank's checksum is sent now; the next step looks at those of all ranks.
+            self._last_comparison = self.num_steps
+            self._comparison = Comparison(self._replica({}, of_part), self.group)
+
+    def replica(self) -> Replica:
+        """Return what must now be equal on ranks, for a checkpoint to compare."""
+        of_part = self.part_tensors() if self._is_open else {}
+        return self._replica(self.shared_state(), self._digests(of_part))
+
+    def _compare(self) -> None:
+        """Compare all that must be equal; raises ValueError, on all ranks, where one differs."""
+        problem = (
+            self._trained.find_replaced(before_step=False)
+            or find_fault(self.model)
+            or self.find_undone()
+        )
+        claims = self.replica().claims(problem)
+        if not problem:
+            layout = describe(self.model, set(self.parameters.named))
+            claims = replace(claims, settings={**layout, **claims.settings})
+        compare(claims, self.group, self.parameters.device)
+
+    def _check_last_comparison(self) -> None:
+        comparison, self._comparison = self._comparison, None
+        if comparison is not None:
+            comparison.check()
+
+    def _replica(self, more: Mapping[str, Tensor], of_part: TensorDigests) -> Replica:
+        settings = {
+            "trainer": type(self).__name__,
+            "is_open": self._is_open,
+            **self.settings(),
+            **self.parameters.describe(),
+            **self._trained.facts(),
+        }
+        tensors = {**hyperparameter_tensors(self.optimizer), **more}
+        if self._is_open:
+            constants = constant_parameters(self.model, self.optimizer)
+            tensors |= {**self.shared_tensors(), **constants}
+        return Replica(
+            {name: str(value) for name, value in settings.items()},
+            self._digests(tensors),
+            self.part,
+            of_part,
+        )
+
+    def _digests(self, tensors: Mapping[str, Tensor]) -> TensorDigests:
+        return TensorDigests(tensors, self.parameters.device)
+
+
+def make_trainer(
+    config: TrainerConfig, model: nn.Module, optimizer: Optimizer, group: ProcessGroup
+) -> Trainer:
+    """Wrap model and optimizer; all ranks of `group` must call this together."""
+    module, _, name = config.trainer.partition(":")
+    trainer: type[Trainer] = getattr(import_module(module), name)
+    return trainer(model, optimizer, group=group, **fields_of(config))
+
+
+def make_optimizer(config: OptimizerConfig, parameters: Iterable[nn.Parameter]) -> Optimizer:
+    """Make the optimizer of a recipe; the training loop sets its learning rate."""
+    if isinstance(config, SgdConfig):
+        return SGD(parameters, momentum=config.momentum, fused=True)
+    betas = config.beta1, config.beta2
+    if isinstance(config, AdamwConfig):
+        decay = config.weight_decay
+        return AdamW(parameters, betas=betas, eps=config.epsilon, weight_decay=decay, fused=True)
+    return Adam(parameters, betas=betas, eps=config.epsilon, fused=True)

@@ -41,7 +41,7 @@ from training.settings.decoding import DecodingSettings, TuningConfig
 from training.settings.model_training import AugmentationConfig, SequenceTrainingConfig
 from training.settings.recipe import AlignmentConfig, Recipe, read_recipe
 from training.settings.trainers import SgdConfig
-from training.trainers.from_recipe import make_optimizer
+from training.trainers.trainer import make_optimizer
 
 REPOSITORY = Path(__file__).parents[3]
 HOURS_1M = read_recipe(str(REPOSITORY / "jobs" / "recipes" / "hours_1m.toml"))

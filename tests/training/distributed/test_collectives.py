@@ -15,7 +15,7 @@ from training.distributed import collectives, process_group
 from training.distributed.collectives import gather_host_names, gather_ragged, gather_text
 from training.distributed.process_group import CollectiveError
 from training.distributed.simulated_group import simulate_ranks
-from training.trainers.block_exchange import Tiers
+from training.trainers.bmuf import Tiers
 
 
 def broadcast_anything(group: ProcessGroup) -> list[Tensor]:

@@ -15,8 +15,7 @@ from tests.training.distributed.test_failures import (
     open_worlds,
     require_named,
 )
-from training.distributed.failures import FailureDetector
-from training.distributed.rendezvous import rendezvous
+from training.distributed.failures import FailureDetector, rendezvous
 
 CASES = {
     # HTM's groups of two have both backends, too.

@@ -16,8 +16,7 @@ from tests.training.distributed.rank_processes import (
     Train,
     World,
 )
-from training.distributed.failures import RankStatus, diagnose
-from training.distributed.rendezvous import Member, Members
+from training.distributed.failures import Member, Members, RankStatus, diagnose
 
 TRAINERS = ("synchronous", "gtc", "bmuf", "htm")
 MIXING = ("rand_psgd", "ad_psgd")

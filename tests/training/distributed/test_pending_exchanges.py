@@ -13,8 +13,9 @@ from torch.distributed import ProcessGroup
 
 from tests.training.trainers.ranks import RankPool, all_equal, impatient
 from training.distributed import collectives, process_group
-from training.distributed.collectives import Traffic, count_sent
-from training.distributed.pending_exchanges import (
+from training.distributed.collectives import (
+    Traffic,
+    count_sent,
     start_all_to_all,
     start_receive,
     start_send,

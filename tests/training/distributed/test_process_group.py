@@ -12,8 +12,8 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from tests.training.fit.small_fits import fit, small_fit, write_run
 from tests.training.forked_programs import Program, run_forked
 from training.distributed import process_group
+from training.distributed.failures import Members, rendezvous
 from training.distributed.rank_launcher import root_cause
-from training.distributed.rendezvous import Members, rendezvous
 
 
 def test_the_world_must_be_opened() -> None:

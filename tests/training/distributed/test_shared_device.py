@@ -12,8 +12,13 @@ from tests.training.fit.host_reads import HostReads
 from tests.training.trainers.ranks import all_equal, sgd, small_model, take_step, weights
 from training.distributed import collectives
 from training.distributed.collectives import gather_equal
-from training.distributed.rank_scheduler import SharedDevice, SharedGpu, shared_device
-from training.distributed.simulated_group import SimulatedGroup, simulate_ranks
+from training.distributed.simulated_group import (
+    SharedDevice,
+    SharedGpu,
+    SimulatedGroup,
+    shared_device,
+    simulate_ranks,
+)
 from training.trainers import Bmuf, Gtc, Htm, SparseLoco, Synchronous
 
 __all__ = ["races"]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch.distributed import ProcessGroup
 
 from training.distributed import collectives
-from training.distributed.pending_exchanges import (
+from training.distributed.collectives import (
     CommunicationThread,
     start_receive,
     start_send,

@@ -26,7 +26,7 @@ from training.models.store import make_model
 from training.settings.models import ConformerConfig, ModelConfig
 from training.tensor_encoding import decode_state, encode_state
 from training.trainers import Trainer, parameters
-from training.trainers.from_recipe import make_optimizer, make_trainer
+from training.trainers.trainer import make_optimizer, make_trainer
 
 META = torch.device("meta")
 

@@ -27,7 +27,7 @@ from training.fit.training_loop import Fitting
 from training.settings.models import ConformerConfig
 from training.settings.recipe import CheckpointConfig
 from training.settings.trainers import OptimizerState, SgdConfig
-from training.trainers import replica, trainer
+from training.trainers import trainer
 
 pytestmark = pytest.mark.chaos
 
@@ -103,7 +103,7 @@ def compared(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             super().check()
 
     monkeypatch.setattr(trainer, "STEPS_BETWEEN_COMPARISONS", 2)
-    monkeypatch.setattr(replica, "Comparison", Noted)
+    monkeypatch.setattr(trainer, "Comparison", Noted)
     return comparisons
 
 

@@ -32,7 +32,7 @@ from training.settings.trainers import (
     SgdConfig,
 )
 from training.trainers import Bmuf, Htm
-from training.trainers.from_recipe import make_optimizer, make_trainer
+from training.trainers.trainer import make_optimizer, make_trainer
 
 EVERY_STEP = CheckpointConfig(steps=1, num_kept=1000)
 

@@ -68,11 +68,6 @@ def num_map_words(num_elements: int) -> int:
     return 2 * num_plane_words(num_elements)
 
 
-def is_finite(message: Int32[Tensor, " words"]) -> bool:
-    """Return whether the sender's gradient was finite."""
-    return int(message[0]) != Encoding.NOT_FINITE
-
-
 def add_message(counts: Int32[Tensor, " elements"], message: Int32[Tensor, " words"]) -> None:
     """Add a message's signs to `counts`; integer sums do not depend on the ranks' order."""
     encoding, body = int(message[0]), message[HEADER_WORDS:].numpy()

@@ -26,7 +26,7 @@ from tests.training.trainers.decentralized.mixing_runs import (
 from tests.training.trainers.ranks import RankPool
 from training.distributed.simulated_group import SimulatedGroup, SimulatedLink, simulate_ranks
 from training.trainers import AdPsgd
-from training.trainers.ad_psgd import ModelInMotion
+from training.trainers.decentralized import ModelInMotion
 from training.trainers.trainer import Statistics
 
 LINK = SimulatedLink(latency_s=0.05)
