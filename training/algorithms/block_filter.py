@@ -35,14 +35,6 @@ class BlockFilter:
     block_momentum: float
     form: Form
 
-    def __post_init__(self) -> None:
-        if not self.block_learning_rate > 0:
-            raise ValueError(f"block_learning_rate = {self.block_learning_rate}: need above 0")
-        if not 0 <= self.block_momentum < 1:
-            raise ValueError(f"block_momentum = {self.block_momentum}: need 0 <= eta < 1")
-        if self.form not in ("nesterov", "as_printed"):
-            raise ValueError(f"form = {self.form!r}: need 'nesterov' or 'as_printed'")
-
     def begin(
         self, model: Float[Tensor, " elements"], update: Float[Tensor, " elements"] | None = None
     ) -> BlockState:

@@ -207,10 +207,10 @@ class BlockConfig(_Trainer):
 
     def __post_init__(self) -> None:
         check_ranges(self)
-        if self.optimizer_state not in get_args(OptimizerState):
-            raise ValueError(
-                f"optimizer_state = {self.optimizer_state!r}: need 'keep', 'average' or 'reset'"
-            )
+        for name, choices in (("form", Form), ("optimizer_state", OptimizerState)):
+            if (value := getattr(self, name)) not in get_args(choices):
+                allowed = ", ".join(map(repr, get_args(choices)))
+                raise ValueError(f"{name} = {value!r}: need one of {allowed}")
 
     @property
     def num_state_vectors(self) -> int:

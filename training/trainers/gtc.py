@@ -15,9 +15,9 @@ from torch.distributed import ProcessGroup
 from training.algorithms.gtc import compiled_encoding, encoding
 from training.algorithms.gtc.encoding import (
     HEADER_WORDS,
+    MAX_ELEMENTS,
     Encoding,
     add_message,
-    check_gradient_threshold,
     num_map_words,
 )
 from training.distributed import collectives
@@ -191,7 +191,10 @@ class ThresholdedSum:
     """
 
     def __init__(self, residual: Float[Tensor, " elements"], gradient_threshold: float) -> None:
-        check_gradient_threshold(gradient_threshold, residual)
+        if gradient_threshold > 0 and len(residual) > MAX_ELEMENTS:
+            raise ValueError(
+                f"{len(residual)} parameters: need at most {MAX_ELEMENTS}, a message's 31-bit index"
+            )
         self.residual = residual
         self.gradient_threshold = gradient_threshold
         # A GPU stalls where its host waits for a message's length, so there the length is fixed.

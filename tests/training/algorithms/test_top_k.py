@@ -171,13 +171,6 @@ def test_error_feedback_sends_everything_in_time() -> None:
     assert (forgetful / rounds - change).norm() > 0.7 * change.norm()
 
 
-def test_refuses_a_message_of_another_model() -> None:
-    """Both lengths are named."""
-    message = take_message(torch.zeros(100), torch.ones(100), TOP_K)
-    with pytest.raises(ValueError, match="a message of 3 words: need 65 for 10000 parameters"):
-        add_message(torch.zeros(10_000), message, TOP_K)
-
-
 @st.composite
 def rows(draw: st.DrawFn) -> tuple[int, list[list[int]]]:
     """Draw a bound, and some rows of equally many ascending indices below it."""
@@ -225,20 +218,3 @@ def test_codes_come_back(case: tuple[int, list[int]]) -> None:
     assert words.dtype == torch.int32
     assert len(words) == num_code_words(len(codes), num_bits)
     assert unpacked(words, len(codes), num_bits).tolist() == codes
-
-
-@given(st.lists(st.integers(0, 2**14 - 1), min_size=1))
-def test_bits_follow_one_another(codes: list[int]) -> None:
-    """The words are one long binary number, in which code i begins at bit 14 i."""
-    words = packed(torch.tensor(codes), 14)
-    number = int.from_bytes(words.numpy().astype("<u4").tobytes(), "little")
-    assert number == sum(code << 14 * place for place, code in enumerate(codes))
-
-
-@pytest.mark.parametrize(("num_codes", "num_words"), [(0, 0), (1, 1), (16, 7), (17, 8), (32, 14)])
-def test_as_many_words_as_the_bits_need(num_codes: int, num_words: int) -> None:
-    """16 codes of 14 bits fill 7 words, one more begins an eighth."""
-    assert num_code_words(num_codes, 14) == num_words
-    ones = packed(torch.full((num_codes,), 2**14 - 1), 14)
-    assert len(ones) == num_words
-    assert np.bitwise_count(ones.numpy().view(np.uint32)).sum() == 14 * num_codes

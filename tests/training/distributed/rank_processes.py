@@ -100,13 +100,13 @@ class Misbehave:
             time.sleep(START_LIMIT_S)
 
 
-class Endless:
+class Endless(dist.Work):
     """Endless is an exchange that a device waits for, and its host does not, as NCCL's."""
 
     def is_completed(self) -> bool:
         return False
 
-    def wait(self) -> bool:
+    def wait(self, *_: object) -> bool:
         return True
 
 

@@ -15,20 +15,6 @@ from training.distributed import collectives, process_group
 from training.distributed.collectives import gather_host_names, gather_ragged, gather_text
 from training.distributed.process_group import CollectiveError
 from training.distributed.simulated_group import simulate_ranks
-from training.trainers.bmuf import Tiers
-
-
-def broadcast_anything(group: ProcessGroup) -> list[Tensor]:
-    rank = group.rank()
-    values = [
-        torch.tensor(rank == 0),
-        torch.tensor(rank, dtype=torch.int64),
-        torch.full((2, 3), float(rank), dtype=torch.float64).t(),
-        torch.empty(0),
-    ]
-    for value in values:
-        collectives.broadcast(value, group)
-    return values
 
 
 def reduce(group: ProcessGroup) -> tuple[Tensor, Tensor]:
@@ -49,32 +35,12 @@ def arrive_alone(group: ProcessGroup) -> tuple[str, float]:
     return "", 0.0
 
 
-def average_groups_of_two(group: ProcessGroup) -> float:
-    value = torch.tensor([float(group.rank() // 2)])
-    Tiers.of(group, 2, value.device).average(value)
-    return float(value)
-
-
-def test_broadcasts_any_type(rank_pool: RankPool) -> None:
-    """Booleans, scalars, transposed and empty tensors equal rank 0's on all ranks."""
-    flag, scalar, matrix, empty = rank_pool.run(4, broadcast_anything)[3]
-    assert flag
-    assert scalar == 0
-    assert torch.equal(matrix, torch.zeros(3, 2, dtype=torch.float64))
-    assert len(empty) == 0
-
-
 @pytest.mark.parametrize("num_ranks", [1, 2, 4])
 def test_sums_and_averages(rank_pool: RankPool, num_ranks: int) -> None:
     """The sum of 1 .. N is N (N + 1) / 2 and the mean (N + 1) / 2, on every rank."""
     for total, mean in rank_pool.run(num_ranks, reduce):
         assert total.tolist() == [num_ranks * (num_ranks + 1) / 2] * 3
         assert mean.tolist() == [(num_ranks + 1) / 2] * 3
-
-
-def test_tiers_average_over_groups(rank_pool: RankPool) -> None:
-    """Leaders average; the other ranks of each group receive the mean."""
-    assert rank_pool.run(4, average_groups_of_two) == [0.5] * 4
 
 
 def test_waits_no_longer_than_the_limit(rank_pool: RankPool) -> None:
@@ -110,11 +76,6 @@ def name_hosts(group: ProcessGroup) -> list[str]:
     return gather_host_names(group, torch.device("cpu"))
 
 
-def gather_no_values(group: ProcessGroup) -> int:
-    gathered = gather_ragged(torch.empty(0, dtype=torch.int32), group, "test")
-    return sum(map(len, gathered))
-
-
 def gather_for_different_purposes(group: ProcessGroup) -> str:
     try:
         gather_text("!", group, f"purpose {group.rank()}", torch.device("cpu"))
@@ -146,11 +107,6 @@ def test_every_rank_knows_all_hosts(rank_pool: RankPool, monkeypatch: pytest.Mon
     assert rank_pool.run(2, name_hosts) == [[platform.node()] * 2] * 2
     monkeypatch.setattr(platform, "node", lambda: 300 * "\N{GREEK SMALL LETTER ALPHA}")
     assert simulate_ranks(2, name_hosts) == [[128 * "\N{GREEK SMALL LETTER ALPHA}"] * 2] * 2
-
-
-def test_gathers_no_values(rank_pool: RankPool) -> None:
-    """All ranks may have no values."""
-    assert rank_pool.run(2, gather_no_values) == [0, 0]
 
 
 def test_gathers_for_different_purposes_fail(rank_pool: RankPool) -> None:

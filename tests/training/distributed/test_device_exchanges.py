@@ -43,7 +43,7 @@ def test_a_device_that_waits_ends_its_process(worlds: dict[str, World], name: st
     print(name, [round(end.at_s - world.signalled_at_s, 2) for end in ends])
 
 
-class Broken:
+class Broken(dist.Work):
     """Broken is an exchange of a device that has failed: each call of CUDA raises from then on."""
 
     def is_completed(self) -> bool:

@@ -47,61 +47,6 @@ def train_in_two_parts(group: ProcessGroup) -> list[Tensor]:
     return finals
 
 
-def simulate(num_ranks: int, num_steps: int, eta: float, form: str) -> tuple[Tensor, Tensor]:
-    """N local models, then torch's own momentum on the averaged models; the last broadcast, W."""
-    locals_ = [small_model() for _ in range(num_ranks)]
-    optimizers = [sgd(model) for model in locals_]
-    block_model = nn.Parameter(weights(small_model()))
-    block_optimizer = (
-        torch.optim.SGD([block_model], lr=1.0, momentum=eta, nesterov=True)
-        if form == "nesterov"
-        else torch.optim.SGD([block_model], lr=1 + eta, momentum=eta)
-    )
-    for step in range(num_steps):
-        for rank in range(num_ranks):
-            take_step(locals_[rank], optimizers[rank], step, rank)
-        if (step + 1) % BLOCK_SIZE == 0 or step + 1 == num_steps:
-            mean = torch.stack([weights(model) for model in locals_]).mean(0)
-            block_model.grad = block_model.detach() - mean
-            block_optimizer.step()
-            for model in locals_:
-                nn.utils.vector_to_parameters(block_model.detach().clone(), model.parameters())
-    broadcast = block_model.detach()
-    if form == "as_printed":
-        return broadcast, broadcast
-    update = block_optimizer.state[block_model]["momentum_buffer"]  # -Delta, as zeta is 1
-    return broadcast, broadcast + eta * update
-
-
-@pytest.mark.parametrize("form", ["nesterov", "as_printed"])
-@pytest.mark.parametrize(("num_ranks", "eta"), [(2, 0.5), (4, 0.75)])
-def test_equals_a_simulation(rank_pool: RankPool, num_ranks: int, eta: float, form: str) -> None:
-    """Blocks are torch momentum on averages (eta from eq. 5); W is left, after a partial block."""
-    ranks = rank_pool.run(num_ranks, train, 8, {"form": form})
-    assert all_equal([rank["final"] for rank in ranks])
-    _, global_model = simulate(num_ranks, 8, eta, form)
-    torch.testing.assert_close(ranks[0]["final"], global_model, rtol=1e-4, atol=1e-5)
-    broadcast, _ = simulate(num_ranks, 6, eta, form)
-    torch.testing.assert_close(ranks[0]["within"][5], broadcast, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("num_ranks", [2, 4])
-def test_replicas_meet_at_block_ends_only(rank_pool: RankPool, num_ranks: int) -> None:
-    """Models are bitwise equal after each block and differ within."""
-    ranks = rank_pool.run(num_ranks, train, 7, {})
-    for step in range(7):
-        equal = all_equal([rank["within"][step] for rank in ranks])
-        assert equal == ((step + 1) % BLOCK_SIZE == 0)
-
-
-@pytest.mark.parametrize("num_steps", [6, 7])
-def test_leaves_the_global_model(rank_pool: RankPool, num_steps: int) -> None:
-    """Leaving replaces the look-ahead by W, after a whole block too."""
-    ranks = rank_pool.run(2, train, num_steps, {"block_momentum": 0.5})
-    assert all_equal([rank["final"] for rank in ranks])
-    assert not torch.equal(ranks[0]["final"], ranks[0]["within"][-1])
-
-
 def test_one_rank_is_plain_sgd(rank_pool: RankPool) -> None:
     """With N = 1, zeta = 1 and C = 1, eta is 0 and nothing is changed, bitwise."""
     (rank,) = rank_pool.run(1, train, 7, {})

@@ -149,33 +149,6 @@ def test_a_residual_that_winds_up_is_seen() -> None:
     assert above[-1] == pytest.approx(60 * 0.5 * 5**0.5)
 
 
-def starve(group: ProcessGroup, gradient_threshold: float) -> list[Statistics]:
-    model = small_model()
-    optimizer = sgd(model)
-    found = []
-    with Gtc(model, optimizer, group=group, gradient_threshold=gradient_threshold) as trainer:
-        for step in range(60):
-            take_step(model, optimizer, step % 3, group.rank())
-            found.append(trainer.statistics())
-    return found
-
-
-def test_a_threshold_that_does_not_fit_is_seen() -> None:
-    """The residual grows on: below it, because one step sends too little; above it, nearly nothing.
-
-    The density says which.
-    """
-    small, fitting, large = (simulate_ranks(2, starve, tau)[0] for tau in (1 / 64, 1 / 4, 4.0))
-    for found in (small, large):
-        norms = [found[step]["residual_norm"] for step in (4, 9, 19, 39, 59)]
-        assert all(later > earlier for earlier, later in pairwise(norms))
-        assert norms[-1] > 10 * fitting[-1]["residual_norm"]
-    assert fitting[-1]["residual_norm"] < 1.5 * fitting[19]["residual_norm"]
-    assert small[-1]["density"] > 0.8
-    assert 0.1 < fitting[-1]["density"] < 0.2
-    assert large[-1]["density"] < 0.05
-
-
 def test_all_numbers_are_plain() -> None:
     """A loop may log them as JSON; the unquantized sum sends every element."""
     for make, settings in (

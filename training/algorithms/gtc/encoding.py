@@ -10,7 +10,6 @@ NumPy works on the tensors' own memory, in tiles that fit into the cache. One pa
 and marks the elements below the threshold; later passes read only the others.
 """
 
-import math
 from enum import IntEnum
 
 import numpy as np
@@ -32,27 +31,6 @@ class Encoding(IntEnum):
     INDICES = 0
     MAP = 1
     NOT_FINITE = 2  # the sender's gradient holds a NaN or an infinity, so that all ranks stop
-
-
-def check_gradient_threshold(gradient_threshold: float, residual: Tensor) -> None:
-    """Raise ValueError for a threshold, a type or a model size that no message can carry."""
-    if not 0 <= gradient_threshold < math.inf:
-        raise ValueError(
-            f"gradient_threshold = {gradient_threshold}: need a finite number >= 0; 0 sends "
-            "unquantized gradients"
-        )
-    if gradient_threshold == 0:
-        return
-    if residual.dtype not in (torch.float32, torch.float64):
-        raise ValueError(
-            f"a residual of {residual.dtype}: need float32 or float64, or it loses small gradients"
-        )
-    if not 0 < float(torch.tensor(gradient_threshold, dtype=residual.dtype)) < math.inf:
-        raise ValueError(f"gradient_threshold = {gradient_threshold}: not within {residual.dtype}")
-    if len(residual) > MAX_ELEMENTS:
-        raise ValueError(
-            f"{len(residual)} parameters: need at most {MAX_ELEMENTS}, a message's 31-bit index"
-        )
 
 
 def num_plane_words(num_elements: int) -> int:
