@@ -3,12 +3,13 @@
 import math
 from dataclasses import dataclass
 
-from training.settings.trainers import check_decay, check_newbob_rates
+SLOW_REDUCTION = 0.05
+FACTOR = 0.5
+"""Paper 000 3.2: halve the rate from the first epoch that lowers the loss by less than 5 %."""
 
 
 def exponential_decay(initial: float, final: float, num_epochs: int) -> list[float]:
     """Return the rates of the epochs, from `initial` to `final` by a constant factor."""
-    check_decay(initial, final, num_epochs)
     # 003 II-B names an exponential decay without its factor, so both ends are given.
     progress = [epoch / max(num_epochs - 1, 1) for epoch in range(num_epochs)]
     return [float(initial * (final / initial) ** part) for part in progress]
@@ -33,22 +34,14 @@ class NewbobState:
 
 @dataclass(frozen=True, slots=True)
 class MinRateNewbob:
-    """MinRateNewbob keeps the `initial` rate while each epoch lowers the loss by `threshold`.
+    """MinRateNewbob keeps the `initial` rate while each epoch lowers the loss by 5 %.
 
-    After the first epoch that does not, it multiplies the rate by `factor` after every epoch, and
-    stops when the rate reaches `minimum` (paper 000 3.2).
+    After the first epoch that does not, it halves the rate after every epoch, and stops when the
+    rate reaches `minimum` (paper 000 3.2).
     """
 
     initial: float
     minimum: float
-    threshold: float = 0.05
-    factor: float = 0.5
-
-    def __post_init__(self) -> None:
-        check_newbob_rates(self.initial, self.minimum)
-        for name in ("threshold", "factor"):
-            if not 0 < getattr(self, name) < 1:
-                raise ValueError(f"{name} = {getattr(self, name)}: need 0 < {name} < 1")
 
     def begin(self) -> NewbobState:
         """Return the state of the first epoch."""
@@ -62,13 +55,10 @@ class MinRateNewbob:
                 "start again with a lower initial learning rate"
             )
         # Phase 1 ends with the first slow epoch; phase 2 lowers the rate after every epoch.
-        if not (state.is_halving or self._is_slow(state.previous_loss, loss)):
-            return NewbobState(state.rate, loss, False)
-        rate = state.rate * self.factor
-        return NewbobState(rate, loss, True) if rate > self.minimum else None
-
-    def _is_slow(self, previous_loss: float | None, loss: float) -> bool:
-        if previous_loss is None:
-            return False
+        before = state.previous_loss
         # At a loss of 0 there is no reduction left, relative or not.
-        return loss == 0 or previous_loss - loss < self.threshold * previous_loss
+        is_slow = before is not None and (loss == 0 or before - loss < SLOW_REDUCTION * before)
+        if not (state.is_halving or is_slow):
+            return NewbobState(state.rate, loss, False)
+        rate = state.rate * FACTOR
+        return NewbobState(rate, loss, True) if rate > self.minimum else None

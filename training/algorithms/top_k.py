@@ -60,12 +60,8 @@ def take_message(
 def add_message(
     total: Float[Tensor, " elements"], message: Int32[Tensor, " words"], top_k: TopK
 ) -> None:
-    """Add what a message sends to `total`; ValueError for another length."""
-    if len(message) != (num_words := num_message_words(len(total), top_k)):
-        raise ValueError(
-            f"a message of {len(message)} words: need {num_words} for {len(total)} parameters at "
-            f"a density of {top_k.density}: start all ranks with one model and the same settings"
-        )
+    """Add what a message sends to `total`."""
+    assert len(message) == num_message_words(len(total), top_k)
     for chunks in chunks_of(len(total), top_k):
         level_words, code_words, unary_words = _parts(chunks, message)
         levels = level_words.view(torch.bfloat16).view(-1, 2).to(total.dtype)

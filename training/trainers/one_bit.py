@@ -306,7 +306,7 @@ class OneBit(Trainer):
         stripes = _stripes(self.parameters.named, self.group.size())
         aggregation = TwoStageAggregation(stripes, self.config.momentum, self.config.adagrad)
         self._exchange = MessageExchange(aggregation, self.group, is_beside=is_beside)
-        self._state = aggregation.begin(self.group.rank(), self.parameters.zeros())
+        self._state: RankState = aggregation.begin(self.group.rank(), self.parameters.zeros())
 
     def _arrived(self, step: int, update: Float[Tensor, " elements"]) -> PendingUpdate:
         return PendingUpdate(lambda: update, step, self.group, self.parameters.device)

@@ -32,20 +32,6 @@ def test_decay_of_few_epochs_begins_at_the_initial_rate() -> None:
     assert exponential_decay(0.1, 0.1, 3) == [0.1] * 3
 
 
-@pytest.mark.parametrize("rates", [(0.0, 0.0), (0.1, 0.2), (-1.0, -2.0)])
-def test_rates_that_rise_or_vanish_are_refused(rates: tuple[float, float]) -> None:
-    """The message names the rates and the bound."""
-    named = f"^learning rates {rates[0]} -> {rates[1]}: need 0 < final <= initial"
-    with pytest.raises(ValueError, match=named):
-        exponential_decay(*rates, 3)
-
-
-def test_a_decay_without_epochs_is_refused() -> None:
-    """The message names their number and the bound."""
-    with pytest.raises(ValueError, match=r"^num_epochs = 0: need at least 1"):
-        exponential_decay(0.1, 0.001, 0)
-
-
 def rates_of(newbob: MinRateNewbob, losses: list[float]) -> list[float]:
     """Return the rate of each trained epoch if the epochs end at `losses`."""
     rates: list[float] = []
@@ -71,9 +57,9 @@ def test_newbobs_threshold_is_5_percent_unless_configured(loss: float, rate: flo
 
 
 def test_newbob_keeps_the_rate_while_the_loss_falls_by_the_threshold() -> None:
-    """A reduction of just the threshold is enough; one epoch alone has no reduction."""
-    assert rates_of(MinRateNewbob(1.0, 0.3, threshold=0.5), [8.0, 4.0, 2.0, 1.0]) == [1.0] * 4
-    assert rates_of(MinRateNewbob(1.0, 0.3, threshold=0.5), [8.0, 4.1, 0.1]) == [1.0, 1.0, 0.5]
+    """A reduction of just 5 % is enough; one epoch alone has no reduction."""
+    assert rates_of(MinRateNewbob(1.0, 0.3), [400.0, 380.0, 361.0, 300.0]) == [1.0] * 4
+    assert rates_of(MinRateNewbob(1.0, 0.3), [400.0, 381.0, 1.0]) == [1.0, 1.0, 0.5]
 
 
 def test_newbob_takes_a_rising_loss_as_no_reduction() -> None:
@@ -114,22 +100,6 @@ def test_newbob_resumes_from_its_stored_state(losses: list[float]) -> None:
             break
         stored = json.dumps(asdict(following))
     assert rates == rates_of(newbob, losses)
-
-
-@pytest.mark.parametrize("rates", [(0.1, 0.1), (0.1, 0.0), (0.1, 0.2)])
-def test_newbob_needs_a_minimum_below_the_initial_rate(rates: tuple[float, float]) -> None:
-    """The message names the rates and the bound."""
-    named = f"^learning rates {rates[0]} -> {rates[1]}: need 0 < minimum < initial"
-    with pytest.raises(ValueError, match=named):
-        MinRateNewbob(*rates)
-
-
-@pytest.mark.parametrize("name", ["threshold", "factor"])
-@pytest.mark.parametrize("value", [0.0, 1.0, 1.5, -0.5])
-def test_newbobs_threshold_and_factor_are_within_0_and_1(name: str, value: float) -> None:
-    """The message names the field, its value and the bounds."""
-    with pytest.raises(ValueError, match=f"^{name} = {value}: need 0 < {name} < 1$"):
-        MinRateNewbob(0.1, 0.01, **{name: value})
 
 
 @pytest.mark.parametrize("loss", [float("nan"), float("inf"), -1.0])

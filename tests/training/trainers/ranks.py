@@ -12,6 +12,19 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from tests.training.rank_context import rank_context
+from training.settings.trainers import AdaGrad, AdaGradPlace, TopK
+from training.trainers import (
+    Bmuf,
+    D1dPsgd,
+    DPsgd,
+    Gtc,
+    Htm,
+    OneBit,
+    RandPsgd,
+    SparseLoco,
+    Synchronous,
+    Trainer,
+)
 
 START_LIMIT_S = 200  # the ranks import torch, perhaps beside other work
 TIME_LIMIT_S = 120  # beside other work a rank may wait seconds for a core
@@ -122,3 +135,34 @@ def weights(model: nn.Module) -> Tensor:
 
 def all_equal(tensors: list[Tensor]) -> bool:
     return all(torch.equal(tensor, tensors[0]) for tensor in tensors)
+
+
+MIXING = ("d_psgd", "rand_psgd", "d1d_psgd")
+HTM = {"group_size": 2, "block_size": 3, "gradient_threshold": 1 / 64}
+TRAINERS: dict[str, tuple[type[Trainer], dict[str, Any]]] = {
+    "synchronous": (Synchronous, {}),
+    "gtc": (Gtc, {"gradient_threshold": 1 / 64}),
+    "bmuf": (Bmuf, {"block_size": 3}),
+    "bmuf as printed": (Bmuf, {"block_size": 3, "form": "as_printed", "block_momentum": 0.3}),
+    "bmuf average": (Bmuf, {"block_size": 3, "optimizer_state": "average"}),
+    "bmuf reset": (Bmuf, {"block_size": 3, "optimizer_state": "reset"}),
+    "bmuf top-k": (Bmuf, {"block_size": 3, "block_exchange": TopK(density=0.1)}),
+    "sparse_loco": (SparseLoco, {"block_size": 3, "ranks_per_leader": 2}),
+    "htm top-k": (Htm, {**HTM, "block_exchange": TopK(density=0.1)}),
+    "htm": (Htm, HTM),
+    "d_psgd": (DPsgd, {}),
+    "rand_psgd": (RandPsgd, {"mixing_seed": 5}),
+    "d1d_psgd": (D1dPsgd, {}),
+    "one_bit": (OneBit, {}),
+    "one_bit partial": (OneBit, {"adagrad": AdaGrad(place=AdaGradPlace.PARTIAL)}),
+    "one_bit late": (OneBit, {"num_unquantized_steps": 3}),
+    "one_bit double": (OneBit, {"num_unquantized_steps": 3, "double_buffering": True}),
+}
+
+
+def build(group: ProcessGroup, name: str, seed: int = 0) -> tuple[Any, Any, Trainer]:
+    """A small model, SGD, whose momentum 1-bit SGD has itself, and the trainer of this name."""
+    trainer_class, settings = TRAINERS[name]
+    model = small_model(seed)
+    optimizer = sgd(model, 0.0 if trainer_class is OneBit else 0.9)
+    return model, optimizer, trainer_class(model, optimizer, group=group, **settings)

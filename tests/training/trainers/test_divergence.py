@@ -11,40 +11,32 @@ from torch.distributed import ProcessGroup
 from torch.nn.utils import parametrizations, prune
 
 from infra.store.object_store import ObjectStore
-from tests.training.trainers.ranks import RankPool, all_equal, sgd, small_model, take_step, weights
+from tests.training.trainers.ranks import (
+    HTM,
+    MIXING,
+    RankPool,
+    all_equal,
+    sgd,
+    small_model,
+    take_step,
+    weights,
+)
+from tests.training.trainers.ranks import TRAINERS as OF_ALL_TESTS
 from training.checkpoints.checkpointer import Checkpointer
 from training.checkpoints.training_state import whole_state
 from training.distributed import collectives
 from training.distributed.simulated_group import simulate_ranks
 from training.settings.trainers import TopK
-from training.trainers import (
-    Bmuf,
-    D1dPsgd,
-    DPsgd,
-    Gtc,
-    Htm,
-    OneBit,
-    RandPsgd,
-    SparseLoco,
-    Synchronous,
-    Trainer,
-)
+from training.trainers import Bmuf, Htm, OneBit, SparseLoco, Synchronous, Trainer
 from training.trainers.trainer import STEPS_BETWEEN_COMPARISONS
 
 EVERYTHING = TopK(density=1.0)
-HTM = {"group_size": 2, "block_size": 3, "gradient_threshold": 1 / 64}
 TRAINERS: dict[str, tuple[type[Trainer], dict[str, Any]]] = {
-    "synchronous": (Synchronous, {}),
-    "gtc": (Gtc, {"gradient_threshold": 1 / 64}),
-    "bmuf": (Bmuf, {"block_size": 3}),
+    **{name: OF_ALL_TESTS[name] for name in ("synchronous", "gtc", "bmuf", "htm", *MIXING)},
     "bmuf top-k": (Bmuf, {"block_size": 3, "block_exchange": EVERYTHING}),
     "sparse_loco": (SparseLoco, {"block_size": 3, "density": 1.0, "ranks_per_leader": 2}),
     "htm top-k": (Htm, {**HTM, "block_exchange": EVERYTHING}),
-    "htm": (Htm, HTM),
-    "htm in one tier": (Htm, {"group_size": 4, "block_size": 3, "gradient_threshold": 1 / 64}),
-    "d_psgd": (DPsgd, {}),
-    "rand_psgd": (RandPsgd, {"mixing_seed": 5}),
-    "d1d_psgd": (D1dPsgd, {}),
+    "htm in one tier": (Htm, {**HTM, "group_size": 4}),
     "one bit": (OneBit, {}),
     "one bit with double buffering": (OneBit, {"double_buffering": True}),
 }

@@ -14,14 +14,16 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from tests.training.trainers.ranks import (
+    TRAINERS,
     RankPool,
     all_equal,
+    build,
     impatient,
     small_model,
     take_step,
     weights,
 )
-from tests.training.trainers.test_trainer import TRAINERS, build, train
+from tests.training.trainers.test_trainer import train
 from training.checkpoints.training_state import load_whole_state, whole_state
 from training.distributed import collectives
 from training.distributed.simulated_group import simulate_ranks

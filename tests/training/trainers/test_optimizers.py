@@ -1,6 +1,5 @@
 """Optimizers and steps beyond the plain: fused, sparse, compiled, factored, not finite."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,6 +8,8 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from tests.training.trainers.ranks import (
+    MIXING,
+    TRAINERS,
     RankPool,
     all_equal,
     minibatch,
@@ -19,50 +20,28 @@ from tests.training.trainers.ranks import (
 )
 from training.distributed.checks import FiniteCheck
 from training.distributed.simulated_group import simulate_ranks
-from training.settings.trainers import TopK
-from training.trainers import (
-    AdPsgd,
-    Bmuf,
-    D1dPsgd,
-    DPsgd,
-    Gtc,
-    Htm,
-    OneBit,
-    RandPsgd,
-    SparseLoco,
-    Synchronous,
-    Trainer,
-)
+from training.trainers import AdPsgd, Bmuf, Gtc, Trainer
 
-TRAINERS: dict[str, tuple[type[Trainer], dict[str, Any]]] = {
-    "synchronous": (Synchronous, {}),
-    "gtc": (Gtc, {"gradient_threshold": 1 / 64}),
+ALL: dict[str, tuple[type[Trainer], dict[str, Any]]] = {
+    **TRAINERS,
     "gtc unquantized": (Gtc, {"gradient_threshold": 0.0}),
-    "bmuf": (Bmuf, {"block_size": 3}),
-    "bmuf top-k": (Bmuf, {"block_size": 3, "block_exchange": TopK(density=0.5)}),
-    "sparse_loco": (SparseLoco, {"block_size": 3, "density": 0.5}),
-    "htm": (Htm, {"group_size": 2, "block_size": 3, "gradient_threshold": 1 / 64}),
-    "d_psgd": (DPsgd, {}),
-    "rand_psgd": (RandPsgd, {"mixing_seed": 5}),
-    "d1d_psgd": (D1dPsgd, {}),
+    "ad_psgd": (AdPsgd, {"mixing_seed": 1}),
 }
-NAMES = sorted(TRAINERS)
-MakeOptimizer = Callable[[Any], torch.optim.Optimizer]
+NAMES = (
+    *("synchronous", "gtc", "gtc unquantized", "bmuf", "bmuf top-k", "sparse_loco", "htm"),
+    *MIXING,
+)
 
 
 def make(group: ProcessGroup, name: str, model: nn.Module, optimizer: Any) -> Trainer:
-    trainer_class, settings = TRAINERS[name]
+    trainer_class, settings = ALL[name]
     return trainer_class(model, optimizer, group=group, **settings)
-
-
-SCALED = {**TRAINERS, "one_bit": (OneBit, {}), "ad_psgd": (AdPsgd, {"mixing_seed": 1})}
 
 
 def train_scaled(
     group: ProcessGroup, name: str, fused: bool, unscale: bool, enabled: bool = True
 ) -> Tensor:
     """A loop with `GradScaler`, in the trainer's block and after it."""
-    trainer_class, settings = SCALED[name]
     model = small_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, fused=fused)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, enabled=enabled)
@@ -77,7 +56,7 @@ def train_scaled(
         scaler.update()
 
     try:
-        with trainer_class(model, optimizer, group=group, **settings):
+        with make(group, name, model, optimizer):
             for number in range(4):
                 step(number)
     finally:
@@ -88,7 +67,7 @@ def train_scaled(
     return weights(model)
 
 
-@pytest.mark.parametrize("name", sorted(SCALED))
+@pytest.mark.parametrize("name", [*NAMES, "one_bit", "ad_psgd"])
 def test_a_gradient_scaler_is_refused(name: str) -> None:
     """At its first step on every rank, whether the scaler would skip it or not.
 

@@ -5,14 +5,7 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from tests.training.trainers.ranks import (
-    RankPool,
-    all_equal,
-    sgd,
-    small_model,
-    take_step,
-    weights,
-)
+from tests.training.trainers.ranks import RankPool, all_equal, sgd, small_model, take_step, weights
 from training.distributed.simulated_group import simulate_ranks
 from training.trainers import Synchronous
 
