@@ -152,14 +152,12 @@ class SplitLstm(nn.Module):
         """Return all units' outputs, from a state of zeros; None, as no state is carried."""
         hidden = inputs
         for layer in range(self.num_layers):
-            hidden = self._layer(hidden, self._weights(layer))
+            names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+            weights = [self.get_parameter(f"{name}_l{layer}") for name in names]
+            hidden = self._layer(hidden, weights)
             if layer < self.num_layers - 1:
                 hidden = functional.dropout(hidden, self.dropout, self.training)
         return hidden, None
-
-    def _weights(self, layer: int) -> Sequence[Tensor]:
-        names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
-        return [self.get_parameter(f"{name}_l{layer}") for name in names]
 
     def _layer(
         self, inputs: Float[Tensor, "batch frames dim"], weights: Sequence[Tensor]

@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_map_only
 
 from training.distributed.simulated_group import (
+    AT_ONCE,
     SimulatedGroup,
     SimulatedLink,
     shared_device,
@@ -30,12 +31,6 @@ MakeTrainer = Callable[..., Trainer]
 """A trainer's class, or a `functools.partial` of it that fixes its settings."""
 
 CPU = torch.device("cpu")
-AT_ONCE = SimulatedLink()
-
-
-def _no_time(rank: int, step: int) -> float:
-    del rank, step
-    return 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +48,7 @@ class Training(Generic[Minibatch]):
     loss: Callable[[nn.Module, Minibatch], Tensor]
     evaluate: Callable[[nn.Module], float]
     learning_rates: Sequence[float]
-    step_seconds: Callable[[int, int], float] = _no_time
+    step_seconds: Callable[[int, int], float] = lambda rank, step: 0.0  # noqa: ARG005
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,17 +111,13 @@ def train_rank(
                     optimizer.step()
                     group.pass_turn()
             seconds.append(group.now())
-            evaluated = mean_of_all(model, trainer) if isinstance(trainer, OwnModels) else model
+            evaluated = model
+            if isinstance(trainer, OwnModels):  # the mean of all ranks' parameters
+                evaluated = copy.deepcopy(model)
+                evaluated.load_state_dict(trainer.mean_model(), strict=False)
             if group.rank() == 0:
                 evaluations.append(training.evaluate(evaluated))
     return Outcome(model, tuple(evaluations), tuple(seconds))
-
-
-def mean_of_all(model: nn.Module, trainer: OwnModels) -> nn.Module:
-    """Return a copy of a rank's model that has the mean of all ranks' parameters."""
-    mean = copy.deepcopy(model)
-    mean.load_state_dict(trainer.mean_model(), strict=False)
-    return mean
 
 
 def copied_ahead(minibatches: Iterable[Minibatch], device: torch.device) -> Iterator[Minibatch]:

@@ -91,17 +91,13 @@ def rendezvous(
             if processes[rank] == own:
                 return Members(prefix, processes)
         time.sleep(_POLL_INTERVAL_S)
+    keys = _member_keys(prefix, world_size)
+    absent = [other for other, key in enumerate(keys) if not store.check([key])]
+    # Without rank 0 there is no prefix, or that of an earlier start, whose ranks all registered.
     raise TimeoutError(
-        f"ranks {_absent_ranks(store, prefix, world_size)} of {world_size} did not come within "
+        f"ranks {absent if prefix and absent else [0]} of {world_size} did not come within "
         f"{time_limit_s:g} s: see their logs; if they are only slow to start, raise the time limit"
     )
-
-
-def _absent_ranks(store: Store, prefix: str, world_size: int) -> list[int]:
-    keys = _member_keys(prefix, world_size)
-    absent = [rank for rank, key in enumerate(keys) if not store.check([key])]
-    # Without rank 0 there is no prefix, or that of an earlier start, whose ranks all registered.
-    return absent if prefix and absent else [0]
 
 
 def _member_keys(prefix: str, world_size: int) -> list[str]:

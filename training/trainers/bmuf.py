@@ -18,7 +18,6 @@ from torch.distributed import ProcessGroup
 from training.algorithms import top_k
 from training.algorithms.block_filter import BlockFilter, BlockState
 from training.distributed import collectives
-from training.distributed.checks import FiniteCheck, FirstFault
 from training.distributed.collectives import gather_equal, gather_host_names
 from training.distributed.process_group import subgroup_of, world_ranks
 from training.settings.trainers import (
@@ -196,11 +195,6 @@ class Bmuf(Trainer):
         if self._residual is not None:
             self._residual = self.parameters.carry_over(self._residual, old)
         self.forget_faults()
-
-    def forget_faults(self) -> None:
-        """Look for NaNs from now on, where the model now lies."""
-        self._fault = FirstFault(self.parameters.device)
-        self._finite = FiniteCheck(self.group, self.parameters.device)
 
     def exchange_gradients(self) -> None:
         """Exchange nothing: within a block each rank applies its own gradients."""

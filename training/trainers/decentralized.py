@@ -31,7 +31,6 @@ from training.algorithms.mixing import (
     permuted_ring,
 )
 from training.distributed import collectives
-from training.distributed.checks import FiniteCheck, FirstFault
 from training.distributed.collectives import (
     CommunicationThread,
     PendingExchange,
@@ -86,10 +85,6 @@ class OwnModels(Trainer):
         """Return nothing: each optimizer's state follows from its rank's own gradients."""
         return {}
 
-    def forget_faults(self) -> None:
-        """Look for NaNs from now on."""
-        self._fault = FirstFault(self.parameters.device)
-
     def exchange_gradients(self) -> None:
         """Look at this rank's gradients, which no other rank sees; make the missing ones."""
         self._fault.note(self.num_steps + 1, self.parameters.present_gradients())
@@ -126,9 +121,8 @@ class OwnModels(Trainer):
         Raises FloatingPointError on all ranks where the gradient of one was not finite.
         """
         mean = self._mean()
-        finite = FiniteCheck(self.group, self.parameters.device)
-        finite.examine(self.num_steps, [mean], lambda: self._fault.step)
-        finite.check()
+        self._finite.examine(self.num_steps, [mean], lambda: self._fault.step)
+        self._finite.check()
         self.parameters.set_weights(mean)
 
     def _start_total(self) -> PendingExchange:

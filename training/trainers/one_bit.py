@@ -25,7 +25,6 @@ from training.algorithms.one_bit import (
     num_message_words,
     stripes_of,
 )
-from training.distributed.checks import FiniteCheck, FirstFault
 from training.distributed.collectives import (
     CommunicationThread,
     all_to_all,
@@ -107,6 +106,7 @@ class OneBit(Trainer):
 
     record = OneBitConfig
     config: OneBitConfig
+    _state: RankState
 
     def set_up(self) -> None:
         """Lay out the stripes, and begin with empty residuals."""
@@ -127,11 +127,6 @@ class OneBit(Trainer):
             return {}
         views = self._layout.views(self._pending.wait())
         return {f"pending update of parameter {name}": view for name, view in views.items()}
-
-    def forget_faults(self) -> None:
-        """Look for NaNs from now on."""
-        self._fault = FirstFault(self.parameters.device)
-        self._finite = FiniteCheck(self.group, self.parameters.device)
 
     def connect(self) -> None:
         """Send under a tag of this training's own."""
@@ -306,7 +301,7 @@ class OneBit(Trainer):
         stripes = _stripes(self.parameters.named, self.group.size())
         aggregation = TwoStageAggregation(stripes, self.config.momentum, self.config.adagrad)
         self._exchange = MessageExchange(aggregation, self.group, is_beside=is_beside)
-        self._state: RankState = aggregation.begin(self.group.rank(), self.parameters.zeros())
+        self._state = aggregation.begin(self.group.rank(), self.parameters.zeros())
 
     def _arrived(self, step: int, update: Float[Tensor, " elements"]) -> PendingUpdate:
         return PendingUpdate(lambda: update, step, self.group, self.parameters.device)

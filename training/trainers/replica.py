@@ -51,7 +51,9 @@ class TrainedSet:
                 raise ValueError(error)
             return
         before, now = ({entry for part in parts for entry in part} for parts in (self._held, held))
-        name = self._name_of(now ^ before)
+        changed = [self._names.get(number, "") for number, _ in now ^ before]
+        known = min(filter(None, changed), default="")
+        name = f"parameter {known}" if known else "a tensor"
         raise ValueError(
             f"{name} was frozen, unfrozen, added to the optimizer or moved within it since the "
             "trainer was entered: leave the with block and enter it again, so that all ranks "
@@ -125,11 +127,6 @@ class TrainedSet:
     def _now_parameters(self) -> dict[str, nn.Parameter]:
         named = self._model.named_parameters(remove_duplicate=False)
         return {plain_name(name): parameter for name, parameter in named}
-
-    def _name_of(self, entries: set[tuple[int, bool]]) -> str:
-        names = [self._names.get(number) for number, _ in entries]
-        known = sorted(name for name in names if name is not None)
-        return f"parameter {known[0]}" if known else "a tensor"
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from typing import Any
 from torch import Tensor
 
 from training.distributed import collectives
-from training.distributed.checks import FiniteCheck, FirstFault
+from training.distributed.checks import FirstFault
 from training.settings.trainers import SynchronousConfig
 from training.trainers.trainer import Trainer
 
@@ -18,10 +18,6 @@ class Synchronous(Trainer):
     """
 
     record = SynchronousConfig
-
-    def forget_faults(self) -> None:
-        """Look for NaNs from now on."""
-        self._finite = FiniteCheck(self.group, self.parameters.device)
 
     def exchange_gradients(self) -> None:
         """Replace each gradient by its sum over the ranks."""

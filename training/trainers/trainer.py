@@ -22,7 +22,14 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from infra.settings import TAG
 from training.distributed import process_group
-from training.distributed.checks import Comparison, Replica, TensorDigests, compare
+from training.distributed.checks import (
+    Comparison,
+    FiniteCheck,
+    FirstFault,
+    Replica,
+    TensorDigests,
+    compare,
+)
 from training.distributed.collectives import Traffic
 from training.settings.trainers import AdamwConfig, OptimizerConfig, SgdConfig, TrainerConfig
 from training.trainers.parameters import (
@@ -250,6 +257,8 @@ class Trainer:
 
     def forget_faults(self) -> None:
         """Look for gradients that are not finite from now on, where the model now lies."""
+        self._fault = FirstFault(self.parameters.device)
+        self._finite = FiniteCheck(self.group, self.parameters.device)
 
     @contextmanager
     def trial(self) -> Iterator[None]:
@@ -303,18 +312,15 @@ class Trainer:
             if error is not None:
                 self.abandon()
             elif self._is_open:
-                self._finish_or_abandon()
+                try:
+                    self.finish()
+                except ValueError:  # ranks differ, and their exchanges are still under way
+                    self.abandon()
+                    raise
         finally:
             self._is_open = self._is_entered = False
             self._comparison = None
             self._within.close()
-
-    def _finish_or_abandon(self) -> None:
-        try:
-            self.finish()
-        except ValueError:  # ranks differ, and their exchanges are still under way
-            self.abandon()
-            raise
 
     @torch.no_grad()
     def finish(self) -> None:
