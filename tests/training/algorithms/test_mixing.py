@@ -222,24 +222,6 @@ def test_drawn_rings_follow_eq_11(num_ranks: int, num_rounds: int) -> None:
     assert abs(np.mean(squares) - expected) <= 4 * error + 1e-12
 
 
-@pytest.mark.parametrize("num_ranks", [2, 4, 6, 8, 20])
-def test_pairs_contract_by_the_mean_over_the_edges(num_ranks: int) -> None:
-    """One exchange leaves some distances whole; on average over the edges of an even ring the
-    squared distance keeps at most 1 - (1 - cos(2 pi / L)) / L, or nothing for two ranks."""
-    edges = {
-        (min(rank, other), max(rank, other))
-        for rank in range(num_ranks)
-        for other in partners(rank, num_ranks)
-    }
-    matrices = [pair_matrix(num_ranks, *edge) for edge in sorted(edges)]
-    for matrix in matrices:
-        assert np.array_equal(matrix @ matrix, matrix)
-        assert rho(matrix) == pytest.approx(0 if num_ranks == 2 else 1, abs=1e-13)
-    mean_square = np.mean([matrix.T @ matrix for matrix in matrices], axis=0)
-    expected = 0 if num_ranks == 2 else 1 - (1 - np.cos(2 * np.pi / num_ranks)) / num_ranks
-    assert rho(mean_square) == pytest.approx(expected, abs=1e-13)
-
-
 FEW_RANKS = st.integers(1, 9)
 SMALL_SEEDS = st.integers(0, 2**32)
 ALPHA = 0.1

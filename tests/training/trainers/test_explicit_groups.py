@@ -92,20 +92,3 @@ def test_steps_need_no_default_group(rank_pool: RankPool, name: str) -> None:
     """After entering no exchange asks for torch's default group: neither tier, nor leaving."""
     without = rank_pool.run(4, train_without_a_default, TRAINERS[name])
     assert all_equal([*without, *simulate_ranks(4, train, TRAINERS[name], 5)])
-
-
-def test_a_missing_default_group_is_noticed(rank_pool: RankPool) -> None:
-    """The method of the test above catches a collective of torch that is given no group."""
-    assert all("Default process group" in error for error in rank_pool.run(4, fall_back))
-
-
-def fall_back(group: ProcessGroup) -> str:
-    default = dist.group.WORLD
-    dist.group.WORLD = None
-    try:
-        dist.all_reduce(weights(small_model()))
-    except ValueError as error:
-        return str(error)
-    finally:
-        dist.group.WORLD = default
-    return f"rank {group.rank()} fell back"

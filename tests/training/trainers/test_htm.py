@@ -1,5 +1,7 @@
 """The two-tier method between real ranks: its limits are BMUF and GTC, bitwise."""
 
+import platform
+from itertools import cycle
 from typing import Any
 
 import pytest
@@ -8,6 +10,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from tests.training.trainers.ranks import RankPool, all_equal, sgd, small_model, take_step, weights
+from training.distributed.simulated_group import simulate_ranks
 from training.trainers import Bmuf, Gtc, Htm
 
 TAU = 1 / 64
@@ -117,3 +120,34 @@ def test_refuses_uneven_groups(rank_pool: RankPool) -> None:
     """Groups have equal sizes."""
     for message in rank_pool.run(4, refuse):
         assert message == "group_size = 3: need a divisor of 4, the number of ranks"
+
+
+def group_size(group: ProcessGroup) -> int:
+    model = small_model()
+    settings = {"block_size": 2, "gradient_threshold": 1.0}
+    return Htm(model, sgd(model), group=group, **settings).config.group_size
+
+
+def test_a_host_is_a_group(rank_pool: RankPool) -> None:
+    """Ranks of one host form one group."""
+    assert rank_pool.run(4, group_size) == [4] * 4
+
+
+@pytest.mark.parametrize(
+    ("hosts", "expected"),
+    [("aabbcc", 2), ("aaabbb", 3), ("abcdef", 1)],
+)
+def test_hosts_are_groups(hosts: str, expected: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many ranks as each host has, where hosts follow each other."""
+    names = cycle(hosts)
+    monkeypatch.setattr(platform, "node", lambda: next(names))
+    assert simulate_ranks(6, group_size) == [expected] * 6
+
+
+@pytest.mark.parametrize("hosts", ["aaaabb", "ababab", "aabbca"])
+def test_refuses_uneven_hosts(hosts: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hosts with different numbers of ranks, or mixed ones, are named with the remedy."""
+    names = cycle(hosts)
+    monkeypatch.setattr(platform, "node", lambda: next(names))
+    with pytest.raises(ValueError, match=r"need equally many on each host.*or give group_size"):
+        simulate_ranks(6, group_size)

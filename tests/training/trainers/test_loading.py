@@ -10,7 +10,7 @@ from tests.training.trainers.ranks import all_equal, sgd, small_model, take_step
 from training.checkpoints.training_state import load_whole_state, whole_state
 from training.distributed.simulated_group import simulate_ranks
 from training.tensor_encoding import decode_state, encode_state
-from training.trainers import Bmuf, Gtc, Htm, Trainer
+from training.trainers import Bmuf, Htm, Trainer
 
 BLOCK = {"block_size": 4, "block_momentum": 0.5}
 GROUPS = BLOCK | {"group_size": 2, "gradient_threshold": 1 / 64}
@@ -81,14 +81,6 @@ def test_other_settings_are_refused(name: str, value: object, written: str, step
     message = f"{name}: the checkpoint was written with {written}, this trainer has {value!r}: give"
     with pytest.raises(ValueError, match=message.replace("(", r"\(")):
         run(Htm, GROUPS, GROUPS | {name: value}, steps)
-
-
-def test_gtc_refuses_another_threshold() -> None:
-    """The residual was made by the other."""
-    with pytest.raises(
-        ValueError, match=r"gradient_threshold: the checkpoint was written with 1\.0"
-    ):
-        run(Gtc, {"gradient_threshold": 1.0}, {"gradient_threshold": 2.0}, 1)
 
 
 def test_groups_of_another_size_are_refused_within_a_block() -> None:

@@ -213,21 +213,6 @@ def test_a_partial_block_is_looked_at_on_leaving() -> None:
         assert "the gradient of rank 1 holds a NaN or an infinity, first at step 7" in message
 
 
-def test_large_gradients_are_finite() -> None:
-    """Their sum overflows on every rank, though none is infinite, nor is the sum over ranks."""
-
-    def scenario(group: ProcessGroup, name: str) -> None:
-        model = nn.Linear(20, 1)
-        optimizer = torch.optim.SGD(model.parameters(), lr=1e-38)
-        with make(group, name, model, optimizer):
-            for parameter in model.parameters():
-                parameter.grad = torch.full_like(parameter, 3e37)
-            optimizer.step()
-
-    for name in ("synchronous", "bmuf"):
-        simulate_ranks(2, scenario, name)
-
-
 def test_a_sum_that_overflows_is_said_so() -> None:
     """No rank is at fault, and the message names none."""
 

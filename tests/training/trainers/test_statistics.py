@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 from torch.distributed import ProcessGroup
 
 from tests.training.trainers.ranks import RankPool, sgd, small_model, take_step
@@ -122,31 +121,6 @@ def test_real_ranks_count_as_simulated_ones(rank_pool: RankPool) -> None:
     for make, its in ((Htm, settings), (Gtc, of_gtc), (OneBit, {"double_buffering": True})):
         real = [found for found, _ in rank_pool.run(4, train, make, its)]
         assert real == [found for found, _ in simulate_ranks(4, train, make, its)]
-
-
-def wind_up(group: ProcessGroup, gradient_threshold: float) -> list[float]:
-    """The residual's norm after each of 60 steps of gradients that always point one way."""
-    model = nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    norms = []
-    with Gtc(model, optimizer, group=group, gradient_threshold=gradient_threshold) as trainer:
-        for _ in range(60):
-            for parameter in model.parameters():
-                parameter.grad = torch.full_like(parameter, 1.0)
-            optimizer.step()
-            norms.append(trainer.statistics()["residual_norm"])
-    return norms
-
-
-def test_a_residual_that_winds_up_is_seen() -> None:
-    """It grows with every step where an element can send less a step than it receives.
-
-    At a threshold of 2 for gradients of 1 it stays below the threshold.
-    """
-    below, above = (simulate_ranks(2, wind_up, tau)[0] for tau in (2.0, 0.5))
-    assert max(below) <= 2.0 * 5**0.5
-    assert all(later > earlier for earlier, later in pairwise(above))
-    assert above[-1] == pytest.approx(60 * 0.5 * 5**0.5)
 
 
 def test_all_numbers_are_plain() -> None:

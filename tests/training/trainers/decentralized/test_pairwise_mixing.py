@@ -1,10 +1,7 @@
 """AD-PSGD: pairs average whenever they can, on simulated ranks in virtual time and on real ones."""
 
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,10 +21,12 @@ from tests.training.trainers.decentralized.mixing_runs import (
     spread_then_mix,
 )
 from tests.training.trainers.ranks import RankPool
+from training.checkpoints.training_state import load_whole_state, reshard, whole_state
 from training.distributed.simulated_group import SimulatedGroup, SimulatedLink, simulate_ranks
+from training.tensor_encoding import decode_state, encode_state
 from training.trainers import AdPsgd
 from training.trainers.decentralized import ModelInMotion
-from training.trainers.trainer import Statistics
+from training.trainers.trainer import State, Statistics
 
 LINK = SimulatedLink(latency_s=0.05)
 NUM_STEPS = 12
@@ -241,51 +240,6 @@ def test_ranks_exchange_while_the_mean_is_under_way() -> None:
     assert all(each.at_s > 5 * max(step_s) > each.seconds for each in fast)
 
 
-def train_and_ask(group: ProcessGroup, folder: Path) -> tuple[Tensor, Tensor]:
-    """Ask for the mean; the last rank asks once all others have exchanged since they asked."""
-    model = Vector()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    trainer = AdPsgd(model, optimizer, group=group, mixing_seed=SEED)
-    steps, marks = torch.zeros_like(model.weights.detach()), [folder / str(n) for n in range(3)]
-    with trainer:
-        for step in range(30):
-            if step == 4:
-                if group.rank() == 3:
-                    wait_until(lambda: all(mark.exists() for mark in marks))
-                pending, asked = trainer.start_mean_model(), steps
-                num_before = num_exchanges_of(trainer)
-            optimizer.zero_grad()
-            Quadratics(SEED).loss(model.weights, group.rank(), step).backward()
-            optimizer.step()
-            assert model.weights.grad is not None
-            steps = steps - 0.05 * model.weights.grad
-            time.sleep(0.02)
-        if group.rank() < 3:
-            assert not pending.is_done()  # the last rank waits for this one's mark
-            wait_until(lambda: num_exchanges_of(trainer) > num_before)
-            marks[group.rank()].touch()
-        mean_model = pending.wait()["weights"]
-        wait_until(pending.is_done)
-    return mean_model, asked
-
-
-def wait_until(is_true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 8
-    while not is_true():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
-def test_real_ranks_exchange_while_the_mean_is_under_way(
-    rank_pool: RankPool, tmp_path: Path
-) -> None:
-    """Three gloo ranks take 26 steps and average until the fourth brings its steps to the sum."""
-    ranks = rank_pool.run(4, train_and_ask, tmp_path)
-    expected = 1 + torch.stack([asked for _, asked in ranks]).mean(0)
-    for mean_model, _ in ranks:
-        torch.testing.assert_close(mean_model, expected, rtol=1e-13, atol=1e-14)
-
-
 def save_and_resume(group: SimulatedGroup, num_before: int) -> list[tuple[Tensor, Any]]:
     """Stop after some steps, resume from the state in new objects; both own models and counts."""
     found = []
@@ -374,7 +328,67 @@ def test_an_unmoved_model_is_the_optimizers() -> None:
     assert torch.equal(motion.step(torch.tensor([0.3])), torch.tensor([0.3]))
 
 
-def test_refuses_a_bound_of_none() -> None:
-    """A rank that may not be moved at all would never average."""
-    with pytest.raises(ValueError, match="max_staleness = 0: need 1"):
-        simulate_ranks(1, lambda group: train(group, [0.0], 0.1, 0))
+NUM_OLD, NUM_SAVED = 4, 7
+
+
+def make(group: SimulatedGroup) -> tuple[Vector, torch.optim.SGD, AdPsgd]:
+    model = Vector()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.5)
+    return model, optimizer, AdPsgd(model, optimizer, group=group, mixing_seed=SEED)
+
+
+def take_steps(parts: tuple[Vector, torch.optim.SGD, AdPsgd], num_steps: int) -> None:
+    model, optimizer, trainer = parts
+    assert isinstance(trainer.group, SimulatedGroup)
+    for _ in range(num_steps):
+        optimizer.zero_grad()
+        Quadratics(SEED).loss(model.weights, trainer.group.rank(), trainer.num_steps).backward()
+        trainer.group.advance(1.0 + trainer.group.rank() / 8)
+        optimizer.step()
+
+
+def save(group: SimulatedGroup) -> tuple[bytes, Tensor, Tensor]:
+    """Return a state within the training, the rank's own model in it, and what leaving gives."""
+    parts = make(group)
+    with parts[2]:
+        take_steps(parts, NUM_SAVED)
+        state, own = encode_state(whole_state(*parts)), parts[2].own_model()
+    return state, own, parts[0].weights.detach()
+
+
+def resume(group: SimulatedGroup, states: list[State]) -> tuple[int, Tensor, Statistics]:
+    """Return the offers and the counts of three more steps, and the model that leaving gives."""
+    parts = make(group)
+    load_whole_state(states[group.rank()], *parts)
+    with parts[2]:
+        take_steps(parts, 3)
+        statistics = parts[2].statistics()
+    return parts[2].num_offers, parts[0].weights.detach(), statistics
+
+
+@pytest.mark.parametrize("num_new", [1, 3, 6])
+def test_other_ranks_begin_from_the_mean_of_all_models(num_new: int) -> None:
+    """It is what leaving gives; moments are averaged; exchanges and offers are counted from 0."""
+    ends = simulate_ranks(NUM_OLD, save, link=LINK)
+    owns = torch.stack([own for _, own, _ in ends])
+    assert float((owns - owns.mean(0)).abs().max()) > 1e-3
+    old = [decode_state(state) for state, _, _ in ends]
+    moments = torch.stack([each["optimizer"]["state"][0]["momentum_buffer"] for each in old])
+    states = [reshard(old, NUM_OLD, rank, num_new, AdPsgd) for rank in range(num_new)]
+    for state in states:
+        torch.testing.assert_close(state["model"]["weights"], owns.mean(0), rtol=0, atol=1e-14)
+        torch.testing.assert_close(state["model"]["weights"], ends[0][2], rtol=0, atol=1e-13)
+        moment = state["optimizer"]["state"][0]["momentum_buffer"]
+        torch.testing.assert_close(moment, moments.mean(0), rtol=0, atol=1e-14)
+        assert not any(state["trainer"]["exchanges"].values())
+        assert state["trainer"]["num_offers"] == 0
+        assert state["trainer"]["num_steps"] == NUM_SAVED
+    resumed = simulate_ranks(num_new, resume, states, link=LINK)
+    assert all(torch.equal(model, resumed[0][1]) for _, model, _ in resumed)
+    # An active rank with a neighbour offers again, from the first of the new ranks' exchanges on.
+    is_offering = [rank % 2 == 0 and num_new > 1 for rank in range(num_new)]
+    assert [offers > 0 for offers, *_ in resumed] == is_offering
+    # Each exchange makes one step staler by one; no step before resharding is in the mean.
+    for *_, counts in resumed:
+        assert counts["mean_staleness"] == pytest.approx(counts["num_exchanges"] / 3)
+    assert any(counts["mean_staleness"] for *_, counts in resumed) == (num_new > 1)

@@ -1,8 +1,6 @@
 """D-PSGD, RAND-PSGD and D1D-PSGD against their equations, on real and simulated ranks."""
 
-from functools import partial
 from itertools import pairwise
-from statistics import mean, stdev
 
 import numpy as np
 import pytest
@@ -10,12 +8,7 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from tests.papers.mixing_matrices import (
-    permuted_ring_distance,
-    ring_matrix,
-    ring_rho,
-    uniform_matrix,
-)
+from tests.papers.mixing_matrices import ring_matrix, ring_rho, uniform_matrix
 from tests.training.trainers.decentralized.mixing_runs import (
     SEED,
     TRAINERS,
@@ -29,7 +22,7 @@ from tests.training.trainers.decentralized.mixing_runs import (
 from tests.training.trainers.ranks import RankPool
 from training.algorithms.mixing import fixed_ring, permuted_ring
 from training.distributed.simulated_group import simulate_ranks
-from training.trainers import D1dPsgd, DPsgd, RandPsgd, Synchronous
+from training.trainers import DPsgd
 
 RATE, NUM_STEPS = 0.1, 9
 
@@ -87,46 +80,6 @@ def test_the_mean_of_delayed_averages_is_delayed_sgd() -> None:
         np.testing.assert_allclose(mean_model, now, rtol=1e-12)
 
 
-def test_few_ranks_on_a_ring_step_from_the_mean() -> None:
-    """Up to three ranks the ring's T is T_u: W_k T_u is the same on all, as in (W - alpha g) T_u.
-
-    So the mean of the models is synchronous SGD's on gradients of each rank's own model.
-    """
-    ranks = simulate_ranks(3, own_models, "d_psgd", RATE, NUM_STEPS)
-    models = np.ones((6, 3))
-    for step in range(NUM_STEPS):
-        # Synchronous SGD in the form (W - alpha g) T_u, before its mixing.
-        models = models @ uniform_matrix(3) - RATE * Quadratics(SEED).gradients(models, step)
-        found = np.stack([seen[step].numpy() for seen, _ in ranks], axis=1)
-        np.testing.assert_allclose(found, models, rtol=1e-12)
-
-
-def train_synchronously(group: ProcessGroup) -> Tensor:
-    model = Vector()
-    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
-    with Synchronous(model, optimizer, group=group):
-        for step in range(NUM_STEPS):
-            optimizer.zero_grad()
-            Quadratics(SEED).loss(model.weights, group.rank(), step).backward()
-            optimizer.step()
-    return model.weights.detach()
-
-
-@pytest.mark.parametrize("name", ["d_psgd", "rand_psgd", "d1d_psgd"])
-def test_the_first_step_is_that_of_summed_gradients_at_a_rate_of_a_rank(name: str) -> None:
-    """A frame counts 1 / L: at L times the rate the mean takes synchronous SGD's first step.
-
-    One rank alone takes all of its steps.
-    """
-    (seen, left), *_ = simulate_ranks(1, own_models, name, RATE, NUM_STEPS)
-    if name != "d1d_psgd":  # of which also a single model is delayed
-        torch.testing.assert_close(left, simulate_ranks(1, train_synchronously)[0])
-    ranks = simulate_ranks(4, own_models, name, 4 * RATE, 1)
-    gradients = Quadratics(SEED).gradients(np.ones((6, 4)), 0)
-    np.testing.assert_allclose(ranks[0][1].numpy(), 1 - RATE * gradients.sum(axis=1), rtol=1e-12)
-    del seen
-
-
 @pytest.mark.parametrize("num_ranks", [4, 8, 16])
 def test_a_ring_contracts_by_rho(num_ranks: int) -> None:
     """From the slowest eigenvector, D-PSGD's distance shrinks by eq. (6)'s rho in each round."""
@@ -135,24 +88,6 @@ def test_a_ring_contracts_by_rho(num_ranks: int) -> None:
     distances = [distance([seen[k] for seen in models]) for k in range(5)]
     ratios = [after / before for before, after in pairwise(distances)]
     assert ratios == pytest.approx([ring_rho(num_ranks)] * 4, rel=1e-9)
-
-
-def test_permuted_rings_contract_as_expected() -> None:
-    """Over 24 seeds the squared distance of eq. (11) is met within four standard errors."""
-    num_ranks, num_rounds, unit = 6, 2, np.eye(6)
-    squares = []
-    for seed in range(24):
-        make = partial(RandPsgd, mixing_seed=seed)
-        models = simulate_ranks(num_ranks, spread_then_mix, make, unit, num_rounds)
-        squares.append(distance([seen[-1] for seen in models]) ** 2)
-    error = stdev(squares) / len(squares) ** 0.5
-    assert abs(mean(squares) - permuted_ring_distance(num_ranks, num_rounds)) < 4 * error
-
-
-def test_an_average_of_all_is_consensus() -> None:
-    """D1D's models agree after one round without gradients."""
-    models = simulate_ranks(5, spread_then_mix, D1dPsgd, np.eye(5), 1)
-    assert distance([seen[-1] for seen in models]) < 1e-15
 
 
 @pytest.mark.parametrize("name", sorted(TRAINERS))

@@ -24,41 +24,43 @@ NUM_COMPARED, NUM_LOOKED_AT = 36, 68
 STALL_S, STALLS = 9.0, 1 / 24
 
 
-def seconds(
-    group: SimulatedGroup, name: str, seed: int | None, num_steps: int = NUM_STEPS
-) -> float:
-    """Return a rank's virtual seconds: a step takes 1 s, and a stall 9 s more.
-
-    Each rank stalls at random about once, or, without a seed, rank 0 in every step.
-    """
+def seconds(group: SimulatedGroup, name: str, step_s: np.ndarray) -> float:
+    """Return a rank's virtual seconds, where `step_s[rank, step]` is what its steps take."""
     model = Vector()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     with TRAINERS[name](model, optimizer, group=group):
         start = group.now()
-        for step in range(num_steps):
+        for step, own_s in enumerate(step_s[group.rank()]):
             optimizer.zero_grad()
             Quadratics(SEED).loss(model.weights, group.rank(), step).backward()
-            if seed is None:
-                is_stalled = group.rank() == 0
-            else:
-                is_stalled = random.Random(f"{seed}/{group.rank()}/{step}").random() < STALLS
-            group.advance(1.0 + STALL_S * is_stalled)
+            group.advance(float(own_s))
             optimizer.step()
         return group.now() - start
 
 
-def mean_seconds(name: str, seed: int | None) -> float:
-    return mean(simulate_ranks(NUM_RANKS, seconds, name, seed))
+def at_random(num_steps: int = NUM_STEPS) -> np.ndarray:
+    """Return steps of 1 s of which each rank stalls about every 24th, for 9 s more."""
+    stalls = [
+        [random.Random(f"1/{rank}/{step}").random() < STALLS for step in range(num_steps)]
+        for rank in range(NUM_RANKS)
+    ]
+    return 1.0 + STALL_S * np.array(stalls)
 
 
-@pytest.mark.parametrize("seed", [1])
-def test_random_stalls_cost_less_the_fewer_ranks_meet(seed: int) -> None:
+def rank_0_always(num_steps: int = NUM_STEPS) -> np.ndarray:
+    step_s = np.ones((NUM_RANKS, num_steps))
+    step_s[0] += STALL_S
+    return step_s
+
+
+def test_random_stalls_cost_less_the_fewer_ranks_meet() -> None:
     """Pairs that do not wait lose their own stalls alone, a ring its neighbourhood's, a sum all.
 
     12 ranks that stall once each in 24 steps delay D1D in some 40 % of its steps.
     """
     pairs, permuted, ring, delayed = (
-        mean_seconds(name, seed) for name in ("ad_psgd", "rand_psgd", "d_psgd", "d1d_psgd")
+        mean(simulate_ranks(NUM_RANKS, seconds, name, at_random()))
+        for name in ("ad_psgd", "rand_psgd", "d_psgd", "d1d_psgd")
     )
     assert pairs < 0.8 * ring
     assert ring < 0.95 * delayed
@@ -72,15 +74,17 @@ def test_a_rank_that_is_always_slow_slows_all_but_pairs() -> None:
     the fixed ring far ranks are ahead by one step for each rank between, no more. AD-PSGD's are at
     their own pace until they look at a comparison of replicas, which finds ranks that stopped.
     """
-    own = simulate_ranks(NUM_RANKS, seconds, "ad_psgd", None, NUM_COMPARED)
+    own = simulate_ranks(NUM_RANKS, seconds, "ad_psgd", rank_0_always(NUM_COMPARED))
     assert own[1:] == pytest.approx([NUM_COMPARED] * (NUM_RANKS - 1))
-    looked_at = simulate_ranks(NUM_RANKS, seconds, "ad_psgd", None, NUM_LOOKED_AT)
+    looked_at = simulate_ranks(NUM_RANKS, seconds, "ad_psgd", rank_0_always(NUM_LOOKED_AT))
     assert min(looked_at) > STEPS_BETWEEN_COMPARISONS * (1 + STALL_S)
-    for name in ("d_psgd", "rand_psgd", "d1d_psgd"):
-        ranks = simulate_ranks(NUM_RANKS, seconds, name, None)
+    found = {
+        name: simulate_ranks(NUM_RANKS, seconds, name, rank_0_always())
+        for name in ("d_psgd", "rand_psgd", "d1d_psgd")
+    }
+    for ranks in found.values():
         assert min(ranks) > (NUM_STEPS - NUM_RANKS / 2 - 1) * (1 + STALL_S)
-    permuted, delayed = (mean_seconds(name, None) for name in ("rand_psgd", "d1d_psgd"))
-    assert 0.9 * delayed < permuted < delayed
+    assert 0.9 * mean(found["d1d_psgd"]) < mean(found["rand_psgd"]) < mean(found["d1d_psgd"])
 
 
 def test_comparisons_delay_pairs_hardly_by_random_stalls() -> None:
@@ -88,29 +92,9 @@ def test_comparisons_delay_pairs_hardly_by_random_stalls() -> None:
 
     They look at a comparison 32 steps after it. When they did a step after it, they lost 38 s.
     """
-    num_steps, seed = 3 * STEPS_BETWEEN_COMPARISONS, 1
-    found = mean(simulate_ranks(NUM_RANKS, seconds, "ad_psgd", seed, num_steps))
-    num_stalls = sum(
-        random.Random(f"{seed}/{rank}/{step}").random() < STALLS
-        for rank in range(NUM_RANKS)
-        for step in range(num_steps)
-    )
-    own = num_steps + STALL_S * num_stalls / NUM_RANKS
-    assert own <= found < own + STALL_S
-
-
-def one_stall(group: SimulatedGroup, name: str) -> float:
-    """Return a rank's virtual seconds, where rank 0 alone stalls, in its third step."""
-    model = Vector()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    with TRAINERS[name](model, optimizer, group=group):
-        start = group.now()
-        for step in range(NUM_FEW):
-            optimizer.zero_grad()
-            Quadratics(SEED).loss(model.weights, group.rank(), step).backward()
-            group.advance(1.0 + STALL_S * (group.rank() == 0 and step == 2))
-            optimizer.step()
-        return group.now() - start
+    step_s = at_random(3 * STEPS_BETWEEN_COMPARISONS)
+    own = step_s.sum() / NUM_RANKS
+    assert own <= mean(simulate_ranks(NUM_RANKS, seconds, "ad_psgd", step_s)) < own + STALL_S
 
 
 NUM_FEW = 5
@@ -122,9 +106,11 @@ def test_a_stall_reaches_the_neighbours_of_each_round_alone() -> None:
     It delays rank 0 in its own step, rank 0's neighbours of the next round in the step after, and
     theirs then. A sum has delayed all after one round; pairs delay nobody.
     """
+    step_s = np.ones((NUM_RANKS, NUM_FEW))
+    step_s[0, 2] += STALL_S
     reached = {}
     for name in TRAINERS:
-        late = [each > NUM_FEW + 1 for each in simulate_ranks(NUM_RANKS, one_stall, name)]
+        late = [each > NUM_FEW + 1 for each in simulate_ranks(NUM_RANKS, seconds, name, step_s)]
         reached[name] = {rank for rank, is_late in enumerate(late) if is_late}
     assert reached["ad_psgd"] == {0}
     fixed, permuted = fixed_ring(NUM_RANKS), partial(permuted_ring, SEED, num_ranks=NUM_RANKS)
@@ -158,19 +144,6 @@ def expected_seconds(name: str, stalls: np.ndarray, latency_s: float) -> np.ndar
     return ends
 
 
-def stalled_seconds(group: SimulatedGroup, name: str, stalls: np.ndarray) -> float:
-    model = Vector()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    with TRAINERS[name](model, optimizer, group=group):
-        start = group.now()
-        for step in range(NUM_FEW):
-            optimizer.zero_grad()
-            Quadratics(SEED).loss(model.weights, group.rank(), step).backward()
-            group.advance(float(stalls[group.rank(), step]))
-            optimizer.step()
-        return group.now() - start
-
-
 @given(
     st.sampled_from(["d_psgd", "rand_psgd"]),
     arrays(np.float64, (NUM_RANKS, NUM_FEW), elements=st.sampled_from([1.0, 2.0, 8.0])),
@@ -185,8 +158,8 @@ def test_a_rank_waits_for_its_rounds_neighbours_and_no_more(
     RAND-PSGD's are at most D1D-PSGD's: where all wait for all, each has neighbours among them.
     """
     link = SimulatedLink(latency_s=latency_s)
-    found = simulate_ranks(NUM_RANKS, stalled_seconds, name, stalls, link=link)
+    found = simulate_ranks(NUM_RANKS, seconds, name, stalls, link=link)
     assert found == pytest.approx(expected_seconds(name, stalls, latency_s))
     if latency_s == 0:
-        delayed = simulate_ranks(NUM_RANKS, stalled_seconds, "d1d_psgd", stalls)
+        delayed = simulate_ranks(NUM_RANKS, seconds, "d1d_psgd", stalls)
         assert all(one <= other for one, other in zip(found, delayed, strict=True))

@@ -89,12 +89,6 @@ def test_it_is_delayed_sgd(rank_pool: RankPool, num_ranks: int, is_left: bool) -
     assert np.abs(other - expected).max() > 1e-2
 
 
-def test_the_first_step_applies_nothing(rank_pool: RankPool) -> None:
-    """Its own update is under way; leaving applies it."""
-    assert not any(within.any() for within in rank_pool.run(2, quadratic, 1, False))
-    assert all(left.all() for left in rank_pool.run(2, quadratic, 1, True))
-
-
 def leave_with_two_rates(group: ProcessGroup) -> tuple[Tensor, Tensor]:
     """One step of gradients of 1, whose update is under way when the ranks leave."""
     model = linear()

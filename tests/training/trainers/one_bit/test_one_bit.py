@@ -11,7 +11,6 @@ from torch.distributed import ProcessGroup
 
 from tests.training.trainers.ranks import RankPool, all_equal, sgd, small_model, take_step, weights
 from training.algorithms.one_bit import TwoStageAggregation, columns_of, stripes_of
-from training.distributed.collectives import Traffic
 from training.distributed.simulated_group import SimulatedGroup, SimulatedLink, simulate_ranks
 from training.settings.trainers import AdaGrad, AdaGradPlace
 from training.trainers import OneBit, Synchronous
@@ -147,30 +146,6 @@ def test_unquantized_it_is_synchronous_sgd_with_momentum(
     assert torch.allclose(quantized, expected, atol=1e-6) == (num_ranks == 1)
 
 
-def count(group: ProcessGroup, make: Any) -> tuple[int, int]:
-    """The bytes that the trainer and the group's exchanges count, of three steps."""
-    model = nn.Linear(1024, 64, bias=False)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    traffic = Traffic()
-    with make(model, optimizer, group=group) as trainer:
-        for _ in range(3):
-            with traffic.counting([group]):
-                optimizer.step()
-        return trainer.statistics()["bytes_sent"], traffic.num_bytes
-
-
-def test_messages_are_a_thirtieth_of_the_gradients(rank_pool: RankPool) -> None:
-    """On the wire: 1/32, and 8 bytes for each column of 1,024 elements, that is 1/30.1."""
-    quantized, whole = 64 * 1024 // 32 + 2 * 64, 64 * 1024
-    for synchronous in rank_pool.run(4, count, Synchronous):
-        assert synchronous[0] == 3 * 4 * whole
-    for one_bit in rank_pool.run(4, count, OneBit):
-        assert one_bit == (3 * 2 * 3 * 4 * quantized // 4,) * 2
-    late = partial(OneBit, num_unquantized_steps=ALWAYS)
-    for found in rank_pool.run(4, count, late):
-        assert found == (3 * 2 * 3 * 4 * whole // 4,) * 2
-
-
 def spend(group: SimulatedGroup) -> float:
     """The virtual seconds of five steps of 40 tensors of two shapes in turn."""
     shapes = [((4, 3), (5,))[number % 2] for number in range(40)]
@@ -282,25 +257,3 @@ def test_settings_out_of_range_are_refused() -> None:
     simulate_ranks(1, partial(make, adagrad=raw))
     with pytest.raises(ValueError, match=r"adagrad\.place = 'raw' on 2 ranks: need 1 rank"):
         simulate_ranks(2, partial(make, adagrad=raw))
-
-
-def begin_with_other_settings(group: ProcessGroup, name: str, value: object) -> None:
-    model = small_model()
-    settings = {name: value} if group.rank() == 1 else {}
-    with OneBit(model, sgd(model, 0.0), group=group, **settings):
-        pass
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("momentum", 0.5),
-        ("adagrad", PLAIN),
-        ("num_unquantized_steps", 2),
-        ("double_buffering", True),
-    ],
-)
-def test_ranks_compare_their_settings(name: str, value: object) -> None:
-    """Entering names the setting that differs on rank 1."""
-    with pytest.raises(ValueError, match=rf"{name}: .* on rank 1, .* on rank 0"):
-        simulate_ranks(2, begin_with_other_settings, name, value)

@@ -149,24 +149,6 @@ def test_resharded_states_are_trained_on(place: str) -> None:
     assert all_equal([models[-1] for models, _ in simulate_ranks(2, resume, settings, one, steps)])
 
 
-@pytest.mark.parametrize(
-    ("written", "own", "message"),
-    [
-        ({}, {"momentum": 0.5}, "momentum: the checkpoint was written with 0.9, this trainer has"),
-        ({}, {"adagrad": AdaGrad(decay=0.5)}, "adagrad: the checkpoint was written with .*1.0"),
-        ({"num_unquantized_steps": 3}, {}, "num_unquantized_steps: .* with 3, this trainer has 0"),
-        ({"double_buffering": True}, {}, "double_buffering: .* with True, this trainer has False"),
-    ],
-)
-def test_other_settings_are_refused(
-    written: dict[str, Any], own: dict[str, Any], message: str
-) -> None:
-    """By name, with both values."""
-    states = simulate_ranks(2, stop, written)
-    with pytest.raises(ValueError, match=message):
-        simulate_ranks(2, resume, own, states, range(0))
-
-
 def test_another_number_of_ranks_needs_resharding() -> None:
     """A rank's stripe means nothing to other numbers of ranks."""
     states = simulate_ranks(4, stop, {})
