@@ -91,7 +91,7 @@ def _largest(values: Float[Tensor, "chunks size"], num_kept: int) -> Int64[Tenso
 def _quantized(
     magnitudes: Float[Tensor, "chunks kept"], top_k: TopK
 ) -> tuple[Float[Tensor, "chunks 2"], Int64[Tensor, "chunks kept"]]:
-    """Return the middles of the lowest and highest cells, as sent, and the magnitudes' cells.
+    """Return the midpoints of the lowest and highest cells, rounded as sent, and each cell.
 
     With 2 bits this leaves 1 to 3 % of the square of what is sent of a block's change; cells that
     divide the range from 0 leave 5 to 10 %.

@@ -33,7 +33,7 @@ DRIFTED = (
 
 
 class TensorDigests:
-    """TensorDigests are taken at once, on the tensors' device; the host waits only for `facts`."""
+    """TensorDigests are computed at once, on the tensors' device; the host waits in `facts` alone."""
 
     def __init__(self, tensors: Mapping[str, Tensor], device: torch.device) -> None:
         self._names = list(tensors)
@@ -92,7 +92,7 @@ class Replica:
 
 
 class Comparison:
-    """Comparison is under way from the moment it is made; `check` looks at it, a step later."""
+    """Comparison starts when it is made; `check` reads its result, a step later."""
 
     def __init__(self, replica: Replica, group: ProcessGroup) -> None:
         self._replica = replica
@@ -154,7 +154,7 @@ def not_finite(rank: int, step: int) -> FloatingPointError:
 
 
 def all_finite(tensors: Iterable[Float[Tensor, "..."]]) -> Bool[Tensor, ""]:
-    """Return whether all elements of all tensors are finite; no GPU is waited for."""
+    """Return whether all elements of all tensors are finite, without waiting for a GPU."""
     parts = [each._values() if each.is_sparse else each.detach() for each in tensors]
     # On a CPU isfinite() takes 180 ms for 25 M elements. A NaN or an infinity is always among the
     # extremes, which take 5 ms, the time to read the elements; a sum takes 7 and may overflow.
@@ -179,7 +179,7 @@ class FirstFault:
         self.step.masked_fill_(is_first, step)
 
     def clear(self) -> None:
-        """Forget: an exchange has shown that nothing came of it."""
+        """Reset: an exchange has shown that all is finite."""
         self.step.zero_()
 
     def check(self, rank: int) -> None:
@@ -207,7 +207,7 @@ class FiniteCheck:
         exchanged: Sequence[Float[Tensor, "..."]],
         fault: Callable[[], Int64[Tensor, ""]],
     ) -> None:
-        """Look at what all ranks now hold; `fault` returns this rank's `FirstFault.step`."""
+        """Examine what all ranks now hold; `fault` returns this rank's `FirstFault.step`."""
         is_finite = all_finite(exchanged)
         if self._is_late:
             self._pending = step, Arrival(torch.stack([is_finite.long(), fault()]))
@@ -245,7 +245,7 @@ ODD_NUMBER = 0x1E3779B97F4A7C15
 def digests(
     tensors: Sequence[Shaped[Tensor, "..."]], device: torch.device
 ) -> Int64[Tensor, " tensors"]:
-    """Digest each tensor's bits where it lies, and collect them on `device`; no host waits.
+    """Digest each tensor's bits on its own device; collect the digests on `device` without waiting.
 
     Two tensors of random differences have equal digests with a chance of 2^-64. Differences that
     cancel within one row, of 128 float32, are missed.

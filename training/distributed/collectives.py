@@ -203,7 +203,7 @@ def _gather_rows(
 
 
 class PendingGather:
-    """PendingGather is a gather of equally many values under way, while this rank works on."""
+    """PendingGather is a pending gather of equally many values, while this rank works on."""
 
     def __init__(self, values: Int32[Tensor, " values"], group: ProcessGroup, purpose: str) -> None:
         self._group, self._purpose = group, purpose
@@ -227,7 +227,7 @@ class PendingGather:
 
 
 class Arrival:
-    """Arrival holds values on their way to the host, which works on meanwhile."""
+    """Arrival copies values to the host, which works on meanwhile."""
 
     def __init__(self, values: Shaped[Tensor, "..."]) -> None:
         self._values = torch.empty(values.shape, dtype=values.dtype, pin_memory=values.is_cuda)
@@ -285,7 +285,7 @@ def run_own_tasks(
 
 
 def _started(function: Callable[[T], int], task: T) -> Future[int]:
-    """Run a task in a thread that does not keep alive a process that ends."""
+    """Run a task in a daemon thread."""
     future: Future[int] = Future()
 
     def run() -> None:
@@ -342,7 +342,7 @@ def new_tag(group: ProcessGroup) -> int:
 
 
 class PendingExchange:
-    """PendingExchange is under way; `values` are its result after `wait`."""
+    """PendingExchange is an exchange that has started; `wait` returns its result."""
 
     def __init__(
         self,
@@ -356,7 +356,7 @@ class PendingExchange:
             self._work = start()
 
     def is_done(self) -> bool:
-        """Return whether `wait` returns at once, be it with an error."""
+        """Return whether `wait` would return, or raise, at once."""
         return self._work.is_completed()
 
     def wait(self) -> Shaped[Tensor, "..."]:
@@ -372,7 +372,7 @@ class PendingExchange:
         return self._values
 
     def abandon(self) -> None:
-        """Keep the memory that an exchange may still use, after an error, for which none waits.
+        """Keep the memory that an exchange may still use when, after an error, nobody waits for it.
 
         A message for memory that is gone stops gloo's connection, of all exchanges of two ranks.
         """
@@ -413,7 +413,7 @@ def start_receive(
 
 
 def _polled(work: Work, values: Shaped[Tensor, "..."], group: ProcessGroup) -> Work:
-    """Return the work of an exchange that may be asked whether it is done."""
+    """Return work whose `is_completed` is true as soon as the exchange is done."""
     is_polled = isinstance(group, SimulatedGroup) or not is_read_at_once(values.device)
     return work if is_polled else _WatchedWork(work)
 
@@ -452,7 +452,7 @@ class _WatchedWork(Work):
 
 
 class CommunicationThread:
-    """CommunicationThread runs `work` from now on; of a simulated rank, in its virtual time.
+    """CommunicationThread runs `work` in a thread; for a simulated rank, in its virtual time.
 
     Its exchanges use tags or a group that no other thread uses. An error ends it, and is raised by
     `check` and `join` in the training thread. It does not keep alive a process that ends.
@@ -487,7 +487,7 @@ class CommunicationThread:
 
 
 def check_exchanges_beside(group: ProcessGroup) -> None:
-    """Raise ValueError where torch numbers exchanges: those of threads follow no order."""
+    """Raise ValueError if torch numbers exchanges: those of threads have no fixed order."""
     if are_exchanges_numbered() and group.size() > 1 and not isinstance(group, SimulatedGroup):
         raise ValueError(
             "TORCH_DISTRIBUTED_DEBUG=DETAIL ends trainings whose exchanges run beside the "

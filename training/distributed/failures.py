@@ -1,4 +1,4 @@
-"""Find the ranks of one start, and after a failed exchange those at fault.
+"""Find the ranks of one start and, after a failed exchange, those at fault.
 
 torchrun's store survives its restarts. gloo keeps its addresses there under names that repeat, so
 restarted ranks found those of dead ones and failed, or waited for ever (torch 2.13). Therefore each
@@ -106,7 +106,7 @@ def _member_keys(prefix: str, world_size: int) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """Pending is an exchange that was under way when it was last looked at."""
+    """Pending is an exchange that was not complete when last polled."""
 
     exchange: str
     since: float
@@ -114,7 +114,7 @@ class Pending:
 
 
 class DeviceExchanges:
-    """DeviceExchanges holds those that are under way, the oldest first; threads share it."""
+    """DeviceExchanges holds the pending exchanges, oldest first; threads share it."""
 
     def __init__(self) -> None:
         self._pending: deque[Pending] = deque()
@@ -127,7 +127,7 @@ class DeviceExchanges:
             self._pending.append(Pending(exchange, time.monotonic(), work))
 
     def oldest(self) -> Pending | None:
-        """Return the one that is under way for longest, if there is any."""
+        """Return the oldest pending exchange, if any."""
         with self._lock:
             self._drop_completed()
             return self._pending[0] if self._pending else None
@@ -157,7 +157,7 @@ def end_process(message: str) -> None:
 
 @contextmanager
 def ending_process_after(limit_s: float, message: str) -> Iterator[None]:
-    """End this process with `message`, as `end_process` does, if what is within takes longer."""
+    """End this process with `message`, as `end_process` does, if the body takes longer."""
     timer = threading.Timer(limit_s, end_process, [message])
     timer.daemon = True
     timer.start()
@@ -341,7 +341,7 @@ class FailureDetector:
             self._write_status()
 
     def _beat(self) -> None:
-        """Say in the store that this process lives; the value differs each time."""
+        """Record in the store that this process is alive; the value differs each time."""
         self._num_beats += 1
         self._store.set(self._key(f"beat/{self._rank}"), str(self._num_beats))
 
@@ -358,7 +358,7 @@ class FailureDetector:
             self._waited_s = math.inf
 
     def _silence_s(self) -> float:
-        """Return how long the most silent rank has not beaten, since a device began to wait."""
+        """Return how long the most silent rank has sent no beat since a device began to wait."""
         keys = [self._key(f"beat/{rank}") for rank in range(len(self._members.processes))]
         now = time.monotonic()
         if not self._store.check(keys):  # one ended within a second: the time limit counts

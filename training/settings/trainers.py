@@ -349,7 +349,7 @@ class SparseLocoConfig(_Trainer):
         self.as_bmuf().check_ranks(num_ranks, ranks_per_host)
 
     def as_bmuf(self) -> BmufConfig:
-        """Return the BMUF that this is: top-k's error feedback takes block momentum's place."""
+        """Return the equivalent BMUF: top-k's error feedback takes block momentum's place."""
         return BmufConfig(
             block_size=self.block_size,
             block_learning_rate=self.outer_learning_rate,
@@ -436,7 +436,7 @@ def check_optimizer(trainer: TrainerConfig, optimizer: OptimizerConfig) -> None:
 
 
 def check_model_parallel(num_parts: int, trainer: TrainerConfig, precision: Precision) -> None:
-    """Raise ValueError where a divided model cannot be trained so."""
+    """Raise ValueError if a divided model cannot be trained with these settings."""
     if num_parts == 1:
         return
     said = f"model_parallel_ranks = {num_parts}"
@@ -462,7 +462,7 @@ def data_parallel_ranks(num_ranks: int, num_parts: int) -> int:
 
 
 def describe_trainers() -> str:
-    """Say in a sentence each what the trainers do, for a job's help."""
+    """Describe each trainer in one sentence, for a job's help."""
     summaries = ((inspect.getdoc(config) or "").splitlines()[0] for config in TRAINERS.values())
     return " ".join(summaries)
 

@@ -53,7 +53,7 @@ from training.trainers.trainer import (
 
 
 class PendingMean:
-    """PendingMean is a mean of all ranks' models under way; the rank trains on meanwhile."""
+    """PendingMean is a pending mean of all ranks' models, while this rank trains on."""
 
     def __init__(self, total: PendingExchange, parameters: FlatParameters, num_models: int) -> None:
         self._total, self._parameters, self._num_models = total, parameters, num_models
@@ -86,7 +86,7 @@ class OwnModels(Trainer):
         return {}
 
     def exchange_gradients(self) -> None:
-        """Look at this rank's gradients, which no other rank sees; make the missing ones."""
+        """Check this rank's gradients, which no other rank sees; make missing ones zeros."""
         self._fault.note(self.num_steps + 1, self.parameters.present_gradients())
         is_due = self.num_steps % STEPS_BETWEEN_COMPARISONS == 0
         # In a trial averages take a NaN to all ranks, which find it together in their mean.
@@ -107,7 +107,7 @@ class OwnModels(Trainer):
 
     @torch.no_grad()
     def start_mean_model(self) -> PendingMean:
-        """Start what `mean_model` waits for, from this rank's model of now.
+        """Start what `mean_model` waits for, from this rank's present model.
 
         All ranks call this after the same step, each when it is there, and train on.
         """
@@ -171,7 +171,7 @@ class PendingMixture:
         return mixed_weights({**models, self._rank: self._own})
 
     def abandon(self) -> None:
-        """Give the round up; neighbours may still take what was sent."""
+        """Give the round up; neighbours may still receive what was sent."""
         for exchange in [*self._sends, *self._receives.values()]:
             exchange.abandon()
 
@@ -198,7 +198,7 @@ class RingMixing(OwnModels):
         return super().settings() | {"num_rounds": self.num_rounds}
 
     def connect(self) -> None:
-        """Start the round again that a checkpoint has interrupted: its input is the model."""
+        """Restart the round that a checkpoint interrupted: its input is the model."""
         self._tag = new_tag(self.group)
         if self._is_open:
             self._start_round()
@@ -221,25 +221,25 @@ class RingMixing(OwnModels):
         self._start_round()
 
     def conclude(self) -> None:
-        """End the round under way, and leave the mean of the models."""
+        """Complete the pending round, and leave the mean of the models."""
         if self._pending is not None:
             self._pending.wait()
             self._pending = None
         super().conclude()
 
     def abandon(self) -> None:
-        """Give up the round under way."""
+        """Give up the pending round."""
         if self._pending is not None:
             self._pending.abandon()
             self._pending = None
 
     def carry_over(self, old: FlatParameters) -> None:
-        """Forget a round of other tensors."""
+        """Drop the pending round: it is of other tensors."""
         super().carry_over(old)
         self._pending = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Add the number of rounds; the round under way begins from the model itself."""
+        """Add the number of rounds; the pending round starts from the model itself."""
         return super().state_dict() | {"num_rounds": self.num_rounds}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -292,7 +292,27 @@ class RandPsgd(RingMixing):
         return permuted_ring(self.config.mixing_seed, round_index, self.group.size())
 
 
-class D1dPsgd(OwnModels):
+class OwnModelBeside(OwnModels):
+    """OwnModelBeside has this rank's own model beside the parameters, as `own_model` in a state."""
+
+    @classmethod
+    def resharding_plan(cls, state: State) -> ReshardingPlan:
+        """Average the ranks' own models within the training."""
+        trainer = state["trainer"]
+        if not trainer["is_open"]:
+            return ReshardingPlan()
+        return ReshardingPlan(trainer["num_models"], {("trainer", "own_model"): "mean"})
+
+    @classmethod
+    def end_resharding(cls, state: State) -> State:
+        """Begin from the mean of the models, as leaving would."""
+        trainer, ended = state["trainer"], super().end_resharding(state)
+        if not trainer["is_open"]:
+            return ended
+        return {**ended, "model": {**state["model"], **trainer["own_model"]}}
+
+
+class D1dPsgd(OwnModelBeside):
     """D1dPsgd computes W_{k+1} = W_k T_u - alpha_k g(W_{k-1} T_u): eq. (13), delayed by one.
 
     The parameters hold W_{k-1} T_u, the same on all ranks, while the all-reduce of W_k runs. So
@@ -314,7 +334,7 @@ class D1dPsgd(OwnModels):
         return {f"parameter {name}": tensor for name, tensor in self.parameters.named.items()}
 
     def connect(self) -> None:
-        """Start the sum again that a checkpoint has interrupted."""
+        """Restart the sum that a checkpoint interrupted."""
         if self._is_open:
             self._start_sum()
 
@@ -341,33 +361,23 @@ class D1dPsgd(OwnModels):
         return self._own.clone()
 
     def conclude(self) -> None:
-        """Leave the mean of the models, of which the sum is under way."""
+        """Leave the mean of the models, whose sum is pending."""
         super().conclude()
         self._own, self._pending = self.parameters.weights(), None
 
     def carry_over(self, old: FlatParameters) -> None:
-        """Forget a sum of other tensors."""
+        """Drop the pending sum: it is of other tensors."""
         super().carry_over(old)
         self._own, self._pending = self.parameters.weights(), None
 
     def state_dict(self) -> dict[str, Any]:
-        """Add this rank's own model, of which the sum is under way."""
+        """Add this rank's own model, whose sum is pending."""
         return super().state_dict() | {"own_model": self.parameters.by_name(self._own)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore `state_dict()`."""
         super().load_state_dict(state)
         self._own = self.parameters.flatten(state["own_model"])
-
-    @classmethod
-    def resharding_plan(cls, state: State) -> ReshardingPlan:
-        """Average the ranks' own models within the training."""
-        return own_model_plan(state)
-
-    @classmethod
-    def end_resharding(cls, state: State) -> State:
-        """Begin from the mean of the models, as leaving would."""
-        return super().end_resharding(with_own_model(state))
 
     def _start_total(self) -> PendingExchange:
         return super()._start_total() if self._pending is None else self._pending
@@ -376,27 +386,11 @@ class D1dPsgd(OwnModels):
         self._pending = start_sum(self.own_model(), self.group, "models")
 
     def _mean(self) -> Float[Tensor, " elements"]:
-        """Return W_k T_u, of which the sum is under way."""
+        """Return W_k T_u, whose sum is pending."""
         if self._pending is None:
             return super()._mean()
         # A pending sum may be asked for more than once.
         return self._pending.wait() / self.group.size()
-
-
-def own_model_plan(state: State) -> ReshardingPlan:
-    """Return the plan of a trainer whose state has this rank's own model beside the parameters."""
-    trainer = state["trainer"]
-    if not trainer["is_open"]:
-        return ReshardingPlan()
-    return ReshardingPlan(trainer["num_models"], {("trainer", "own_model"): "mean"})
-
-
-def with_own_model(state: State) -> State:
-    """Return the state with its own model in the parameters' place, where it is within training."""
-    trainer = state["trainer"]
-    if not trainer["is_open"]:
-        return state
-    return {**state, "model": {**state["model"], **trainer["own_model"]}}
 
 
 @dataclass(slots=True)
@@ -411,8 +405,8 @@ class Staleness:
 
 
 @dataclass(slots=True)
-class ModelInMotion:
-    """ModelInMotion is x, a rank's column of W_k; each method is one change of it.
+class ConcurrentModel:
+    """ConcurrentModel is x, a rank's column of W_k, which two threads change; methods are atomic.
 
     A gradient is computed at the weights that `step` returned. `staleness` of the next gradient is
     the number of exchanges since then. `own_steps` is the first x and the rank's steps, without
@@ -438,7 +432,7 @@ class ModelInMotion:
             return self.weights.clone()
 
     def step(self, stepped: Float[Tensor, " elements"]) -> Float[Tensor, " elements"]:
-        """Apply what an optimizer made of the weights it read; return those to read next."""
+        """Apply an optimizer's step to the weights it read; return the weights to read next."""
         with self._lock:
             self.own_steps = self.own_steps + (stepped - self._read)
             if self.staleness == 0:
@@ -453,7 +447,7 @@ class ModelInMotion:
             return self._read
 
     def answer(self, received: Float[Tensor, " elements"]) -> Float[Tensor, " elements"] | None:
-        """Average with an active rank's model; return what it must average with, None if busy.
+        """Average with an active rank's model; return this rank's in answer, None if it is busy.
 
         A rank is busy once `max_staleness` exchanges have moved x since its last step.
         """
@@ -484,14 +478,14 @@ MODEL, BUSY, FINISHED = 0.0, 1.0, 2.0
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """Offer is an active rank's exchange under way: what it sent, and the answer to come."""
+    """Offer is an active rank's pending exchange: what it sent, and the answer to come."""
 
     sent: Float[Tensor, " elements"]
     send: PendingExchange
     answer: PendingExchange
 
 
-class AdPsgd(OwnModels):
+class AdPsgd(OwnModelBeside):
     """AdPsgd averages with one neighbour at a time, in a thread beside the gradients.
 
     Even ranks are active: each has one exchange under way, with a neighbour drawn from
@@ -516,7 +510,7 @@ class AdPsgd(OwnModels):
         super().set_up()
         check_exchanges_beside(self.group)
         self.num_offers = 0
-        self._motion = ModelInMotion(self._host_weights(), self.config.max_staleness)
+        self._concurrent = ConcurrentModel(self._host_weights(), self.config.max_staleness)
         self._offer: Offer | None = None
         self._threads: list[CommunicationThread] = []
         rank, num_ranks = self.group.rank(), self.group.size()
@@ -528,32 +522,32 @@ class AdPsgd(OwnModels):
         return set()
 
     def is_comparison_awaited(self) -> bool:
-        """Look at a comparison when the next is due: until then no rank waits for a slow one."""
+        """Check a comparison when the next one is due: until then no rank waits for a slow one."""
         return self.num_steps + 1 - self._last_comparison >= STEPS_BETWEEN_COMPARISONS
 
     def connect(self) -> None:
         """Continue from a checkpoint's own model."""
         self._tag = new_tag(self.group)
         if self._is_open:
-            self._continue_from(self._motion.snapshot())
+            self._continue_from(self._concurrent.snapshot())
 
     def begin(self) -> None:
         """Start from the model that all ranks share."""
         self._continue_from(self._host_weights())
 
     def end_step(self) -> None:
-        """Apply the step, look at the exchange under way, and start the next one."""
+        """Apply the step, poll the pending exchange, and start the next one."""
         for thread in self._threads:
             thread.check()
         if self._offer is not None and self._offer.answer.is_done():
             self._take_answer()
-        self.parameters.set_weights(self._motion.step(self._host_weights()))
+        self.parameters.set_weights(self._concurrent.step(self._host_weights()))
         if self._is_active and self._partners and self._offer is None:
             self._start_offer()
 
     def own_model(self) -> Float[Tensor, " elements"]:
         """Return this rank's model as it is now, with what others have averaged into it."""
-        return self._motion.snapshot().to(self.parameters.device)
+        return self._concurrent.snapshot().to(self.parameters.device)
 
     def conclude(self) -> None:
         """End all exchanges, and leave the mean of the models."""
@@ -567,14 +561,14 @@ class AdPsgd(OwnModels):
             thread.join()
         self._threads.clear()
         super().conclude()
-        self._motion.weights = self._host_weights()
+        self._concurrent.weights = self._host_weights()
 
     def abandon(self) -> None:
-        """Give up the exchange under way; a passive rank is busy until its partners have finished.
+        """Give up the pending exchange; a passive rank answers "busy" until its partners finish.
 
         A thread that still waited in gloo would end its process by SIGABRT, when it is to exit.
         """
-        self._motion.max_staleness = 0
+        self._concurrent.max_staleness = 0
         self._threads = []
         with suppress(CollectiveError):  # of a partner that is dead
             for send in self._start_finishing():
@@ -598,7 +592,7 @@ class AdPsgd(OwnModels):
         own = {
             "own_model": self.parameters.by_name(self.own_model()),
             "num_offers": self.num_offers,
-            "exchanges": asdict(self._motion.counts),
+            "exchanges": asdict(self._concurrent.counts),
         }
         if self._is_entered and self._is_open:
             collectives.barrier(self.group)
@@ -609,18 +603,18 @@ class AdPsgd(OwnModels):
         super().load_state_dict(state)
         own = self.parameters.flatten(state["own_model"]).cpu()
         counts = Staleness(**state["exchanges"])
-        self._motion = ModelInMotion(own, self.config.max_staleness, counts)
+        self._concurrent = ConcurrentModel(own, self.config.max_staleness, counts)
         self.num_offers = state["num_offers"]
 
     def carry_over(self, old: FlatParameters) -> None:
-        """Forget the model of other tensors."""
+        """Start from the model of the tensors that are trained now."""
         super().carry_over(old)
-        self._motion = ModelInMotion(
-            self._host_weights(), self.config.max_staleness, self._motion.counts
+        self._concurrent = ConcurrentModel(
+            self._host_weights(), self.config.max_staleness, self._concurrent.counts
         )
 
     def replaceable_settings(self, state: Mapping[str, Any]) -> Collection[str]:
-        """Name the bound of staleness."""
+        """Allow another bound of staleness."""
         del state
         return ("max_staleness",)
 
@@ -630,7 +624,7 @@ class AdPsgd(OwnModels):
         A step's staleness is the number of exchanges between the read of its gradient's weights and
         the step. `num_busy` counts the offers that this rank has declined to bound it.
         """
-        counts = self._motion.counts
+        counts = self._concurrent.counts
         return super().statistics() | {
             "num_exchanges": counts.num_exchanges,
             "num_busy": counts.num_busy,
@@ -641,18 +635,13 @@ class AdPsgd(OwnModels):
     @classmethod
     def resharding_plan(cls, state: State) -> ReshardingPlan:
         """Average the ranks' own models within the training; new ranks count from zero."""
-        plan = own_model_plan(state)
+        plan = super().resharding_plan(state)
         own = {("trainer", "exchanges"): "own", ("trainer", "num_offers"): "own"}
         return ReshardingPlan(plan.num_models, {**plan.rules, **own})  # type: ignore[dict-item]
 
-    @classmethod
-    def end_resharding(cls, state: State) -> State:
-        """Begin from the mean of the models, as leaving would."""
-        return super().end_resharding(with_own_model(state))
-
     def _continue_from(self, weights: Float[Tensor, " elements"]) -> None:
-        counts = self._motion.counts
-        self._motion = ModelInMotion(weights, self.config.max_staleness, counts)
+        counts = self._concurrent.counts
+        self._concurrent = ConcurrentModel(weights, self.config.max_staleness, counts)
         self.parameters.set_weights(weights.to(self.parameters.device))
         if not self._is_active:
             self._threads = [
@@ -662,15 +651,15 @@ class AdPsgd(OwnModels):
 
     def _answer(self, partner: int) -> None:
         """Answer an active rank until it has finished, in a thread of its own."""
-        tag, motion = self._tag, self._motion
-        message = self._message(motion.snapshot(), MODEL)
+        tag, own = self._tag, self._concurrent
+        message = self._message(own.snapshot(), MODEL)
         while True:
             # Ranks may all be at other work for longer than the limit, such as an evaluation.
             start_receive(message, partner, self.group, tag).wait_without_limit()
             if float(message[-1]) == FINISHED:
                 return
             received = message[:-1].clone()
-            answer = motion.answer(received)
+            answer = own.answer(received)
             reply = self._message(received if answer is None else answer, MODEL)
             if answer is None:
                 reply[-1] = BUSY
@@ -678,10 +667,10 @@ class AdPsgd(OwnModels):
             self._traffic.add(reply.nbytes)
 
     def _start_finishing(self) -> list[PendingExchange]:
-        """Tell the passive partners of an active rank that no offer follows."""
+        """Tell the passive partners of an active rank that no more offers follow."""
         if not self._is_active:
             return []
-        finished = self._message(self._motion.snapshot(), FINISHED)
+        finished = self._message(self._concurrent.snapshot(), FINISHED)
         return [start_send(finished, each, self.group, self._tag) for each in self._partners]
 
     def _start_offer(self) -> None:
@@ -689,7 +678,7 @@ class AdPsgd(OwnModels):
             self.config.mixing_seed, self.group.rank(), self.num_offers, self.group.size()
         )
         self.num_offers += 1
-        sent = self._motion.snapshot()
+        sent = self._concurrent.snapshot()
         message = self._message(sent, MODEL)
         self._traffic.add(message.nbytes)
         self._offer = Offer(
@@ -705,14 +694,14 @@ class AdPsgd(OwnModels):
         answer = offer.answer.wait()
         offer.send.wait()
         if float(answer[-1]) == MODEL:
-            self._motion.take_answer(offer.sent, answer[:-1])
+            self._concurrent.take_answer(offer.sent, answer[:-1])
 
     def _start_total(self) -> PendingExchange:
         """Sum the ranks' own steps, which exchanges do not move: the mean is the same.
 
         So an exchange that is half done counts on neither side, and no rank waits for its end.
         """
-        return start_sum(self._motion.own_steps.clone(), self.group, "models")
+        return start_sum(self._concurrent.own_steps.clone(), self.group, "models")
 
     def _host_weights(self) -> Float[Tensor, " elements"]:
         return self.parameters.weights().cpu()

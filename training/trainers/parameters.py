@@ -90,14 +90,14 @@ class FlatParameters:
             self.named[name].detach().copy_(values)
 
     def rounded(self, flat: Float[Tensor, " elements"]) -> Float[Tensor, " elements"]:
-        """Return what the parameters keep of a vector; float32 ones keep all, the vector itself."""
+        """Return a vector rounded to the parameters' types; itself if all are the vector's type."""
         if self._is_exact:
             return flat
         views = zip(self.named.values(), self._views(flat), strict=True)
         return torch.cat([view.to(p.dtype).to(flat.dtype).reshape(-1) for p, view in views])
 
     def refined(self, flat: Float[Tensor, " elements"]) -> Float[Tensor, " elements"]:
-        """Return the parameters, more exactly where they are those of `flat`, rounded."""
+        """Return the parameters as a vector, taking `flat` where it rounds to them."""
         weights = self.weights()
         if self._is_exact:
             return weights
@@ -121,7 +121,7 @@ class FlatParameters:
         return self._gradients
 
     def present_gradients(self) -> list[Tensor]:
-        """Return the gradients that are not missing, themselves."""
+        """Return the gradients that are not missing, uncopied."""
         return [p.grad for p in self.named.values() if p.grad is not None]
 
     def set_gradients(self, flat: Float[Tensor, " elements"]) -> None:
@@ -167,7 +167,7 @@ class FlatParameters:
     def carry_over(
         self, flat: Float[Tensor, " old_elements"], old: "FlatParameters"
     ) -> Float[Tensor, " elements"]:
-        """Lay out a vector of the `old` parameters for these; where there is none, it is zeros."""
+        """Rearrange a vector of the `old` parameters for these; new ones get zeros."""
         by_name = old.by_name(flat)
         carried = self.zeros()
         for name, view in self.views(carried).items():
@@ -200,7 +200,7 @@ def named_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def check_model(model: nn.Module) -> None:
-    """Raise ValueError for a model that exchanges by itself, or where new tensors hold nothing."""
+    """Raise ValueError for a model that exchanges by itself, or if the default device is meta."""
     for module in model.modules():
         for each in type(module).__mro__:
             if each.__name__ in DISTRIBUTED_WRAPPERS:
@@ -217,12 +217,12 @@ def check_model(model: nn.Module) -> None:
 
 
 def holds_no_values(tensor: Tensor) -> bool:
-    """Return whether a tensor is a shape alone."""
+    """Return whether a tensor has a shape but no values."""
     return tensor.is_meta
 
 
 def fault_of(tensor: Tensor) -> str:
-    """Say why a tensor cannot be overwritten by rank 0's values; nothing if it can."""
+    """Return why rank 0's values cannot overwrite a tensor; an empty string if they can."""
     if is_lazy(tensor):
         return "has no shape yet: run the lazy model on one input first"
     if holds_no_values(tensor):
@@ -241,7 +241,7 @@ def fault_of(tensor: Tensor) -> str:
 
 
 def find_fault(model: nn.Module) -> str:
-    """Return the error of the first tensor that rank 0's values cannot overwrite, or nothing."""
+    """Return the error of the first tensor that rank 0's values cannot overwrite, if any."""
     for kind, name, tensor in _named_tensors(model):
         if fault := fault_of(tensor):
             return f"{kind} {name} {fault}"

@@ -45,7 +45,7 @@ class TrainedSet:
         self._history = 0
 
     def check(self) -> None:
-        """Raise ValueError, naming a tensor, where other ones are trained than on entering."""
+        """Raise ValueError, naming a tensor, if the trained tensors have changed since entering."""
         if (held := self._now_held()) == self._held:
             if error := self.find_replaced(before_step=True):
                 raise ValueError(error)
@@ -86,13 +86,13 @@ class TrainedSet:
         return ""
 
     def note_rates(self, step: int) -> None:
-        """Remember the hyperparameters of the step about to be taken, if they are others."""
+        """Record the hyperparameters of the step about to be taken, if they have changed."""
         if (now := str(hyperparameters(self._optimizer))) != self._hyperparameters:
             self._hyperparameters = now
             self._history = crc32(f"{step}: {now}".encode(), self._history)
 
     def facts(self) -> Facts:
-        """Describe places in the optimizer, and the rates of all steps since entering."""
+        """Describe the tensors' places in the optimizer, and the rates of all steps since entering."""
         return {
             **self._places,
             "hyperparameters of the last step": self._hyperparameters,
@@ -144,7 +144,7 @@ _hook: list[RemovableHandle] = []
 
 @contextmanager
 def refusing_other_optimizers(model: nn.Module, optimizer: Optimizer) -> Iterator[None]:
-    """Refuse, within, steps of an optimizer that no entered trainer exchanges gradients for.
+    """Refuse steps of optimizers for which no entered trainer exchanges gradients.
 
     ValueError before the step, where it would change a parameter of `model`.
     """
@@ -182,7 +182,7 @@ def check_only_trainer(model: nn.Module, optimizer: Optimizer) -> None:
 
 
 def constant_parameters(model: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
-    """Return the parameters that no entered trainer trains; entering made them rank 0's."""
+    """Return the parameters that no entered trainer trains: rank 0's since entering."""
     trained = {id(tensor) for settings in optimizer.param_groups for tensor in settings["params"]}
     return {
         f"parameter {name}": parameter
@@ -262,7 +262,7 @@ def state_tensors(
 
 
 def hyperparameters(optimizer: Optimizer) -> list[dict[str, Any]]:
-    """Return those of each parameter group that the host can read without waiting for a device."""
+    """Return each group's hyperparameters that the host can read without waiting for a device."""
     return [
         {
             name: value
@@ -284,7 +284,7 @@ def hyperparameter_tensors(optimizer: Optimizer) -> dict[str, Tensor]:
 
 
 def check_optimizer(optimizer: object) -> None:
-    """Raise ValueError for what is no optimizer, wraps another one, or takes no dense gradients."""
+    """Raise ValueError unless this is a plain optimizer of torch that takes dense gradients."""
     name = type(optimizer).__name__
     if not isinstance(optimizer, Optimizer):
         raise ValueError(
@@ -324,7 +324,7 @@ def check_plain_sgd(optimizer: Optimizer) -> None:
 
 @contextmanager
 def seeing_scalers(optimizer: Optimizer) -> Iterator[None]:
-    """Make a `GradScaler` call each step, with marks of itself that `check_step` sees.
+    """Make a `GradScaler` call each step and mark it, so that `check_step` sees it.
 
     It otherwise skips the steps of overflowing gradients, unseen, on one rank and not on others.
     """
@@ -341,7 +341,7 @@ def seeing_scalers(optimizer: Optimizer) -> Iterator[None]:
 
 
 def check_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-    """Raise ValueError for a step whose gradients are not there yet, or are a `GradScaler`'s."""
+    """Raise ValueError for a step with a closure, or under a `GradScaler`."""
     if len(args) > 1 or kwargs.get("closure") is not None:
         raise ValueError(
             "step(closure) computes gradients after they were exchanged: call backward() first, "

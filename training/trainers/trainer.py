@@ -1,4 +1,4 @@
-"""Share what all trainers do: enter, wrap the optimizer's step, leave, and keep state.
+"""Do what all trainers share: enter, wrap the optimizer's step, leave, and keep state.
 
 Trainers report what they do as plain numbers that a loop may log (003 VI-C tunes by these), and
 say by which rules another number of ranks takes over the state that they stored. At the end are the
@@ -67,7 +67,7 @@ def between(earlier: Statistics, later: Statistics) -> Statistics:
 
 
 def density(num_sent: int | float, num_elements: int | float) -> float:
-    """Return the share of elements that were sent; 0 of none."""
+    """Return the share of elements that were sent; 0 if there are none."""
     return num_sent / num_elements if num_elements else 0.0
 
 
@@ -112,7 +112,7 @@ def fields_of(config: TrainerConfig) -> dict[str, Any]:
 
 
 def stored(config: TrainerConfig) -> dict[str, Any]:
-    """Return a trainer's settings as a checkpoint holds them, in plain values."""
+    """Return a trainer's settings in plain values, as a checkpoint holds them."""
     plain: dict[str, Any] = json.loads(json.dumps(asdict(config)))
     del plain[TAG]
     return plain
@@ -186,7 +186,7 @@ class Trainer:
         self.set_up()
 
     def set_up(self) -> None:
-        """Make what the trainer keeps from step to step, of `self.config` and `self.parameters`."""
+        """Initialize the trainer's state from `self.config` and `self.parameters`."""
         self.forget_faults()
 
     def settings(self) -> dict[str, object]:
@@ -195,11 +195,11 @@ class Trainer:
         return shared | fields_of(self.config)
 
     def shared_tensors(self) -> Mapping[str, Tensor]:
-        """Return, by name, the trainer's tensors that now are equal on all ranks."""
+        """Return, by name, the trainer's tensors that are equal on all ranks at this moment."""
         return {f"parameter {name}": tensor for name, tensor in self.parameters.named.items()}
 
     def part_tensors(self) -> Mapping[str, Tensor]:
-        """Return, by name, the tensors that now are equal on the ranks of the same `part`."""
+        """Return, by name, the tensors that are equal on the ranks of a `part` at this moment."""
         return {}
 
     @property
@@ -208,27 +208,27 @@ class Trainer:
         return 0
 
     def shared_state(self) -> Mapping[str, Tensor]:
-        """Return, by name, what entering, leaving and saves compare besides: the optimizer's state.
+        """Return, by name, what entering, leaving and saving also compare: the optimizer's state.
 
         It follows from gradients, which are summed, and is equal where they are.
         """
         return state_tensors(self.optimizer, self.parameters.named)
 
     def find_undone(self) -> str:
-        """Return the error of changes that leaving now would undo, or nothing."""
+        """Return an error if leaving now would undo changes to the model, else an empty string."""
         return ""
 
     def groups(self) -> set[ProcessGroup]:
-        """Return the groups in which the trainer exchanges."""
+        """Return the groups whose traffic counts as the trainer's."""
         return {self.group}
 
     def is_comparison_due(self) -> bool:
-        """Return whether ranks compare their replicas after the step that is being taken."""
+        """Return whether ranks compare their replicas after the current step."""
         is_late = self.num_steps - self._last_comparison >= STEPS_BETWEEN_COMPARISONS
         return is_late and self.group.size() > 1
 
     def is_comparison_awaited(self) -> bool:
-        """Return whether the step that is taken looks at the last comparison, if it has not."""
+        """Return whether the current step checks the last comparison's result, if it is pending."""
         return True
 
     def exchange_gradients(self) -> None:
@@ -236,10 +236,10 @@ class Trainer:
         raise NotImplementedError
 
     def connect(self) -> None:
-        """Make the groups of ranks that the trainer needs besides its own."""
+        """Make the process groups that the trainer needs besides its own."""
 
     def carry_over(self, old: FlatParameters) -> None:
-        """Move state of the `old` parameters to `self.parameters`; new ones begin with zeros."""
+        """Carry state over from the `old` parameters; newly trained tensors begin with zeros."""
         del old
         self.forget_faults()
 
@@ -247,16 +247,16 @@ class Trainer:
         """Start from the model that all ranks now share."""
 
     def end_step(self) -> None:
-        """Do what is due after a step of the optimizer."""
+        """Finish the step, after the optimizer's own."""
 
     def conclude(self) -> None:
-        """Leave in the model what is to be evaluated."""
+        """Leave the model to be evaluated in the parameters."""
 
     def abandon(self) -> None:
-        """Give up the exchanges under way, of which an error has ended the training."""
+        """Give up pending exchanges after an error."""
 
     def forget_faults(self) -> None:
-        """Look for gradients that are not finite from now on, where the model now lies."""
+        """Start checking for gradients that are not finite anew, on the model's present device."""
         self._fault = FirstFault(self.parameters.device)
         self._finite = FiniteCheck(self.group, self.parameters.device)
 
@@ -359,7 +359,7 @@ class Trainer:
         self._is_open = state["is_open"]
 
     def replaceable_settings(self, state: Mapping[str, Any]) -> Collection[str]:
-        """Name the settings that may be others than those of the checkpoint `state`."""
+        """Name the settings that may differ from those of the checkpoint `state`."""
         del state
         return ()
 
@@ -454,12 +454,12 @@ class Trainer:
             self._comparison = Comparison(self._replica({}, of_part), self.group)
 
     def replica(self) -> Replica:
-        """Return what must now be equal on ranks, for a checkpoint to compare."""
+        """Return what must be equal on ranks at this moment, for a checkpoint to compare."""
         of_part = self.part_tensors() if self._is_open else {}
         return self._replica(self.shared_state(), self._digests(of_part))
 
     def _compare(self) -> None:
-        """Compare all that must be equal; raises ValueError, on all ranks, where one differs."""
+        """Raise ValueError, on all ranks, if anything that must be equal differs."""
         problem = (
             self._trained.find_replaced(before_step=False)
             or find_fault(self.model)

@@ -25,7 +25,7 @@ from training.checkpoints.training_state import load_whole_state, reshard, whole
 from training.distributed.simulated_group import SimulatedGroup, SimulatedLink, simulate_ranks
 from training.tensor_encoding import decode_state, encode_state
 from training.trainers import AdPsgd
-from training.trainers.decentralized import ModelInMotion
+from training.trainers.decentralized import ConcurrentModel
 from training.trainers.trainer import State, Statistics
 
 LINK = SimulatedLink(latency_s=0.05)
@@ -304,28 +304,28 @@ def test_loading_a_state_sets_the_counts_back() -> None:
 
 def test_a_step_is_applied_where_the_model_has_moved_to() -> None:
     """x moves by the exchange and by the step, whichever was first, to float64's precision."""
-    motion = ModelInMotion(torch.tensor([1.0, 2.0], dtype=torch.float64), 2)
-    read = motion.step(motion.snapshot())
-    answer = motion.answer(torch.tensor([3.0, 2.0], dtype=torch.float64))
+    concurrent = ConcurrentModel(torch.tensor([1.0, 2.0], dtype=torch.float64), 2)
+    read = concurrent.step(concurrent.snapshot())
+    answer = concurrent.answer(torch.tensor([3.0, 2.0], dtype=torch.float64))
     assert answer is not None
     assert answer.tolist() == [1.0, 2.0]
-    assert motion.step(read - 0.25).tolist() == [1.75, 1.75]
-    assert motion.counts.largest == 1
+    assert concurrent.step(read - 0.25).tolist() == [1.75, 1.75]
+    assert concurrent.counts.largest == 1
 
 
 def test_an_exchange_before_the_first_step_counts() -> None:
     """A neighbour may have taken its first step, and averaged, before this rank's first."""
-    motion = ModelInMotion(torch.tensor([1.0, 2.0], dtype=torch.float64), 2)
-    motion.answer(torch.tensor([3.0, 2.0], dtype=torch.float64))
+    concurrent = ConcurrentModel(torch.tensor([1.0, 2.0], dtype=torch.float64), 2)
+    concurrent.answer(torch.tensor([3.0, 2.0], dtype=torch.float64))
     stepped = torch.tensor([0.75, 1.75], dtype=torch.float64)
-    assert motion.step(stepped).tolist() == [1.75, 1.75]
+    assert concurrent.step(stepped).tolist() == [1.75, 1.75]
 
 
 def test_an_unmoved_model_is_the_optimizers() -> None:
     """Without exchanges the steps have the optimizer's bits."""
-    motion = ModelInMotion(torch.tensor([0.1]), 1)
-    motion.step(torch.tensor([0.7]))
-    assert torch.equal(motion.step(torch.tensor([0.3])), torch.tensor([0.3]))
+    concurrent = ConcurrentModel(torch.tensor([0.1]), 1)
+    concurrent.step(torch.tensor([0.7]))
+    assert torch.equal(concurrent.step(torch.tensor([0.3])), torch.tensor([0.3]))
 
 
 NUM_OLD, NUM_SAVED = 4, 7
