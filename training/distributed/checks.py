@@ -33,7 +33,7 @@ DRIFTED = (
 
 
 class TensorDigests:
-    """TensorDigests are computed at once, on the tensors' device; the host waits in `facts` alone."""
+    """TensorDigests are computed at once, on the tensors' device; only `facts` waits for it."""
 
     def __init__(self, tensors: Mapping[str, Tensor], device: torch.device) -> None:
         self._names = list(tensors)

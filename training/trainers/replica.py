@@ -92,7 +92,7 @@ class TrainedSet:
             self._history = crc32(f"{step}: {now}".encode(), self._history)
 
     def facts(self) -> Facts:
-        """Describe the tensors' places in the optimizer, and the rates of all steps since entering."""
+        """Describe the tensors' places in the optimizer, and the rates since entering."""
         return {
             **self._places,
             "hyperparameters of the last step": self._hyperparameters,
