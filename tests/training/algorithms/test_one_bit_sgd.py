@@ -385,33 +385,18 @@ def test_recent_samples_have_the_weight_of_their_age() -> None:
 
 def updates_at(place: AdaGradPlace, num_steps: int = 4) -> list[Tensor]:
     """Return the updates of three ranks whose AdaGrad acts at a place."""
-    stripes = stripes_of(SMALL_COLUMNS, NUM_RANKS)
-    aggregation = TwoStageAggregation(stripes, 0.5, AdaGrad(place=place))
-    model = torch.zeros(SMALL_COLUMNS.num_elements)
-    states = [aggregation.begin(rank, model) for rank in range(NUM_RANKS)]
-    updates = []
-    for step in range(num_steps):
-        sent = [
-            aggregation.take_messages(state, gradient_of(rank, step))
-            for rank, state in enumerate(states)
-        ]
-        second = [
-            aggregation.take_aggregate(rank, state, [messages[rank] for messages in sent])
-            for rank, state in enumerate(states)
-        ]
-        updates.append(aggregation.update(second, model))
-    return updates
+    ranks = Ranks(NUM_RANKS, SMALL_COLUMNS, 0.5, AdaGrad(place=place))
+    return [
+        ranks.update([gradient_of(rank, step) for rank in range(NUM_RANKS)])
+        for step in range(num_steps)
+    ]
 
 
 def quantized_by_columns(residual: Tensor, vector: Tensor) -> Tensor:
     """Quantize by columns with feedback, a column at a time."""
     residual += vector
-    sent = torch.empty_like(vector)
-    sizes = [8] * 6 + [6]
-    for column, result in zip(residual.split(sizes), sent.split(sizes), strict=True):
-        for side in (column >= 0, column < 0):
-            result[side] = column[side].mean() if side.any() else 0
-        column.sub_(result)
+    sent = torch.from_numpy(reference(residual.numpy(), SMALL_COLUMNS))
+    residual -= sent
     return sent
 
 

@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
-from functools import partial
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerProcess
 
@@ -18,20 +17,9 @@ from torch import nn
 from torch.distributed import ProcessGroup
 
 from tests.training.rank_context import rank_context
+from tests.training.trainers.ranks import TRAINERS
 from training.distributed import collectives, failures, process_group
-from training.trainers import (
-    AdPsgd,
-    Bmuf,
-    D1dPsgd,
-    DPsgd,
-    Gtc,
-    Htm,
-    OneBit,
-    RandPsgd,
-    SparseLoco,
-    Synchronous,
-    Trainer,
-)
+from training.trainers import AdPsgd, Trainer
 
 NUM_RANKS = 4
 START_LIMIT_S = 100.0
@@ -43,22 +31,10 @@ Scenario = Callable[[ProcessGroup, Callable[[], None]], None]
 """A rank's work in the group; it calls its second argument once it trains."""
 
 
-TRAINERS: dict[str, Callable[..., Trainer]] = {
-    "synchronous": Synchronous,
-    "gtc": partial(Gtc, gradient_threshold=1 / 64),
-    "bmuf": partial(Bmuf, block_size=5),
-    "htm": partial(Htm, group_size=2, block_size=5, gradient_threshold=1 / 64),
-    "one_bit": OneBit,
-    "sparse_loco": partial(SparseLoco, block_size=5),
-    "d_psgd": DPsgd,
-    "rand_psgd": partial(RandPsgd, mixing_seed=1),
-    "d1d_psgd": D1dPsgd,
-    "ad_psgd": partial(AdPsgd, mixing_seed=1),
-}
-
-
 def make_trainer(name: str, model: nn.Module, group: ProcessGroup) -> Trainer:
-    return TRAINERS[name](model, torch.optim.SGD(model.parameters(), lr=0.01), group=group)
+    trainer_class, settings = {**TRAINERS, "ad_psgd": (AdPsgd, {"mixing_seed": 1})}[name]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    return trainer_class(model, optimizer, group=group, **settings)
 
 
 @dataclass(frozen=True)
