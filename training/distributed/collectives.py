@@ -356,7 +356,7 @@ class PendingExchange:
             self._work = start()
 
     def is_done(self) -> bool:
-        """Return whether `wait` would return, or raise, at once."""
+        """Return whether a receive's `wait` would return, or raise, at once."""
         return self._work.is_completed()
 
     def wait(self) -> Shaped[Tensor, "..."]:
@@ -382,11 +382,7 @@ class PendingExchange:
 def start_sum(values: Shaped[Tensor, "..."], group: ProcessGroup, purpose: str) -> PendingExchange:
     """Start to replace `values` by their sum over the ranks, bitwise the same on each rank."""
     count_sent(values.nbytes, group)
-
-    def start() -> Work:
-        return _polled(group.allreduce(values), values, group)
-
-    return PendingExchange(start, values, group, f"sum of {purpose}")
+    return PendingExchange(lambda: group.allreduce(values), values, group, f"sum of {purpose}")
 
 
 def start_send(
@@ -407,15 +403,11 @@ def start_receive(
     """Start to receive what a rank sends under the same tag, in the memory of `into`."""
 
     def start() -> Work:
-        return _polled(group.recv([into], sender, tag), into, group)
+        work = group.recv([into], sender, tag)
+        is_polled = isinstance(group, SimulatedGroup) or not is_read_at_once(into.device)
+        return work if is_polled else _WatchedWork(work)
 
     return PendingExchange(start, into, group, f"receive from rank {sender}")
-
-
-def _polled(work: Work, values: Shaped[Tensor, "..."], group: ProcessGroup) -> Work:
-    """Return work whose `is_completed` is true as soon as the exchange is done."""
-    is_polled = isinstance(group, SimulatedGroup) or not is_read_at_once(values.device)
-    return work if is_polled else _WatchedWork(work)
 
 
 class _WatchedWork(Work):

@@ -277,18 +277,6 @@ class SimulatedLink:
         """Return the seconds of one message."""
         return self.latency_s + num_bytes / self.bytes_per_s
 
-    def sum_s(self, num_bytes: int, num_ranks: int) -> float:
-        """Return the seconds of a ring's all-reduce: 2 (L - 1) messages of an L-th."""
-        return 2 * (num_ranks - 1) * self.message_s(num_bytes / num_ranks)
-
-    def gather_s(self, num_bytes: int, num_ranks: int) -> float:
-        """Return the seconds of a ring's all-gather: L - 1 messages of one rank's values."""
-        return (num_ranks - 1) * self.message_s(num_bytes)
-
-    def broadcast_s(self, num_bytes: int, num_ranks: int) -> float:
-        """Return the seconds of a binomial tree's messages, one after the other."""
-        return (num_ranks - 1).bit_length() * self.message_s(num_bytes)
-
 
 # gloo/allreduce.cc: each rank's chunk is at least two segments, none above 1 MB.
 SEGMENTS_PER_RANK = 2
@@ -576,7 +564,8 @@ class SimulatedGroup(dist.ProcessGroup):
         operation = Operation(
             f"an all-gather of {len(values)} values",
             lambda inputs: [torch.cat([tensor for tensors in inputs for tensor in tensors])],
-            lambda inputs: self._link.gather_s(values.nbytes, len(inputs)),
+            # A ring: L - 1 messages of one rank's values.
+            lambda inputs: (len(inputs) - 1) * self._link.message_s(values.nbytes),
         )
         return self._start(operation, [values], output)
 
@@ -613,7 +602,10 @@ class SimulatedGroup(dist.ProcessGroup):
         operation = Operation(
             f"a sum of {values.numel()} values",
             lambda inputs: [ring_sum([tensors[0] for tensors in inputs])],
-            lambda inputs: self._link.sum_s(values.nbytes, len(inputs)),
+            # A ring: 2 (L - 1) messages of an L-th.
+            lambda inputs: (
+                2 * (len(inputs) - 1) * self._link.message_s(values.nbytes / len(inputs))
+            ),
         )
         return self._start(operation, [values], values)
 
@@ -624,7 +616,8 @@ class SimulatedGroup(dist.ProcessGroup):
         operation = Operation(
             "a broadcast",
             lambda inputs: inputs[root],
-            lambda inputs: self._link.broadcast_s(values.nbytes, len(inputs)),
+            # A binomial tree: its messages follow one another.
+            lambda inputs: (len(inputs) - 1).bit_length() * self._link.message_s(values.nbytes),
         )
         return self._start(operation, [values], values)
 

@@ -58,10 +58,6 @@ class PendingMean:
     def __init__(self, total: PendingExchange, parameters: FlatParameters, num_models: int) -> None:
         self._total, self._parameters, self._num_models = total, parameters, num_models
 
-    def is_done(self) -> bool:
-        """Return whether `wait` returns at once."""
-        return self._total.is_done()
-
     def wait(self) -> dict[str, Tensor]:
         """Wait until all ranks have started theirs; return the mean by parameter."""
         mean = self._total.wait() / self._num_models

@@ -15,7 +15,6 @@ from tests.training.trainers.ranks import (
     all_equal,
     build,
     impatient,
-    sgd,
     take_step,
     weights,
 )
@@ -59,14 +58,6 @@ def save(*parts: Any) -> bytes:
     file = io.BytesIO()
     torch.save([part.state_dict() for part in parts], file)
     return file.getvalue()
-
-
-def enter_with_buffers(group: ProcessGroup) -> Tensor:
-    torch.manual_seed(group.rank())
-    model = nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4))
-    model[1].running_mean += group.rank()
-    with Synchronous(model, sgd(model), group=group):
-        return torch.cat([value.reshape(-1).float() for value in model.state_dict().values()])
 
 
 def enter_with_differences(group: ProcessGroup, what: str) -> str:
@@ -146,11 +137,6 @@ def test_resumes_bitwise_from_every_step(rank_pool: RankPool, num_ranks: int, na
     for finals in rank_pool.run(num_ranks, train_resumed_everywhere, name):
         assert len(finals) == NUM_STEPS + 2
         assert all_equal([undisturbed[0], *finals])
-
-
-def test_all_ranks_start_from_rank_0(rank_pool: RankPool) -> None:
-    """Entering gives every rank the parameters and buffers of rank 0."""
-    assert all_equal(rank_pool.run(4, enter_with_buffers))
 
 
 @pytest.mark.parametrize(
