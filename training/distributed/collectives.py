@@ -26,7 +26,7 @@ from zlib import crc32
 import torch
 from jaxtyping import Float, Int32, Shaped
 from torch import Tensor
-from torch.distributed import Work
+from torch._C._distributed_c10d import Work
 
 from training.distributed.process_group import (
     ProcessGroup,

@@ -21,8 +21,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from uuid import uuid4
 
-from torch._C._distributed_c10d import Store
-from torch.distributed import Work
+from torch._C._distributed_c10d import Store, Work
 
 _POLL_INTERVAL_S = 0.05
 
