@@ -22,6 +22,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from infra.store.object_store import ObjectStore
+from pipeline.filterbank import NUM_BINS
 from pipeline.records import Tally
 from pipeline.runs.commit import step_context
 from pipeline.runs.manifest import Output
@@ -111,7 +112,7 @@ def rows(corpus: Corpus, soft: bool) -> Iterator[PartitionRow]:
             speaker_id="speaker",
             duration_ms=10 * num_frames,
             text=None,
-            features=generator.normal(size=(num_frames, 64)).astype(np.float16),
+            features=generator.normal(size=(num_frames, NUM_BINS)).astype(np.float16),
             targets=kbest((num_frames - offset) // 3, NUM_SENONES, generator)
             if soft
             else Alignment(generator.integers(NUM_SENONES, size=num_frames).astype(np.uint16)),

@@ -15,6 +15,7 @@ import torch
 
 from pipeline.shards import Lattice
 from pipeline.shards.lattices import check_lattice
+from pipeline.splicing import NUM_INPUTS
 from tests.benchmarks.measure import Figure, interleaved, ratios, show
 from training.models.lstm import LstmModel
 from training.sequence_training.smbr import AlignedLattice, Smbr, SmbrBatch, smbr_loss
@@ -75,7 +76,7 @@ def main() -> None:
     for name, (num_layers, num_units) in SIZES.items():
         config = LstmConfig(num_layers, num_units, False, LOOK_AHEAD, 0.0)
         model = LstmModel(config, NUM_SENONES)
-        features = torch.randn(len(utterances), int(lengths.max()), 192)
+        features = torch.randn(len(utterances), int(lengths.max()), NUM_INPUTS)
         functions[name] = lambda m=model, x=features: m(x, lengths).sum().backward()
     smbr_loss(torch.zeros(len(utterances), int(lengths.max()), NUM_SENONES), batch)  # once, to warm
     seconds = interleaved(functions, NUM_ROUNDS, time.process_time)

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from pipeline.filterbank import SAMPLE_RATE_HZ
+from pipeline.filterbank import NUM_BINS, SAMPLE_RATE_HZ
 from training.export.onnx_graph import in_int8, streaming_graph
 from training.export.recognizer import EnergyStream, StreamingModel
 from training.models.lstm import LstmModel
@@ -44,7 +44,7 @@ def filter_bank_s(samples: np.ndarray, piece: int) -> float:
 def network_s(model: StreamingModel, num_streams: int, num_pieces: int) -> float:
     """Return the seconds of the network of all streams together, after a call to warm up."""
     generator = np.random.default_rng(0)
-    energies = generator.normal(5, 3, size=(num_streams, 30, 64)).astype(np.float32)
+    energies = generator.normal(5, 3, size=(num_streams, 30, NUM_BINS)).astype(np.float32)
     state = model.advance(energies, model.start(num_streams)).state
     started = time.process_time()
     for _ in range(num_pieces):

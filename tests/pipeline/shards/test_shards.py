@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pipeline.filterbank import NUM_BINS
 from pipeline.kbest import KBest, select_kbest
 from pipeline.shards import (
     Alignment,
@@ -37,7 +38,7 @@ TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 
 def feature_row(number: int = 0, num_frames: int = 10, text: str | None = None) -> FeatureRow:
     generator = np.random.default_rng(number)
-    features = generator.standard_normal((num_frames, 64)).astype(np.float16)
+    features = generator.standard_normal((num_frames, NUM_BINS)).astype(np.float16)
     created_at = "2019-05-12T10:00:00+00:00"
     return FeatureRow(
         f"utt-{number}", "spk", 10 * num_frames, created_at, "a.flac", "e1", text, "DP1", features
@@ -167,7 +168,7 @@ def test_the_footer_states_the_conventions() -> None:
     expected = {
         b"shard": b"features",
         b"dtype": b"float16",
-        b"num_bins": b"64",
+        b"num_bins": str(NUM_BINS).encode(),
         b"frame_shift_ms": b"10",
         b"normalization": b"causal speaker mean",
     }
@@ -258,7 +259,7 @@ def rewritten(data: bytes, options: dict[str, Any] | None = None, **columns: lis
     return seal(sink)
 
 
-NAN = np.full((10, 64), np.nan, np.float16).tobytes()
+NAN = np.full((10, NUM_BINS), np.nan, np.float16).tobytes()
 LIES: dict[str, tuple[str, dict[str, list[Any]], str]] = {
     "too many frames stated": ("features", {"num_frames": [11]}, "need 1408"),
     "too few frames stated": ("features", {"num_frames": [9]}, "need 1152"),
