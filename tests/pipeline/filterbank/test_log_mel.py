@@ -24,7 +24,7 @@ def mel(frequency_hz: np.ndarray | float) -> np.ndarray:
 
 def mel_weights() -> np.ndarray:
     """Triangles of equal width in mel between 20 and 8000 Hz, as weights of 256 FFT bins."""
-    edges = np.linspace(mel(20), mel(8000), 66)
+    edges = np.linspace(mel(20), mel(8000), NUM_BINS + 2)
     bins = mel(np.arange(256) * 16000 / 512)[:, np.newaxis]
     rising = (bins - edges[:-2]) / (edges[1:-1] - edges[:-2])
     falling = (edges[2:] - bins) / (edges[2:] - edges[1:-1])
@@ -137,7 +137,7 @@ def test_only_whole_windows_count(num_samples: int, expected: int) -> None:
 def test_a_tone_peaks_at_its_own_bin() -> None:
     """1 kHz is loudest in the bin whose centre is nearest to it in mel."""
     tone = 0.5 * np.sin(2 * np.pi * 1000 * np.arange(8000) / 16000)
-    centres = np.linspace(mel(20), mel(8000), 66)[1:-1]
+    centres = np.linspace(mel(20), mel(8000), NUM_BINS + 2)[1:-1]
     nearest = np.abs(centres - mel(1000)).argmin()
     energies = log_mel_energies(tone.astype(np.float32))
     assert (np.abs(energies.argmax(axis=1) - nearest) <= 1).all()

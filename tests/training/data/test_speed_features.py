@@ -69,9 +69,9 @@ def test_features_are_interpolated_in_time_and_in_mel(num_frames, speed, seed) -
     in_time = np.stack(
         [np.interp(positions, np.arange(num_frames), column) for column in features.T], axis=1
     )
-    # Kaldi's mel scale, 20 to 8000 Hz; a bin's centre is a 65th of the way after the one before.
+    # Kaldi's mel scale, 20 to 8000 Hz; the bins' centres divide it evenly.
     low, high = (1127 * np.log(1 + hertz / 700) for hertz in (20, 8000))
-    centres = low + (high - low) * np.arange(1, 65) / 65
+    centres = low + (high - low) * np.arange(1, NUM_BINS + 1) / (NUM_BINS + 1)
     heard_at = 1127 * np.log(1 + (np.exp(centres / 1127) - 1) / speed)
     expected = np.stack([np.interp(heard_at, centres, frame) for frame in in_time])
     assert np.abs(features_at_speed(features, speed) - expected).max() < 4e-3

@@ -162,7 +162,7 @@ def test_parameters_are_counted_without_memory() -> None:
     for num_senones in (106, 200):
         size = num_parameters(lstm, num_senones)
         assert num_parameters(conformer, num_senones) == pytest.approx(size, rel=0.05)
-    assert num_parameters(own("Linear"), 100_000) == 193 * 100_000
+    assert num_parameters(own("Linear"), 100_000) == (NUM_INPUTS + 1) * 100_000
 
 
 @pytest.mark.parametrize(
