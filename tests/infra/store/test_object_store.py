@@ -141,14 +141,12 @@ def test_get_many_keeps_order_and_continues_after_errors(store: ObjectStore, bas
 
 
 def test_get_many_may_be_left_early(store: ObjectStore, base: str) -> None:
-    """Closing the iterator cancels the rest; a bad depth is refused with its bounds."""
+    """Closing the iterator cancels the rest."""
     uri = join_uri(base, "one")
     store.put(uri, b"1")
     objects = store.get_many([uri] * 1000, in_flight=2)
     assert next(objects) == (uri, store.fetch(uri))
     objects.close()  # type: ignore[attr-defined]
-    with pytest.raises(ValueError, match=r"in_flight = 0: need 1..64"):
-        store.get_many([uri], in_flight=0)
 
 
 def test_a_store_travels_to_another_process(store: ObjectStore, base: str) -> None:
