@@ -127,7 +127,9 @@ class DevicePool:
             if connection is not None:
                 return connection
             if process.poll() is not None:
-                raise ServerLostError(f"its server did not start: {_last_line(path)}")
+                log = path.with_suffix(".log").read_text(encoding="utf-8", errors="replace")
+                lines = [line for line in log.split("\n") if line.strip()] or ["no message"]
+                raise ServerLostError(f"its server did not start: {lines[-1]}")
             time.sleep(_POLL_INTERVAL_S)
         process.kill()
         raise ServerLostError(f"its server did not start within {self.start_timeout_s:g} s")
@@ -203,8 +205,3 @@ def _file_name(device: str) -> str:
     # Short, as a socket's path has 107 characters at most.
     digest = hashlib.sha256(device.encode()).hexdigest()[:6]
     return f"{re.sub(r'[^A-Za-z0-9]', '-', device)[:12]}-{digest}"
-
-
-def _last_line(path: Path) -> str:
-    lines = path.with_suffix(".log").read_text(encoding="utf-8", errors="replace").split("\n")
-    return next((line for line in reversed(lines) if line.strip()), "no message")

@@ -469,15 +469,13 @@ class DeviceServer:
             path.unlink(missing_ok=True)
 
     def _accept(self, listener: socket.socket) -> socket.socket | None:
-        while self._outgoing or time.monotonic() < self._idle_until_s():
+        limit_s = self._settings.idle_timeout_s
+        while self._outgoing or time.monotonic() < self._last_used_s + limit_s:
             try:
                 return listener.accept()[0]
             except TimeoutError:
                 continue
         return None
-
-    def _idle_until_s(self) -> float:
-        return self._last_used_s + self._settings.idle_timeout_s
 
     def _beat(self) -> None:
         while True:

@@ -175,7 +175,7 @@ def test_cosine_transform_against_its_definition() -> None:
     energies = np.random.default_rng(0).normal(size=(5, NUM_BINS)).astype(np.float32)
     k, n = np.arange(13)[:, np.newaxis], np.arange(NUM_BINS)
     scale = np.where(k == 0, np.sqrt(1 / NUM_BINS), np.sqrt(2 / NUM_BINS))
-    expected = energies @ (scale * np.cos(np.pi * k * (2 * n + 1) / 128)).T
+    expected = energies @ (scale * np.cos(np.pi * k * (2 * n + 1) / (2 * NUM_BINS))).T
     np.testing.assert_allclose(cepstra(energies)[:, :13], expected, atol=1e-5)
 
 

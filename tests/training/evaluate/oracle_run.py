@@ -80,7 +80,7 @@ class Oracle(LstmModel):
             self.heard[self.name, frames.numpy().tobytes()] += 1
             senones = frames[:, NUM_BINS].long()
             silence = TREE.senone(0, 0, 0)
-            senones[frames[:, 65] >= LISTENS_FROM[self.name]] = silence
+            senones[frames[:, NUM_BINS + 1] >= LISTENS_FROM[self.name]] = silence
             found.append(30 * torch.nn.functional.one_hot(senones, TREE.num_senones).float())
         return found
 
