@@ -24,7 +24,7 @@ from botocore.validate import ParamValidator
 from infra.aws.step_roles import role_name
 from infra.cluster import Cluster
 from infra.settings import Items, Text, check_ranges, read_record, read_toml
-from infra.spark.settings import launch_options
+from infra.spark.session import launch_options
 
 _Bucket = Annotated[
     str, Text(8, 1024, r"s3://[a-z0-9.-]{3,63}(/[\w.-]+)*", "s3://megahour-bucket/code")

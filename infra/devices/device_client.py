@@ -15,13 +15,15 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import TypeAlias
 
-from infra.devices.batches import Batch, PoolRequest, form_batches
 from infra.devices.device_pool import DeviceError, DevicePool, ServerLostError, kill_server
 from infra.devices.messages import (
     MAX_MESSAGE_BYTES,
+    Batch,
     Kind,
     Message,
     MessageError,
+    PoolRequest,
+    form_batches,
     receive_message,
     send_message,
 )

@@ -26,13 +26,14 @@ from pathlib import Path
 from queue import Queue
 from typing import Annotated, Any, Generic, Protocol, TypeVar
 
-from infra.devices.batches import PoolRequest, padded_frames
 from infra.devices.messages import (
     MAX_FRAMES,
     MAX_MESSAGE_BYTES,
     Kind,
     Message,
     MessageError,
+    PoolRequest,
+    padded_frames,
     receive_message,
     send_message,
 )

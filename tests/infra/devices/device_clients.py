@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from infra.devices.batches import PoolRequest
 from infra.devices.device_client import PoolAnswer, RequestStream
 from infra.devices.device_pool import DevicePool, _file_name
+from infra.devices.messages import PoolRequest
 
 COMMANDS = "tests.infra.devices.device_functions:Commands"
 WINDOW = 100_000

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 import pytest
 
 from infra.devices import device_server
-from infra.devices.batches import PoolRequest
 from infra.devices.device_server import (
     BatchWatch,
     ComputePipeline,
@@ -17,6 +16,7 @@ from infra.devices.device_server import (
     RequestQueue,
     is_out_of_memory,
 )
+from infra.devices.messages import PoolRequest
 
 LIMIT_S = 20
 

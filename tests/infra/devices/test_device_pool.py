@@ -14,14 +14,15 @@ from pathlib import Path
 import pytest
 
 from infra.devices import device_client
-from infra.devices.batches import Batch, PoolRequest
 from infra.devices.device_client import RequestFailure, RequestStream, ServerLink
 from infra.devices.device_pool import DeviceError, DevicePool, _private_directory
 from infra.devices.messages import (
     MAX_MESSAGE_BYTES,
+    Batch,
     Kind,
     Message,
     MessageError,
+    PoolRequest,
     receive_message,
     send_message,
 )

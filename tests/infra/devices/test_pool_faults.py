@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from infra.devices import device_client, device_pool
-from infra.devices.batches import PoolRequest
 from infra.devices.device_client import RequestStream
 from infra.devices.device_pool import DevicePool, _private_directory, _try_connect
+from infra.devices.messages import PoolRequest
 from infra.task_metrics import FAULTS
 from tests.infra.devices.device_clients import (
     ask,
