@@ -29,13 +29,13 @@ from infra.devices.messages import (
 from tests.infra.devices.device_clients import (
     WINDOW,
     ask,
-    is_alive,
     kill,
     served_by,
     server_of,
     wait_until,
     where,
 )
+from tests.whole_path.processes import lives
 
 BROKEN = "tests.infra.devices.device_functions:Broken"
 SLOW = "tests.infra.devices.device_functions:slow"
@@ -164,7 +164,7 @@ def test_a_stopped_server_is_killed_after_ten_seconds(
         os.kill(pid, signal.SIGSTOP)
         others = {served_by(answer)[1] for answer in running.result()}
     assert pid not in others
-    wait_until(lambda: not is_alive(pid))
+    wait_until(lambda: not lives(pid))
 
 
 def test_a_device_that_cannot_be_used_is_left_out(pool: DevicePool) -> None:
@@ -194,8 +194,8 @@ def test_an_idle_server_ends(pool: DevicePool) -> None:
     """A server ends when idle, not while it works, and starts again when it is needed."""
     brief = replace(pool, idle_timeout_s=0.5)
     pid = served_by(*ask(brief, [b"sleep 1.2"]))[1]
-    assert is_alive(pid)
-    wait_until(lambda: not is_alive(pid))
+    assert lives(pid)
+    wait_until(lambda: not lives(pid))
     assert where(brief)[1] != pid
 
 
