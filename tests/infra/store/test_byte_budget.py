@@ -4,7 +4,6 @@ import threading
 import time
 import tracemalloc
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 
@@ -55,14 +54,6 @@ def small_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(object_store, "IN_FLIGHT_BYTES", BUDGET)
 
 
-@pytest.fixture(params=["local", "s3"])
-def base(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """Return a place for objects, local or in S3."""
-    if request.param == "local":
-        return str(tmp_path / "store")
-    return f"s3://{request.getfixturevalue('s3_bucket')}/store"
-
-
 @pytest.fixture
 def measured() -> Iterator[Callable[[], int]]:
     """Return a function that returns the most bytes that Python's objects held so far."""
@@ -107,7 +98,6 @@ def test_larger_objects_are_fetched_alone(base: str) -> None:
 
 
 def test_one_long_object_does_not_slow_the_others(
-    s3_bucket: str,  # noqa: ARG001 - for its credentials
     serve: Serve,
 ) -> None:
     """An hour among utterances of 5 s: 63 of the others are in flight with it."""
