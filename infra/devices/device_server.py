@@ -401,6 +401,11 @@ _FLUSH_POLL_S = 0.0002
 _ENDED = "ended: "
 
 
+Factory = Annotated[str, Text(3, 1000, r"[\w.]+:\w+", "module:function")]
+BatchFrames = Annotated[int, Range(1, MAX_FRAMES)]
+Seconds = Annotated[float, Range(1e-3, 1e9)]
+
+
 @dataclass(frozen=True)
 class ServerSettings:
     """ServerSettings names the function to serve ("module:function"), its device and socket.
@@ -408,13 +413,13 @@ class ServerSettings:
     A batch has at most `batch_frames` padded frames, and the first one `first_batch_limit_s`.
     """
 
-    factory: Annotated[str, Text(3, 1000, r"[\w.]+:\w+", "module:function")]
+    factory: Factory
     arguments: dict[Annotated[str, Text(1, 1000)], Annotated[str, Text(0, 10_000)]]
     device: Annotated[str, Text(1, 100)]
     socket_path: Annotated[str, Text(1, 107)]
-    batch_frames: Annotated[int, Range(1, MAX_FRAMES)]
-    idle_timeout_s: Annotated[float, Range(1e-3, 1e9)]
-    first_batch_limit_s: Annotated[float, Range(1e-3, 1e9)]
+    batch_frames: BatchFrames
+    idle_timeout_s: Seconds
+    first_batch_limit_s: Seconds
 
     __post_init__ = check_ranges
 

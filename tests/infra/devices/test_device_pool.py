@@ -261,11 +261,11 @@ class Endless:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"factory": "os.system"}, "factory = 'os.system': need 'module:function'"),
+        ({"factory": "os.system"}, "factory = 'os.system': need .* 'module:function'"),
         ({"devices": ()}, "need one or more"),
         ({"devices": ("cpu", "cpu")}, "each once"),
         ({"batch_frames": 0}, "batch_frames = 0: need 1..4294967295"),
-        ({"idle_timeout_s": 0}, "idle_timeout_s = 0: need more than 0 seconds"),
+        ({"idle_timeout_s": 0}, "idle_timeout_s = 0: need 0.001"),
     ],
 )
 def test_bad_pools_are_refused(pool: DevicePool, change: dict[str, object], message: str) -> None:
