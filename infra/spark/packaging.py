@@ -12,7 +12,7 @@ import tarfile
 import uuid
 import zipfile
 from collections.abc import Iterator, Sequence
-from importlib.metadata import Distribution, PackageNotFoundError, distribution, version
+from importlib.metadata import Distribution, distribution, version
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from io import BytesIO
@@ -21,6 +21,7 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from infra.cluster import lack
 from infra.settings import ConfigurationError
 
 CODE = ("infra", "jobs", "pipeline", "training")
@@ -99,7 +100,11 @@ def closure(requirements: Sequence[str]) -> dict[str, Distribution]:
         if key in seen or name in _PROVIDED_BY_CLUSTER:
             continue
         seen.add(key)
-        found[name] = _installed(requirement, asked_by)
+        requirement.marker = None  # it was true with the extras of who asks
+        if (fact := lack(requirement)) is not None:
+            remedy = f"pip install '{requirement}'"
+            raise ConfigurationError(f"{requirement} ({asked_by}): {fact}: {remedy}")
+        found[name] = distribution(requirement.name)
         extras = ("", *requirement.extras)
         needs = [Requirement(text) for text in found[name].requires or ()]
         pending += [
@@ -108,21 +113,6 @@ def closure(requirements: Sequence[str]) -> dict[str, Distribution]:
             if need.marker is None or any(need.marker.evaluate({"extra": each}) for each in extras)
         ]
     return found
-
-
-def _installed(requirement: Requirement, asked_by: str) -> Distribution:
-    try:
-        found = distribution(requirement.name)
-    except PackageNotFoundError as error:
-        raise _not_satisfied(requirement, asked_by, "not installed") from error
-    if not requirement.specifier.contains(found.version, prereleases=True):
-        raise _not_satisfied(requirement, asked_by, f"{found.version} is installed")
-    return found
-
-
-def _not_satisfied(requirement: Requirement, asked_by: str, fact: str) -> ConfigurationError:
-    remedy = f"pip install '{requirement}'"
-    return ConfigurationError(f"{requirement} ({asked_by}): {fact}: {remedy}")
 
 
 def _files_of(distributions: Sequence[Distribution]) -> Iterator[tuple[str, Path]]:

@@ -25,11 +25,22 @@ from tests.faults.failing_store.scripted_server import Request, Serve
 from tests.s3_server import free_port
 
 
-@pytest.fixture(params=["s3", pytest.param("ceph", marks=pytest.mark.cluster)])
+CEPH = pytest.param("ceph", marks=pytest.mark.cluster)
+
+
+@pytest.fixture(params=["s3", CEPH])
 def bucket(request: pytest.FixtureRequest) -> str:
     """Make a bucket of moto's server, and one of Ceph's."""
     name: str = request.getfixturevalue(f"{request.param}_bucket")
     return name
+
+
+@pytest.fixture(params=["local", "s3", CEPH])
+def base(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Return a place for objects: local, or in either server."""
+    if request.param == "local":
+        return str(tmp_path / "store")
+    return f"s3://{request.getfixturevalue(f'{request.param}_bucket')}/store"
 
 
 @pytest.fixture
