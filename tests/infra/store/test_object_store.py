@@ -24,7 +24,6 @@ from infra.task_metrics import REQUESTS
 from tests.faults.failing_store.scripted_server import Request, Serve
 from tests.s3_server import free_port
 
-
 CEPH = pytest.param("ceph", marks=pytest.mark.cluster)
 
 
