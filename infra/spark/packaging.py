@@ -51,7 +51,11 @@ def write_code(folder: Path) -> Path:
     with zipfile.ZipFile(buffer, "w") as archive:
         for name in sorted(contents):
             archive.writestr(zipfile.ZipInfo(name, _FIXED_TIME), contents[name])
-    return _write_atomically(folder / f"megahour-{release}.zip", buffer.getvalue())
+    path = folder / f"megahour-{release}.zip"
+    partial = path.with_name(f".partial-{uuid.uuid4().hex}")
+    partial.write_bytes(buffer.getvalue())
+    partial.replace(path)
+    return path
 
 
 def write_dependencies(requirements: Sequence[str], folder: Path) -> Path:
@@ -64,24 +68,19 @@ def write_dependencies(requirements: Sequence[str], folder: Path) -> Path:
     found = closure(requirements)
     names = [f"{name}=={each.version}" for name, each in sorted(found.items())]
     tags = [sys.implementation.cache_tag, sysconfig.get_platform()]
-    libraries = _libraries()
+    # The libraries that installation compiled, by their places below `CODE`.
+    libraries = {
+        f"{package}/{name}": Path(str(file))
+        for package in CODE
+        for name, file in sorted(_walk(files(package)), key=lambda pair: pair[0])
+        if name.endswith(_LIBRARY)
+    }
     bits = [hashlib.sha256(each.read_bytes()).hexdigest() for each in libraries.values()]
     digest = hashlib.sha256("\n".join([*tags, *names, *bits]).encode()).hexdigest()
     path = folder / f"dependencies-{digest[:12]}.tar.gz"
     if not path.exists():
         _write_tar(path, dict(sorted([*_files_of(list(found.values())), *libraries.items()])))
     return path
-
-
-def _libraries() -> dict[str, Path]:
-    """Return the libraries that installation compiled, by their places below `CODE`."""
-    found = {
-        f"{package}/{name}": file
-        for package in CODE
-        for name, file in _walk(files(package))
-        if name.endswith(_LIBRARY)
-    }
-    return {name: Path(str(found[name])) for name in sorted(found)}
 
 
 def closure(requirements: Sequence[str]) -> dict[str, Distribution]:
@@ -156,10 +155,3 @@ def _walk(folder: Traversable, prefix: str = "") -> Iterator[tuple[str, Traversa
             yield from _walk(entry, f"{prefix}{entry.name}/")
         else:
             yield f"{prefix}{entry.name}", entry
-
-
-def _write_atomically(path: Path, data: bytes) -> Path:
-    partial = path.with_name(f".partial-{uuid.uuid4().hex}")
-    partial.write_bytes(data)
-    partial.replace(path)
-    return path
