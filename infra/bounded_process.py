@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar, cast
 
 from infra.supervisor import describe_end
 
@@ -73,8 +73,10 @@ class BoundedProcess(Generic[C]):
                 if is_last:
                     raise CallError(f"{describe_end(code)}, twice") from None
             else:
-                value: T = _returned(answer)
-                return value
+                is_error, value = answer
+                if is_error:
+                    raise value
+                return cast(T, value)
         raise AssertionError("the second attempt returns or raises")
 
     def _start(self) -> "Connection[Any, Any]":
@@ -115,13 +117,6 @@ class BoundedProcess(Generic[C]):
         return code
 
 
-def _returned(answer: Any) -> Any:  # noqa: ANN401
-    is_error, value = answer
-    if is_error:
-        raise value
-    return value
-
-
 def serve() -> None:
     """Answer the calls of the process that started this one, until it closes the connection."""
     caller, descriptor = map(int, sys.argv[1:])
@@ -132,7 +127,8 @@ def serve() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is for the caller
     signal.signal(signal.SIGXCPU, signal.SIG_DFL)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    _prefer_to_be_killed()
+    with suppress(OSError):  # out of memory, the kernel shall kill this process, not its caller
+        Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
     with Connection(descriptor) as connection, suppress(EOFError):
         make = connection.recv()
         is_error, context = _answer(lambda _: make(), None)
@@ -161,9 +157,3 @@ def _cpu_limit(limit_s: float) -> Iterator[None]:
     resource.setrlimit(resource.RLIMIT_CPU, (until, most))
     yield
     resource.setrlimit(resource.RLIMIT_CPU, (before, most))
-
-
-def _prefer_to_be_killed() -> None:
-    """Let the kernel, out of memory, kill this process and not its caller."""
-    with suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")

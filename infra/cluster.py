@@ -116,8 +116,12 @@ class Cluster:
             raise ValueError(f"devices = {shown(self.devices)}: need each once")
         for dependency in self.python_dependencies:
             _requirement(dependency)
-        _require_known_placeholders((*self.read_prefixes, *self.write_prefixes))
         others = (*self.read_prefixes, *self.write_prefixes)
+        for prefix in others:
+            for name in _PLACEHOLDER.findall(prefix):
+                if name not in ("run", "corpus"):
+                    place = f"prefix {shown(prefix)}: {{{name}}}"
+                    raise ValueError(f"{place}: need {{run}} or {{corpus}}")
         for prefix in self.delete_prefixes:
             if prefix not in others:
                 raise ValueError(
@@ -244,7 +248,7 @@ def require_dependencies(cluster: Cluster) -> None:
     The message names what is installed, what is needed, and the command that installs it.
     """
     requirements = [_requirement(each) for each in cluster.python_dependencies]
-    lacking = {str(each): fact for each in requirements if (fact := _lack(each)) is not None}
+    lacking = {str(each): fact for each in requirements if (fact := lack(each)) is not None}
     if lacking:
         facts = "; ".join(f"{needed}: {fact}" for needed, fact in lacking.items())
         command = " ".join(f"'{needed}'" for needed in lacking)
@@ -259,8 +263,8 @@ def _requirement(text: str) -> Requirement:
         raise ConfigurationError(f"python_dependencies: {shown(text)}: {remedy}") from error
 
 
-def _lack(requirement: Requirement) -> str | None:
-    """Return why an installed environment does not satisfy a requirement; None if it does."""
+def lack(requirement: Requirement) -> str | None:
+    """Return why the installed environment does not satisfy a requirement; None if it does."""
     if requirement.marker is not None and not requirement.marker.evaluate():
         return None
     try:
@@ -288,13 +292,6 @@ def _setting_mebibytes(settings: Mapping[str, str], key: str) -> int | None:
     if text.isascii() and text.isdigit() and len(text) < 12:
         return int(text)  # Spark takes a bare number for mebibytes
     return mebibytes(text)
-
-
-def _require_known_placeholders(prefixes: Sequence[str]) -> None:
-    for prefix in prefixes:
-        for name in _PLACEHOLDER.findall(prefix):
-            if name not in ("run", "corpus"):
-                raise ValueError(f"prefix {shown(prefix)}: {{{name}}}: need {{run}} or {{corpus}}")
 
 
 def _fill(prefixes: Sequence[str], run: str, corpus: str) -> tuple[str, ...]:

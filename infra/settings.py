@@ -19,7 +19,7 @@ import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence, Sized
 from copy import deepcopy
-from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from enum import StrEnum
 from functools import cache
 from importlib.resources.abc import Traversable
@@ -367,7 +367,7 @@ def read_record(cls: type[Record], table: Mapping[str, object], where: str) -> R
     for name, field in known.items():
         if name in table:
             values[name] = _convert(hints[name], table[name], f"{where}: {name}")
-        elif _is_required(field):
+        elif field.default is MISSING and field.default_factory is MISSING:
             raise ConfigurationError(f"{where}: {name} is missing: need {_describe(hints[name])}")
     try:
         record = cls(**values)
@@ -385,10 +385,6 @@ def _refuse_unknown(table: Mapping[str, object], known: Sequence[str], where: st
             nearest = difflib.get_close_matches(key, known, n=1)
             remedy = f"did you mean {nearest[0]}?" if nearest else f"known: {', '.join(known)}"
             raise ConfigurationError(f"{where}: unknown key {printable(key)}: {remedy}")
-
-
-def _is_required(field: Field[Any]) -> bool:
-    return field.default is MISSING and field.default_factory is MISSING
 
 
 def _convert(annotation: Any, value: object, where: str) -> object:  # noqa: ANN401

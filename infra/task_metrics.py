@@ -77,6 +77,9 @@ def summed(faults: Iterable[DeviceFault]) -> list[DeviceFault]:
 T = TypeVar("T")
 R = TypeVar("R")
 
+REQUEST_KINDS = ("get", "put", "head", "list")
+"""The requests of a store that are counted, and that S3 charges for; a delete is free."""
+
 
 @dataclass(frozen=True, slots=True)
 class RequestCounts:
@@ -97,7 +100,7 @@ class RequestCounts:
     @property
     def num_requests(self) -> int:
         """Sum the requests of all kinds."""
-        return self.get + self.put + self.head + self.list
+        return sum(getattr(self, kind) for kind in REQUEST_KINDS)
 
     def __add__(self, other: "RequestCounts") -> "RequestCounts":
         return RequestCounts(*map(add, _values(self), _values(other)))

@@ -12,6 +12,7 @@ from infra.log_lines import progress_bar
 from infra.settings import ConfigurationError
 from jobs.cli.command_line import Answer, Query, main
 from jobs.cli.job import Job
+from pipeline.filterbank import NUM_BINS
 from pipeline.records import Tally
 from pipeline.runs.manifest import Output, is_finished, read_manifest, read_output
 from pipeline.runs.names import (
@@ -100,10 +101,10 @@ def export_shards_arguments() -> argparse.Namespace:
 
 QUERY = Query(
     name="export_shards",
-    description="Export a subset's features, 64 log-mel energies at 100 Hz after the causal mean, "
-    "and its targets where they are joined: senones of the labelled frames (Kaldi's ali), the k "
-    "best of the unlabelled low-rate frames (Kaldi's post; Shar's senones, logits and log_z). "
-    "The folder is a Kaldi data directory, or is read by lhotse's CutSet.from_shar.",
+    description=f"Export a subset's features, {NUM_BINS} log-mel energies at 100 Hz after the "
+    "causal mean, and its targets where they are joined: senones of the labelled frames (Kaldi's "
+    "ali), the k best of the unlabelled low-rate frames (Kaldi's post; Shar's senones, logits and "
+    "log_z). The folder is a Kaldi data directory, or is read by lhotse's CutSet.from_shar.",
     exit_codes="0 written, 1 failed, 2 bad usage or recipe.",
     answer=export_shards,
 )

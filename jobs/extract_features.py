@@ -7,6 +7,7 @@ from jobs.cli.command_line import Step, StepResults, main
 from jobs.cli.job import Job
 from jobs.cli.spark_steps import distribute_on_spark
 from jobs.run_table import EXTRACT_FEATURES
+from pipeline.filterbank import NUM_BINS
 from pipeline.runs.manifest import is_finished
 from pipeline.runs.names import ALL_SUBSETS, selection_step
 from pipeline.steps.features import extract_features
@@ -39,8 +40,8 @@ def run(job: Job) -> StepResults:
 
 STEP = Step(
     name=EXTRACT_FEATURES,
-    description="Fetch and decode audio, compute 64 log-mel energies, subtract each speaker's "
-    "causal mean, shuffle and store feature shards with their moments (paper 003 IV-B2). "
+    description=f"Fetch and decode audio, compute {NUM_BINS} log-mel energies, subtract each "
+    "speaker's causal mean, shuffle and store feature shards with their moments (paper 003 IV-B2). "
     "The quarantine ledger lists the audio that cannot be used.",
     run=run,
 )

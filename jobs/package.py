@@ -18,7 +18,7 @@ from infra.cluster import load_cluster
 from infra.log_lines import begin_log, log, progress_bar, report_error
 from infra.settings import ConfigurationError
 from infra.spark.packaging import write_code, write_dependencies
-from infra.spark.settings import launch_options
+from infra.spark.session import launch_options
 from jobs.cli.arguments import add_log_argument
 from jobs.run_table import INGEST, spark_steps
 

@@ -27,7 +27,7 @@ from infra.aws.cluster_launch import (
 from infra.cluster import Cluster, load_cluster
 from infra.log_lines import report_error
 from infra.settings import ConfigurationError, printable
-from infra.spark.settings import kubernetes_options
+from infra.spark.session import kubernetes_options
 from infra.store.object_store import ObjectStore, StoreError
 from infra.store.objects import PrefixError
 from infra.store.uris import is_s3, normalize_uri

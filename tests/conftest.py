@@ -28,6 +28,7 @@ settings.load_profile("untimed")
 
 pytest_plugins = [
     "tests.s3_server",
+    "tests.faults.failing_store.scripted_server",
     "tests.ceph_server",
     "tests.job_programs",
     "tests.file_scheduling",

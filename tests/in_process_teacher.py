@@ -7,8 +7,8 @@ from typing import TypeVar
 
 import numpy as np
 
-from infra.devices.batches import PoolRequest, form_batches
 from infra.devices.device_client import LOOK_AHEAD_BATCHES, PoolAnswer, RequestStream
+from infra.devices.messages import PoolRequest, form_batches
 from pipeline.kbest import KBest, TeacherFailure
 from pipeline.steps.targets import TargetsConfig, Teacher, TeacherInput
 from training.settings.decoding import WindowsConfig

@@ -77,10 +77,15 @@ def s3_bucket(s3_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> str:
 
 def fresh_bucket(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> str:
     """Point the environment to the server at `endpoint`, and make a bucket there."""
+    set_endpoint(endpoint, monkeypatch)
+    bucket = f"test-{time.time_ns()}"
+    boto3.client("s3").create_bucket(Bucket=bucket)
+    return bucket
+
+
+def set_endpoint(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Point the environment to the server at `endpoint`, with credentials."""
     for name, value in {**CREDENTIALS, "AWS_ENDPOINT_URL": endpoint}.items():
         monkeypatch.setenv(name, value)
     for name in ("AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL_S3"):
         monkeypatch.delenv(name, raising=False)
-    bucket = f"test-{time.time_ns()}"
-    boto3.client("s3").create_bucket(Bucket=bucket)
-    return bucket

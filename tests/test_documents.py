@@ -39,7 +39,13 @@ ELSEWHERE = re.compile(
     r"|(data|clips)/|mine\.toml"
 )
 # Names of other software, and of the Makefile.
-FOREIGN = {"ATEN_CPU_CAPABILITY", "EnforceNotMet", "KALDI_DIR", "connectFullMesh"}
+FOREIGN = {
+    "ATEN_CPU_CAPABILITY",
+    "EnforceNotMet",
+    "KALDI_DIR",
+    "connectFullMesh",
+    "predict_batch_udf",
+}
 WORD = re.compile(r"\b(?:[A-Za-z]\w*_\w+|\w*[a-z][A-Z]\w*)\b")
 PATH = re.compile(r"[\w.-]+(/[\w.-]+)*(/|\.(py|md|toml|ipynb|cff|c|svg|sh))")
 

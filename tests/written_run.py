@@ -7,6 +7,7 @@ that utterances of one source file resemble each other, as recordings do.
 import numpy as np
 
 from infra.store.object_store import ObjectStore
+from pipeline.filterbank import NUM_BINS
 from pipeline.kbest import KBest
 from pipeline.records import Tally, Utterance
 from pipeline.runs.commit import StepContext, step_context
@@ -117,7 +118,7 @@ def shard(
                 "",
                 None,
                 placement_of(utterance.utterance_id),
-                np.full((num_frames, 64), level, np.float16),
+                np.full((num_frames, NUM_BINS), level, np.float16),
             )
         )
         log_z = np.full(num_frames // 3, max(4 + level / 2, 0), np.float16)

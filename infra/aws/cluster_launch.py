@@ -24,7 +24,7 @@ from botocore.validate import ParamValidator
 from infra.aws.step_roles import role_name
 from infra.cluster import Cluster
 from infra.settings import Items, Text, check_ranges, read_record, read_toml
-from infra.spark.settings import launch_options
+from infra.spark.session import launch_options
 
 _Bucket = Annotated[
     str, Text(8, 1024, r"s3://[a-z0-9.-]{3,63}(/[\w.-]+)*", "s3://megahour-bucket/code")
@@ -274,38 +274,13 @@ class LaunchError(RuntimeError):
 
 
 @dataclass(frozen=True, slots=True)
-class _Service:
-    """_Service finds the clusters of a name, launches one, and describes how it is."""
+class _Emr:
+    """_Emr finds the clusters of a name, launches one, and describes how it is."""
 
     client: Any
 
-    def wait(self, found: Sequence[str], report: Report, poll_s: float) -> None:
-        """Wait until the clusters have ended; report each change."""
-        before = ""
-        while True:
-            state, is_over = self.state(found)
-            if state != before:
-                report(f"{', '.join(found)}: {state}")
-                before = state
-            if is_over:
-                return
-            time.sleep(poll_s)
-
     def find(self, name: str) -> list[str]:
-        """Return the ids of the living clusters, or hosts, of this name."""
-        raise NotImplementedError
-
-    def launch(self, parameters: dict[str, Any]) -> list[str]:
-        """Launch; return the ids."""
-        raise NotImplementedError
-
-    def state(self, ids: Sequence[str]) -> tuple[str, bool]:
-        """Describe how they are, and whether they have ended; LaunchError for a bad end."""
-        raise NotImplementedError
-
-
-class _Emr(_Service):
-    def find(self, name: str) -> list[str]:
+        """Return the ids of the living clusters of this name."""
         pages = self.client.get_paginator("list_clusters").paginate(ClusterStates=_ALIVE)
         return [each["Id"] for page in pages for each in page["Clusters"] if each["Name"] == name]
 
@@ -313,6 +288,7 @@ class _Emr(_Service):
         return [self.client.run_job_flow(**parameters)["JobFlowId"]]
 
     def state(self, ids: Sequence[str]) -> tuple[str, bool]:
+        """Describe how they are, and whether they have ended; LaunchError for a bad end."""
         status = self.client.describe_cluster(ClusterId=ids[0])["Cluster"]["Status"]
         state, reason = status["State"], status.get("StateChangeReason", {})
         if state == "TERMINATED_WITH_ERRORS" or reason.get("Code") in (
@@ -326,7 +302,12 @@ class _Emr(_Service):
         return state, state == "TERMINATED"
 
 
-class _Ec2(_Service):
+@dataclass(frozen=True, slots=True)
+class _Ec2:
+    """_Ec2 does the same with hosts."""
+
+    client: Any
+
     def find(self, name: str) -> list[str]:
         return [each["InstanceId"] for each in self._hosts(_named(name))]
 
@@ -362,11 +343,20 @@ def run_to_end(request: LaunchRequest, region: str, report: Report, poll_s: floa
     how a host's command ended: the step's manifests do.
     """
     client = boto3.client(request.service, region_name=region)
-    service = {"emr": _Emr, "ec2": _Ec2}[request.service](client)
+    service = _Emr(client) if request.service == "emr" else _Ec2(client)
     try:
         found = service.find(request.name)
         report(f"{', '.join(found)}: found" if found else f"{request.operation}: sent")
-        service.wait(found or service.launch(request.parameters), report, poll_s)
+        ids = found or service.launch(request.parameters)
+        before = ""
+        while True:
+            state, is_over = service.state(ids)
+            if state != before:
+                report(f"{', '.join(ids)}: {state}")
+                before = state
+            if is_over:
+                return
+            time.sleep(poll_s)
     except (BotoCoreError, ClientError) as error:
         remedy = "check the account file, the credentials and their permissions"
         raise LaunchError(f"{request.operation}: {error}: {remedy}") from error

@@ -58,7 +58,11 @@ def roles_template(
     return {
         "AWSTemplateFormatVersion": "2010-09-09",
         "Description": "megahour: a role for each step. Written by megahour roles; do not edit.",
-        "Parameters": {name: _parameter(*each) for name, each in _PARAMETERS.items()},
+        "Parameters": {
+            name: {"Type": "String", "Description": description, "AllowedPattern": form}
+            | ({} if default is None else {"Default": default})
+            for name, (description, default, form) in _PARAMETERS.items()
+        },
         "Resources": resources,
     }
 
@@ -138,11 +142,6 @@ def _role(step: str, statements: Sequence[Document]) -> Document:
         f"{name}Role": {"Type": "AWS::IAM::Role", "Properties": role},
         f"{name}Profile": {"Type": "AWS::IAM::InstanceProfile", "Properties": profile},
     }
-
-
-def _parameter(description: str, default: str | None, form: str) -> Document:
-    found = {"Type": "String", "Description": description, "AllowedPattern": form}
-    return found if default is None else found | {"Default": default}
 
 
 def _below(prefix: str) -> str:

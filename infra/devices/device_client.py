@@ -15,13 +15,15 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import TypeAlias
 
-from infra.devices.batches import Batch, PoolRequest, form_batches
 from infra.devices.device_pool import DeviceError, DevicePool, ServerLostError, kill_server
 from infra.devices.messages import (
     MAX_MESSAGE_BYTES,
+    Batch,
     Kind,
     Message,
     MessageError,
+    PoolRequest,
+    form_batches,
     receive_message,
     send_message,
 )
@@ -379,10 +381,15 @@ class RequestStream:
         with self._pool.in_use(), self._open:
             for batch in form_batches(numbered, self._pool.batch_frames, self._look_ahead_frames):
                 # The next answer may be one of this batch, whose first request is the oldest.
-                while self._is_full(batch) and num_taken < batch.numbers[0]:
+                while num_taken < batch.numbers[0]:
+                    held = self._in_flight.num_frames
+                    if held == 0 or held + batch.num_frames <= self._in_flight_frames:
+                        break
                     yield self._next(num_taken)
                     num_taken += 1
-                self._give(batch)
+                self._in_flight.add(batch)
+                self._offer()
+                self._open_device()
                 while (answer := self._in_flight.take(num_taken)) is not None:
                     yield answer
                     num_taken += 1
@@ -399,15 +406,6 @@ class RequestStream:
             else:
                 yield number, request
 
-    def _is_full(self, batch: Batch) -> bool:
-        held = self._in_flight.num_frames
-        return held > 0 and held + batch.num_frames > self._in_flight_frames
-
-    def _give(self, batch: Batch) -> None:
-        self._in_flight.add(batch)
-        self._offer()
-        self._open_device()
-
     def _offer(self) -> None:
         for link in list(self._links.values()):
             link.offer()
@@ -423,14 +421,19 @@ class RequestStream:
             each for each in self._devices if each not in self._links and each not in self._left_out
         ]
         if not usable and len(self._left_out) == len(self._devices):
-            raise DeviceError(self._no_device())
+            reasons = "; ".join(f"{device}: {reason}" for device, reason in self._left_out.items())
+            none = f"{self._pool.factory}: no device of this host can be used"
+            raise DeviceError(f"{none}: {reasons}")
         if not usable or not self._need_another():
             return
         self._waiting_since_s = time.monotonic()
         device = self._open.enter_context(self._pool.least_busy(usable))
         link = ServerLink(self._pool, device, self._in_flight, self._offer)
         self._links[device] = link
-        self._open.callback(self._close, link, thread := self._thread(link))
+        name = f"device {link.device}"
+        thread = threading.Thread(target=self._run, args=(link,), name=name, daemon=True)
+        self._open.callback(thread.join, _CLOSE_LIMIT_S)
+        self._open.callback(link.close)  # before the thread is waited for
         thread.start()
 
     def _need_another(self) -> bool:
@@ -446,28 +449,16 @@ class RequestStream:
         has_waited = time.monotonic() > since_s + _OPEN_AFTER_S
         return has_waited and num_frames >= expected * self._pool.batch_frames
 
-    def _thread(self, link: ServerLink) -> threading.Thread:
-        def run() -> None:
-            try:
-                reason = link.run()
-            except Exception as error:
-                # Without a thread its requests would be waited for without end.
-                reason = f"{type(error).__name__}: {error}"
-            if reason:
-                self._in_flight.lose(link.device, reason)
-                self._left_out[link.device] = reason
-                FAULTS.add(link.device, "left out", reason)
-                del self._links[link.device]
-                print(f"{link.device} is left out: {reason}", file=sys.stderr, flush=True)
-                self._offer()
-
-        return threading.Thread(target=run, name=f"device {link.device}", daemon=True)
-
-    @staticmethod
-    def _close(link: ServerLink, thread: threading.Thread) -> None:
-        link.close()
-        thread.join(_CLOSE_LIMIT_S)
-
-    def _no_device(self) -> str:
-        reasons = "; ".join(f"{device}: {reason}" for device, reason in self._left_out.items())
-        return f"{self._pool.factory}: no device of this host can be used: {reasons}"
+    def _run(self, link: ServerLink) -> None:
+        try:
+            reason = link.run()
+        except Exception as error:
+            # Without a thread its requests would be waited for without end.
+            reason = f"{type(error).__name__}: {error}"
+        if reason:
+            self._in_flight.lose(link.device, reason)
+            self._left_out[link.device] = reason
+            FAULTS.add(link.device, "left out", reason)
+            del self._links[link.device]
+            print(f"{link.device} is left out: {reason}", file=sys.stderr, flush=True)
+            self._offer()

@@ -20,11 +20,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Literal
 
-from infra.devices.device_server import ServerSettings, last_words
-from infra.devices.messages import MAX_FRAMES
+from infra.devices.device_server import (
+    BatchFrames,
+    Factory,
+    Seconds,
+    ServerSettings,
+    last_words,
+)
 from infra.devices.pool_folder import held, least_busy, locked, remove_abandoned
-from infra.settings import AUTO, Devices
+from infra.settings import AUTO, check_ranges
 
 _POLL_INTERVAL_S = 0.05
 _CONNECT_LIMIT_S = 60.0  # a server accepts at once, unless 128 others are queued
@@ -54,26 +60,20 @@ class DevicePool:
     its last.
     """
 
-    factory: str
+    factory: Factory
     arguments: Mapping[str, str]
-    devices: Devices
-    batch_frames: int
-    idle_timeout_s: float
-    start_timeout_s: float = 600.0
+    devices: tuple[str, ...] | Literal["auto"]
+    batch_frames: BatchFrames
+    idle_timeout_s: Seconds
+    start_timeout_s: Seconds = 600.0
     # Servers of another run, with other code, must not answer this pool.
     token: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     def __post_init__(self) -> None:
-        if not re.fullmatch(r"[\w.]+:\w+", self.factory):
-            raise ValueError(f"factory = {self.factory!r}: need 'module:function'")
+        check_ranges(self)
         is_list = self.devices != AUTO
         if is_list and (not self.devices or len(set(self.devices)) < len(self.devices)):
             raise ValueError(f"devices = {self.devices}: need one or more, each once")
-        if not 1 <= self.batch_frames <= MAX_FRAMES:
-            raise ValueError(f"batch_frames = {self.batch_frames}: need 1..{MAX_FRAMES}")
-        for name in ("idle_timeout_s", "start_timeout_s"):
-            if getattr(self, name) <= 0:
-                raise ValueError(f"{name} = {getattr(self, name)}: need more than 0 seconds")
 
     @contextmanager
     def in_use(self) -> Iterator[Path]:
@@ -127,7 +127,9 @@ class DevicePool:
             if connection is not None:
                 return connection
             if process.poll() is not None:
-                raise ServerLostError(f"its server did not start: {_last_line(path)}")
+                log = path.with_suffix(".log").read_text(encoding="utf-8", errors="replace")
+                lines = [line for line in log.split("\n") if line.strip()] or ["no message"]
+                raise ServerLostError(f"its server did not start: {lines[-1]}")
             time.sleep(_POLL_INTERVAL_S)
         process.kill()
         raise ServerLostError(f"its server did not start within {self.start_timeout_s:g} s")
@@ -203,8 +205,3 @@ def _file_name(device: str) -> str:
     # Short, as a socket's path has 107 characters at most.
     digest = hashlib.sha256(device.encode()).hexdigest()[:6]
     return f"{re.sub(r'[^A-Za-z0-9]', '-', device)[:12]}-{digest}"
-
-
-def _last_line(path: Path) -> str:
-    lines = path.with_suffix(".log").read_text(encoding="utf-8", errors="replace").split("\n")
-    return next((line for line in reversed(lines) if line.strip()), "no message")

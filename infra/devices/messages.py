@@ -1,4 +1,7 @@
-"""Messages between a host's tasks and its device servers, over Unix sockets.
+"""Batches of requests, and the messages that carry them between tasks and device servers.
+
+Batches are of requests of like length, formed by the requests alone, whatever else is in flight.
+A host's tasks and its device servers talk over Unix sockets.
 
 A server asks a client for so many frames (WANT). The client sends batches of about as many: each
 request of a batch (REQUEST), then that it is whole (BATCH, or ISOLATED_BATCH for one that may end
@@ -11,8 +14,111 @@ A client whose queue is no longer empty says so (READY). A server that lives say
 
 import socket
 import struct
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from enum import Enum
+from typing import NamedTuple
+
+_MAX_PADDED = 1.25
+"""The frames with padding, for each without: a core computes padding like speech."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PoolRequest:
+    """PoolRequest: what to compute, and its length in frames, by which batches are formed."""
+
+    num_frames: int
+    payload: bytes | memoryview
+
+
+def padded_frames(requests: Sequence[PoolRequest]) -> int:
+    """Return the frames of a batch whose requests are padded to the longest."""
+    return len(requests) * max(each.num_frames for each in requests)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Batch:
+    """Batch: requests that are computed together, and their numbers in their task's stream.
+
+    `num_lost` servers ended while they computed it.
+    """
+
+    numbers: Sequence[int]
+    requests: Sequence[PoolRequest]
+    num_lost: int = 0
+
+    @property
+    def num_frames(self) -> int:
+        """Return the frames without padding."""
+        return sum(each.num_frames for each in self.requests)
+
+    def part(self, start: int, stop: int) -> "Batch":
+        """Return the batch of some of the requests."""
+        return replace(self, numbers=self.numbers[start:stop], requests=self.requests[start:stop])
+
+    def halves(self) -> "list[Batch]":
+        """Divide the batch by its order."""
+        middle = len(self.requests) // 2
+        return [self.part(0, middle), self.part(middle, len(self.requests))]
+
+    def singles(self) -> "list[Batch]":
+        """Divide the batch into its requests."""
+        return [self.part(place, place + 1) for place in range(len(self.requests))]
+
+
+def form_batches(
+    requests: Iterable[tuple[int, PoolRequest]], max_frames: int, look_ahead_frames: int
+) -> Iterator[Batch]:
+    """Form batches of numbered requests: at most `max_frames` padded frames, or one request.
+
+    Each has the oldest request that is in none yet, and those nearest to it in length among the
+    next `look_ahead_frames` of the stream. So equal streams give equal batches, whenever requests
+    arrive and whatever the devices do.
+    """
+    waiting: list[_Waiting] = []
+    end = 0
+    for number, request in requests:
+        num_frames = max(1, request.num_frames)  # empty requests, too, fill the look-ahead
+        while waiting and end + num_frames > waiting[0].start + look_ahead_frames:
+            yield _take_batch(waiting, max_frames)
+        waiting.append(_Waiting(end, number, request))
+        end += num_frames
+    while waiting:
+        yield _take_batch(waiting, max_frames)
+
+
+class _Waiting(NamedTuple):
+    """_Waiting: a request that is in no batch yet, and the frames of the stream before it."""
+
+    start: int
+    number: int
+    request: PoolRequest
+
+
+def _take_batch(waiting: list[_Waiting], max_frames: int) -> Batch:
+    places = choose_batch([each.request.num_frames for each in waiting], max_frames)
+    chosen = [waiting[place] for place in places]
+    for place in sorted(places, reverse=True):
+        del waiting[place]
+    return Batch([each.number for each in chosen], [each.request for each in chosen])
+
+
+def choose_batch(lengths: Sequence[int], max_frames: int) -> list[int]:
+    """Return the places of the first length and those nearest to it, the first among equals.
+
+    Padded to the longest they have at most `max_frames`, unless the first has more, and at most a
+    fifth of that is padding.
+    """
+    first = longest = num_frames = lengths[0]
+    chosen = [0]
+    for place in sorted(range(1, len(lengths)), key=lambda other: abs(lengths[other] - first)):
+        length = lengths[place]
+        padded = max(longest, length) * (len(chosen) + 1)
+        if padded <= min(max_frames, _MAX_PADDED * (num_frames + length)):
+            chosen.append(place)
+            longest, num_frames = max(longest, length), num_frames + length
+    return chosen
+
 
 _HEADER = struct.Struct("<cQIQ")  # kind, number of the batch, frames, bytes of the body
 

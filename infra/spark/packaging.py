@@ -12,7 +12,7 @@ import tarfile
 import uuid
 import zipfile
 from collections.abc import Iterator, Sequence
-from importlib.metadata import Distribution, PackageNotFoundError, distribution, version
+from importlib.metadata import Distribution, distribution, version
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from io import BytesIO
@@ -21,6 +21,7 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from infra.cluster import lack
 from infra.settings import ConfigurationError
 
 CODE = ("infra", "jobs", "pipeline", "training")
@@ -50,7 +51,11 @@ def write_code(folder: Path) -> Path:
     with zipfile.ZipFile(buffer, "w") as archive:
         for name in sorted(contents):
             archive.writestr(zipfile.ZipInfo(name, _FIXED_TIME), contents[name])
-    return _write_atomically(folder / f"megahour-{release}.zip", buffer.getvalue())
+    path = folder / f"megahour-{release}.zip"
+    partial = path.with_name(f".partial-{uuid.uuid4().hex}")
+    partial.write_bytes(buffer.getvalue())
+    partial.replace(path)
+    return path
 
 
 def write_dependencies(requirements: Sequence[str], folder: Path) -> Path:
@@ -63,24 +68,19 @@ def write_dependencies(requirements: Sequence[str], folder: Path) -> Path:
     found = closure(requirements)
     names = [f"{name}=={each.version}" for name, each in sorted(found.items())]
     tags = [sys.implementation.cache_tag, sysconfig.get_platform()]
-    libraries = _libraries()
+    # The libraries that installation compiled, by their places below `CODE`.
+    libraries = {
+        f"{package}/{name}": Path(str(file))
+        for package in CODE
+        for name, file in sorted(_walk(files(package)), key=lambda pair: pair[0])
+        if name.endswith(_LIBRARY)
+    }
     bits = [hashlib.sha256(each.read_bytes()).hexdigest() for each in libraries.values()]
     digest = hashlib.sha256("\n".join([*tags, *names, *bits]).encode()).hexdigest()
     path = folder / f"dependencies-{digest[:12]}.tar.gz"
     if not path.exists():
         _write_tar(path, dict(sorted([*_files_of(list(found.values())), *libraries.items()])))
     return path
-
-
-def _libraries() -> dict[str, Path]:
-    """Return the libraries that installation compiled, by their places below `CODE`."""
-    found = {
-        f"{package}/{name}": file
-        for package in CODE
-        for name, file in _walk(files(package))
-        if name.endswith(_LIBRARY)
-    }
-    return {name: Path(str(found[name])) for name in sorted(found)}
 
 
 def closure(requirements: Sequence[str]) -> dict[str, Distribution]:
@@ -99,7 +99,11 @@ def closure(requirements: Sequence[str]) -> dict[str, Distribution]:
         if key in seen or name in _PROVIDED_BY_CLUSTER:
             continue
         seen.add(key)
-        found[name] = _installed(requirement, asked_by)
+        requirement.marker = None  # it was true with the extras of who asks
+        if (fact := lack(requirement)) is not None:
+            remedy = f"pip install '{requirement}'"
+            raise ConfigurationError(f"{requirement} ({asked_by}): {fact}: {remedy}")
+        found[name] = distribution(requirement.name)
         extras = ("", *requirement.extras)
         needs = [Requirement(text) for text in found[name].requires or ()]
         pending += [
@@ -108,21 +112,6 @@ def closure(requirements: Sequence[str]) -> dict[str, Distribution]:
             if need.marker is None or any(need.marker.evaluate({"extra": each}) for each in extras)
         ]
     return found
-
-
-def _installed(requirement: Requirement, asked_by: str) -> Distribution:
-    try:
-        found = distribution(requirement.name)
-    except PackageNotFoundError as error:
-        raise _not_satisfied(requirement, asked_by, "not installed") from error
-    if not requirement.specifier.contains(found.version, prereleases=True):
-        raise _not_satisfied(requirement, asked_by, f"{found.version} is installed")
-    return found
-
-
-def _not_satisfied(requirement: Requirement, asked_by: str, fact: str) -> ConfigurationError:
-    remedy = f"pip install '{requirement}'"
-    return ConfigurationError(f"{requirement} ({asked_by}): {fact}: {remedy}")
 
 
 def _files_of(distributions: Sequence[Distribution]) -> Iterator[tuple[str, Path]]:
@@ -166,10 +155,3 @@ def _walk(folder: Traversable, prefix: str = "") -> Iterator[tuple[str, Traversa
             yield from _walk(entry, f"{prefix}{entry.name}/")
         else:
             yield f"{prefix}{entry.name}", entry
-
-
-def _write_atomically(path: Path, data: bytes) -> Path:
-    partial = path.with_name(f".partial-{uuid.uuid4().hex}")
-    partial.write_bytes(data)
-    partial.replace(path)
-    return path

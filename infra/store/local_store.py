@@ -107,7 +107,8 @@ class LocalStore:
         with _store_errors(uri):
             status = Path(uri).stat()
             _require_regular(uri, status)
-        return replace(_object_info(uri, status), written_at=_modified_at(status))
+        written_at = datetime.fromtimestamp(status.st_mtime, UTC)
+        return replace(_object_info(uri, status), written_at=written_at)
 
     def list(self, prefix: str) -> Listing:
         """Describe every object below the directory `prefix`; follow no links to directories."""
@@ -133,43 +134,31 @@ class LocalStore:
 
 
 def _describe(directory: str, partial: bool) -> Iterator[ObjectInfo]:
+    def raise_unless_missing(error: OSError) -> None:
+        if error.errno not in _MISSING:
+            raise error
+
     with _store_errors(directory):
-        for path in _files_below(directory, partial):
-            if (status := _status(path)) is not None and stat.S_ISREG(status.st_mode):
-                yield _object_info(str(path), status)
-
-
-def _files_below(directory: str, partial: bool) -> Iterator[Path]:
-    for parent, _, names in os.walk(directory, onerror=_raise_unless_missing):
-        for name in names:
-            if name.startswith(_PARTIAL_PREFIX) is partial:
-                yield Path(parent, name)
-
-
-def _raise_unless_missing(error: OSError) -> None:
-    if error.errno not in _MISSING:
-        raise error
-
-
-def _status(path: Path) -> os.stat_result | None:
-    try:
-        return path.stat()
-    except FileNotFoundError:  # removed since the listing, or a dangling link
-        return None
+        for parent, _, names in os.walk(directory, onerror=raise_unless_missing):
+            for name in names:
+                if name.startswith(_PARTIAL_PREFIX) is not partial:
+                    continue
+                path = Path(parent, name)
+                with suppress(FileNotFoundError):  # removed since the listing, or a dangling link
+                    status = path.stat()
+                    if stat.S_ISREG(status.st_mode):
+                        yield _object_info(str(path), status)
 
 
 def _open_regular(uri: str) -> io.FileIO:
-    file = io.FileIO(uri, opener=_open_at_once)
+    # Opening a named pipe would wait for its writer.
+    file = io.FileIO(uri, opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK))
     try:
         _require_regular(uri, os.fstat(file.fileno()))
     except ObjectNotFound:
         file.close()
         raise
     return file
-
-
-def _open_at_once(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NONBLOCK)  # opening a named pipe would wait for its writer
 
 
 def _read_fully(file: io.FileIO, num_bytes: int) -> bytes:
@@ -183,10 +172,6 @@ def _read_fully(file: io.FileIO, num_bytes: int) -> bytes:
 
 def _object_info(uri: str, status: os.stat_result) -> ObjectInfo:
     return ObjectInfo(uri, status.st_size, f"{status.st_size:x}-{status.st_mtime_ns:x}")
-
-
-def _modified_at(status: os.stat_result) -> datetime:
-    return datetime.fromtimestamp(status.st_mtime, UTC)
 
 
 def _require_regular(uri: str, status: os.stat_result) -> None:

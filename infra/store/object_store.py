@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import BinaryIO, Generic, Protocol, TypeAlias, TypeVar
+from typing import BinaryIO, Generic, TypeAlias, TypeVar
 
 from infra.prefetch import prefetch
 from infra.store.local_store import LocalStore
@@ -29,7 +29,7 @@ from infra.store.objects import (
     admit_all,
 )
 from infra.store.retry import GaveUpError, retry
-from infra.store.s3 import MAX_CONNECTIONS, s3_store
+from infra.store.s3 import MAX_CONNECTIONS, S3Store, s3_store
 from infra.store.uris import is_s3, join_uri, normalize_uri, require_within, resolve_prefix
 
 __all__ = [
@@ -97,48 +97,9 @@ class ByteBudget:
             self._used -= held
 
 
-@dataclass(slots=True)
-class Reservation:
-    """Reservation holds one object's share of a budget, from its request until it is consumed."""
-
-    budget: ByteBudget
-    uri: str
-    bound: SizeBound
-    held: int = field(default=0, init=False)
-
-    def enter(self) -> bool:
-        """Reserve the expected bytes; return whether they fit."""
-        return self._hold(self.bound.expected_bytes)
-
-    def admit(self, num_bytes: int) -> None:
-        """Reserve the bytes that the object really has, or raise NoRoomError or ObjectTooLarge."""
-        self.require_bound(num_bytes)
-        if not self._hold(num_bytes):
-            raise NoRoomError(f"{self.uri}: no room for {num_bytes} bytes")
-
-    def require_bound(self, num_bytes: int) -> None:
-        """Raise ObjectTooLarge for more bytes than the object may have."""
-        max_bytes = self.bound.max_bytes
-        if max_bytes is not None and num_bytes > max_bytes:
-            raise ObjectTooLarge(f"{self.uri}: {num_bytes} bytes: need at most {max_bytes}")
-
-    def leave(self) -> None:
-        """Give the bytes back, when the object has been consumed."""
-        self.budget.give_back(self.held)
-        self.held = 0
-
-    def _hold(self, num_bytes: int) -> bool:
-        more = max(num_bytes - self.held, 0)
-        fits = self.budget.grow(self.held, more)
-        self.held += more if fits else 0
-        return fits
-
-
 IN_FLIGHT_BYTES = 256 * 2**20
 
 R = TypeVar("R")
-
-_Found: TypeAlias = R | StoreError | NoRoomError
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,46 +114,57 @@ class ObjectRead(Generic[R]):
     read: Callable[[Admit], R]
 
 
-@dataclass(frozen=True, slots=True)
-class _Waiting(Generic[R]):
-    """_Waiting is a read with its share of the bytes in memory."""
+@dataclass(slots=True)
+class Reservation(Generic[R]):
+    """Reservation holds a read's share of a budget, from its request until it is consumed."""
 
+    budget: ByteBudget
     read: ObjectRead[R]
-    share: Reservation
+    held: int = field(default=0, init=False)
 
     def enter(self) -> bool:
-        return self.share.enter()
+        """Reserve the expected bytes; return whether they fit."""
+        return self._hold(self.read.bound.expected_bytes)
+
+    def admit(self, num_bytes: int) -> None:
+        """Reserve the bytes that the object really has, or raise NoRoomError or ObjectTooLarge."""
+        self.require_bound(num_bytes)
+        if not self._hold(num_bytes):
+            raise NoRoomError(f"{self.read.uri}: no room for {num_bytes} bytes")
+
+    def require_bound(self, num_bytes: int) -> None:
+        """Raise ObjectTooLarge for more bytes than the object may have."""
+        most = self.read.bound.max_bytes
+        if most is not None and num_bytes > most:
+            raise ObjectTooLarge(f"{self.read.uri}: {num_bytes} bytes: need at most {most}")
 
     def leave(self) -> None:
-        self.share.leave()
+        """Give the bytes back, when the object has been consumed."""
+        self.budget.give_back(self.held)
+        self.held = 0
+
+    def _hold(self, num_bytes: int) -> bool:
+        more = max(num_bytes - self.held, 0)
+        fits = self.budget.grow(self.held, more)
+        self.held += more if fits else 0
+        return fits
 
     def finish(self, admit: Admit) -> R | StoreError:
+        """Read the object, or return why it cannot be read."""
         try:
             return self.read.read(admit)
         except StoreError as error:
             return error
 
-    def finish_beside(self) -> _Found[R]:
+    def finish_beside(self) -> R | StoreError | NoRoomError:
         """Read it beside others, if it has room."""
         try:
-            return self.finish(self.share.admit)
+            return self.finish(self.admit)
         except NoRoomError as error:
             return error
 
 
-class _Backend(Protocol):
-    def get(self, uri: str) -> bytes: ...
-    def fetch(self, uri: str, admit: Admit) -> Fetched: ...
-    def fetch_range(self, uri: str, start: int, num_bytes: int) -> FetchedRange: ...
-    def put(self, uri: str, data: bytes) -> None: ...
-    def put_if_absent(self, uri: str, data: bytes) -> bool: ...
-    def head(self, uri: str) -> ObjectInfo: ...
-    def list(self, prefix: str) -> Listing: ...
-    def list_each(self, prefix: str) -> Iterator[ObjectInfo]: ...
-    def open(self, uri: str) -> BinaryIO: ...
-    def delete(self, uri: str) -> None: ...
-    def leftovers(self, prefix: str) -> Listing: ...
-    def check(self, folder: str) -> None: ...
+Found: TypeAlias = tuple[Reservation[R], R | StoreError | NoRoomError]
 
 
 @dataclass(frozen=True)
@@ -276,25 +248,32 @@ class ObjectStore:
         """
         pairs = zip(uris, bounds or [SizeBound()] * len(uris), strict=True)
         reads = [ObjectRead(uri, bound, partial(self.fetch, uri)) for uri, bound in pairs]
-        return _by_uri(self.read_each(reads, in_flight))
+        for read, outcome in self.read_each(reads, in_flight):
+            yield read.uri, outcome
+            del outcome  # before the next one comes
 
     def read_each(
         self, reads: Sequence[ObjectRead[R]], in_flight: int
     ) -> Iterator[tuple[ObjectRead[R], R | StoreError]]:
         """Perform `reads` ahead of their reader, in order, within the bounds of `get_many`."""
-        if not 1 <= in_flight <= MAX_CONNECTIONS:
-            raise ValueError(f"in_flight = {in_flight}: need 1..{MAX_CONNECTIONS}, our connections")
+        assert 1 <= in_flight <= MAX_CONNECTIONS
         budget = ByteBudget(IN_FLIGHT_BYTES)
-        waiting = [_Waiting(read, Reservation(budget, read.uri, read.bound)) for read in reads]
-        finish: Callable[[_Waiting[R]], _Found[R]] = _Waiting.finish_beside
-        found: Iterator[tuple[_Waiting[R], _Found[R]]]
+        waiting = [Reservation(budget, read) for read in reads]
+        finish: Callable[[Reservation[R]], R | StoreError | NoRoomError] = Reservation.finish_beside
         if any(is_s3(prefix) for prefix in self.allowed_prefixes):
-            enter, leave = _Waiting.enter, _Waiting.leave
-            found = prefetch(finish, waiting, in_flight, enter=enter, leave=leave)
+            enter, leave = Reservation.enter, Reservation.leave
+            found: Iterator[Found[R]] = prefetch(
+                finish, waiting, in_flight, enter=enter, leave=leave
+            )
         else:
             # Threads hide S3's round trips, but tripled the cost of local files, to 0.4 ms each.
-            found = _in_groups(finish, waiting, in_flight)
-        return _complete(found)
+            found = _in_groups(waiting, in_flight)
+        for each, outcome in found:
+            if isinstance(outcome, NoRoomError):  # its turn has come, so it is read alone
+                yield each.read, each.finish(each.require_bound)
+            else:
+                yield each.read, outcome
+            del outcome  # before the next one comes
 
     def open(self, uri: str) -> BinaryIO:
         """Open the object for reading and seeking; from S3, in blocks of 8 MB."""
@@ -332,48 +311,27 @@ class ObjectStore:
         backend, folder = self._route(folder)
         backend.check(folder)
 
-    def _route(self, uri: str) -> tuple[_Backend, str]:
+    def _route(self, uri: str) -> tuple[LocalStore | S3Store, str]:
         normalized = require_within(uri, self.allowed_prefixes)
         return (s3_store() if is_s3(normalized) else LocalStore()), normalized
 
 
-def _by_uri(
-    found: Iterator[tuple[ObjectRead[R], R | StoreError]],
-) -> Iterator[tuple[str, R | StoreError]]:
-    for read, outcome in found:
-        yield read.uri, outcome
-        del outcome  # before the next one comes
-
-
-def _complete(
-    found: Iterator[tuple[_Waiting[R], _Found[R]]],
-) -> Iterator[tuple[ObjectRead[R], R | StoreError]]:
-    """Read what had no room beside others, when its turn has come."""
-    for each, outcome in found:
-        no_room = isinstance(outcome, NoRoomError)
-        yield each.read, each.finish(each.share.require_bound) if no_room else outcome
-        del outcome  # before the next one comes
-
-
-def _in_groups(
-    finish: Callable[[_Waiting[R]], _Found[R]], waiting: Sequence[_Waiting[R]], size: int
-) -> Iterator[tuple[_Waiting[R], _Found[R]]]:
+def _in_groups(waiting: Sequence[Reservation[R]], size: int) -> Iterator[Found[R]]:
     """Read `size` objects in a row; a read between two decodings takes twice as long."""
-    group: list[tuple[_Waiting[R], _Found[R]]] = []
+    group: list[Found[R]] = []
     for each in waiting:
-        found = finish(each)
+        found = each.finish_beside()
         if isinstance(found, NoRoomError):
             yield from _consumed(group)
-            found = finish(each)
+            found = each.finish_beside()
         group.append((each, found))
+        del found
         if len(group) == size:
             yield from _consumed(group)
     yield from _consumed(group)
 
 
-def _consumed(
-    group: list[tuple[_Waiting[R], _Found[R]]],
-) -> Iterator[tuple[_Waiting[R], _Found[R]]]:
+def _consumed(group: list[Found[R]]) -> Iterator[Found[R]]:
     """Yield and forget the group, and give its bytes back."""
     group.reverse()
     while group:

@@ -50,6 +50,7 @@ from infra.store.s3_bodies import (
     watch_requests,
 )
 from infra.store.s3_errors import (
+    OPERATIONS,
     TRANSPORT_ERRORS,
     CorruptTransferError,
     ListingFaultError,
@@ -208,15 +209,6 @@ FIRST_CONTACT_LIMIT_S = 20.0
 _RANGE_NOT_SATISFIABLE = 416
 _DIRECTORY_BUCKET = "--x-s3"
 """The end of the name of each bucket in S3 Express One Zone, and of no other."""
-
-_KINDS = {
-    "GetObject": RequestCounts(get=1),
-    "PutObject": RequestCounts(put=1),
-    "HeadObject": RequestCounts(head=1),
-    "HeadBucket": RequestCounts(head=1),
-    "ListObjectsV2": RequestCounts(list=1),
-    "DeleteObject": RequestCounts(),  # free
-}
 
 
 class S3Store:
@@ -481,7 +473,7 @@ def _follow_no_head(model: Any, context: dict[str, Any], **_: object) -> None:  
 
 
 def _begin_request(event_name: str, request: AWSPreparedRequest, **_: object) -> None:
-    REQUESTS.add(_KINDS[event_name.rpartition(".")[2]])
+    REQUESTS.add(OPERATIONS[event_name.rpartition(".")[2]])
     headers: Mapping[str, Any] = request.headers
     if (watch := current_watch()) is not None:
         watch.begin(int(headers.get("Content-Length", 0)))

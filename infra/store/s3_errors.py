@@ -37,6 +37,7 @@ from infra.store.objects import (
     StoreError,
 )
 from infra.store.uris import split_s3
+from infra.task_metrics import RequestCounts
 
 # Of these the next attempt may find fresh ones: a rotated file, a token service that had failed.
 _LAPSED_CREDENTIALS = (
@@ -81,8 +82,16 @@ _OTHER_REGION_CODES = {
     "InvalidRegion",
 }
 _EXPECTED_REGION = re.compile(r"expecting '([^']+)'")
-_OBJECT_OPERATIONS = {"GetObject", "HeadObject", "PutObject", "DeleteObject"}
-_OPERATIONS = {*_OBJECT_OPERATIONS, "HeadBucket", "ListObjectsV2"}
+OPERATIONS = {
+    "GetObject": RequestCounts(get=1),
+    "PutObject": RequestCounts(put=1),
+    "HeadObject": RequestCounts(head=1),
+    "HeadBucket": RequestCounts(head=1),
+    "ListObjectsV2": RequestCounts(list=1),
+    "DeleteObject": RequestCounts(),  # free
+}
+"""The operations that we request of S3, and as what each counts."""
+
 _DENIED_CODES = {"AccessDenied", "Forbidden", "403"}
 _ABSENT_CODES = {"NoSuchKey", "NotFound", "404"}
 
@@ -175,7 +184,7 @@ def is_lapsed(error: Exception) -> bool:
     """Return whether the request lacked valid credentials, where fresh ones may be found."""
     if not isinstance(error, ClientError):
         return isinstance(error, _LAPSED_CREDENTIALS)
-    is_of_token_service = error.operation_name not in _OPERATIONS
+    is_of_token_service = error.operation_name not in OPERATIONS
     return is_of_token_service or http_status(error) == 401 or _code(error) in _LAPSED_CODES
 
 
@@ -244,7 +253,7 @@ def _refusal(error: ClientError, uri: str, how_often: str) -> StoreError:
     if status in _REDIRECTS or code in _OTHER_REGION_CODES:
         remedy = _region_remedy(error)
     elif status in {401, 403} or is_lapsed(error):
-        is_of_object = code in _DENIED_CODES and error.operation_name in _OBJECT_OPERATIONS
+        is_of_object = code in _DENIED_CODES and error.operation_name.endswith("Object")
         denied = ObjectDenied if is_of_object else AccessDenied
         remedy = _REMEDIES.get(code, _CHECK_POLICY)
         return denied(f"{uri}: refused ({status} {code}): {remedy}{_suffix(how_often)}")

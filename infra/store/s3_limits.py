@@ -98,7 +98,8 @@ def take_turn(rate: RequestRate, now_s: float) -> tuple[RequestRate, float]:
 def after_answer(rate: RequestRate, now_s: float, sent_s: float, is_throttled: bool) -> RequestRate:
     """Return the rate after an answer, throttled or not, to a request that was sent at `sent_s`."""
     if not rate.is_limited:
-        return _first_limit(now_s) if is_throttled else rate
+        first = RequestRate(FIRST_PER_S, now_s, now_s, cut_s=now_s, throttled_s=now_s)
+        return first if is_throttled else rate
     counts = sent_s >= rate.cut_s  # an earlier one says what the rate was cut for
     if is_throttled:
         rate = rate._replace(throttled_s=now_s, num_throttled=rate.num_throttled + counts)
@@ -107,10 +108,6 @@ def after_answer(rate: RequestRate, now_s: float, sent_s: float, is_throttled: b
     if not counts:
         return rate
     return rate if now_s - rate.window_s < WINDOW_S else _decide(rate, now_s)
-
-
-def _first_limit(now_s: float) -> RequestRate:
-    return RequestRate(FIRST_PER_S, now_s, now_s, cut_s=now_s, throttled_s=now_s)
 
 
 def _decide(rate: RequestRate, now_s: float) -> RequestRate:

@@ -46,14 +46,23 @@ def normalize_uri(uri: str) -> str:
     scheme = _SCHEME.match(uri)
     if scheme is None:
         _refuse_misspelt(uri, uri)
-        _refuse_foreign_path(uri)
+        if _HOME.match(uri):
+            raise PrefixError(f"{shown(uri)}: ~ is for a shell to expand: write the whole path")
+        if _WINDOWS.match(uri):
+            need = "need the path by which this host reaches the file"
+            raise PrefixError(f"{shown(uri)}: a path of Windows: {need}")
         return os.path.abspath(uri)  # noqa: PTH100 - resolve() would also follow symlinks
     if scheme[1] == "file":
-        return _file_uri_path(uri)
+        path = unquote(uri.removeprefix("file://"))
+        _refuse_misspelt(path, uri)
+        if not path.startswith("/") or "\0" in path:
+            raise PrefixError("file://***: need file:///absolute/path, without a host or NUL")
+        return path if path == "/" else path.rstrip("/")
     if scheme[1] != "s3":
         # A password may hold anything, spaces too.
         where = f"{scheme[1]}://***" if "@" in uri else printable(uri)
-        need = f"need s3://bucket/key or a local path{_remedy(scheme[1])}"
+        remedy = _REMEDIES.get(scheme[1].lower())
+        need = f"need s3://bucket/key or a local path{f': {remedy}' if remedy else ''}"
         raise PrefixError(f"{where}: unknown scheme {scheme[1]}://, {need}")
     bucket, key = split_s3(uri)
     if ":" in bucket or "@" in bucket:
@@ -76,19 +85,6 @@ def is_absolute(uri: str) -> bool:
     return uri.startswith("/") or "://" in uri or bool(_HOME.match(uri) or _WINDOWS.match(uri))
 
 
-def _refuse_foreign_path(path: str) -> None:
-    if _HOME.match(path):
-        raise PrefixError(f"{shown(path)}: ~ is for a shell to expand: write the whole path")
-    if _WINDOWS.match(path):
-        need = "need the path by which this host reaches the file"
-        raise PrefixError(f"{shown(path)}: a path of Windows: {need}")
-
-
-def _remedy(scheme: str) -> str:
-    remedy = _REMEDIES.get(scheme.lower())
-    return f": {remedy}" if remedy else ""
-
-
 def _refuse_misspelt(path: str, uri: str) -> None:
     """Raise PrefixError for a path that is a URI with a slip, or that ends in one."""
     if (":" in path or "//" in path) and _MISSPELT.match(path):
@@ -97,14 +93,6 @@ def _refuse_misspelt(path: str, uri: str) -> None:
             f"{where}: neither a URI nor a local path: need s3://bucket/key, with two slashes, "
             "file:///absolute/path, or a path without a scheme in it"
         )
-
-
-def _file_uri_path(uri: str) -> str:
-    path = unquote(uri.removeprefix("file://"))
-    _refuse_misspelt(path, uri)
-    if not path.startswith("/") or "\0" in path:
-        raise PrefixError("file://***: need file:///absolute/path, without a host or NUL")
-    return path if path == "/" else path.rstrip("/")
 
 
 def is_s3(uri: str) -> bool:
@@ -142,8 +130,15 @@ def require_within(uri: str, resolved_prefixes: Sequence[str]) -> str:
     real = normalized if is_s3(normalized) else _without_links(normalized)
     if any(_is_at_or_below(real, prefix) for prefix in resolved_prefixes):
         return normalized
-    if (link := _last_link(normalized)) is None:
-        widest = [each for each in resolved_prefixes if not _is_below_one(each, resolved_prefixes)]
+    path = Path(normalized)
+    names = () if is_s3(normalized) else (path, *path.parents)
+    if (link := next((each for each in names if each.is_symlink()), None)) is None:
+        others = resolved_prefixes
+        widest = [
+            each
+            for each in others
+            if not any(each != other and _is_at_or_below(each, other) for other in others)
+        ]
         allowed = ", ".join(dict.fromkeys(widest)) or "none"
         said = f"{uri}: outside the allowed prefixes ({allowed}): allow its prefix, or move it"
     else:
@@ -153,16 +148,6 @@ def require_within(uri: str, resolved_prefixes: Sequence[str]) -> str:
     error = PrefixError(said)
     error.is_outside = True
     raise error
-
-
-def _is_below_one(uri: str, prefixes: Sequence[str]) -> bool:
-    return any(uri != each and _is_at_or_below(uri, each) for each in prefixes)
-
-
-def _last_link(uri: str) -> Path | None:
-    path = Path(uri)
-    names = () if is_s3(uri) else (path, *path.parents)
-    return next((each for each in names if each.is_symlink()), None)
 
 
 def _is_within(uri: str, prefix: str) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 
 from infra.settings import canonical_json, digest, printable
 from infra.store.object_store import ObjectNotFound, join_uri
-from infra.task_metrics import DeviceFault, RequestCounts
+from infra.task_metrics import REQUEST_KINDS, DeviceFault, RequestCounts
 from jobs.cli.host import describe_commit, describe_machine
 from jobs.cli.job import Job, conflicts
 from jobs.run_table import optional_steps
@@ -168,8 +168,7 @@ def _families(summary: Mapping[str, Any], finished_at: float) -> Iterator[str]:
         "job_task_seconds", "Time of all tasks together.", [(job, summary["task_seconds"])]
     )
     requests = summary["requests"]
-    kinds = ("get", "put", "head", "list", "retries")
-    sent = [({**job, "kind": kind}, requests[kind]) for kind in kinds]
+    sent = [({**job, "kind": kind}, requests[kind]) for kind in (*REQUEST_KINDS, "retries")]
     yield _gauge("job_store_requests", "Requests to the store by kind, retries among them.", sent)
     ways = {"received": requests["bytes_received"], "sent": requests["bytes_sent"]}
     moved = [({**job, "direction": way}, number) for way, number in ways.items()]

@@ -11,6 +11,7 @@ from typing import Any
 from infra.cluster import Cluster
 from infra.settings import read_record
 from infra.store.object_store import ObjectStore, join_uri
+from infra.task_metrics import REQUEST_KINDS
 from jobs.planning.calibration import Calibration, json_object
 from jobs.planning.run_plan import PAPER_DAYS, RunPlan, StepPlan, plan_run
 from jobs.planning.volumes import spark_volumes
@@ -56,8 +57,6 @@ def to_json(plan: RunPlan, calibration: Calibration) -> dict[str, Any]:
         "calibration": asdict(calibration),
     }
 
-
-REQUESTS = ("get", "put", "head", "list")
 
 Comparison = dict[str, dict[str, float | None]]
 """Planned and actual values by quantity; None where a value is not known."""
@@ -129,7 +128,7 @@ def _compare(
 
 def _requests(record: Mapping[str, Any]) -> float | None:
     counts = record.get("requests")
-    return float(sum(counts[kind] for kind in REQUESTS)) if counts else None
+    return float(sum(counts[kind] for kind in REQUEST_KINDS)) if counts else None
 
 
 def _pair(planned: float | None, actual: float | None) -> dict[str, float | None]:

@@ -21,6 +21,7 @@ from infra.store.object_store import (
     normalize_uri,
     read_checked,
 )
+from infra.task_metrics import REQUEST_KINDS
 from jobs.cli.job import Job
 from jobs.planning.run_plan import S3_STANDARD
 from jobs.planning.stored_plan import compare_plan
@@ -262,9 +263,6 @@ def development_errors(store: ObjectStore, run_uri: str) -> dict[str, Mapping[st
     }
 
 
-_REQUESTS = ("get", "put", "head", "list")
-
-
 def origin_of(records: Mapping[str, Record], run_uri: str) -> dict[str, Any]:
     """Return dates, seconds, machines, commits and dollars of the steps' records, and their sums.
 
@@ -299,7 +297,7 @@ def dollars_of(record: Record, is_in_s3: bool) -> float:
     instances = float(hourly * record["seconds"] / 3600)
     if not is_in_s3:
         return instances
-    requests = Requests(**{kind: record["requests"][kind] for kind in _REQUESTS})
+    requests = Requests(**{kind: record["requests"][kind] for kind in REQUEST_KINDS})
     return instances + S3_STANDARD.requests(requests)
 
 

@@ -6,10 +6,10 @@ from datetime import datetime
 from typing import Any
 
 from infra.settings import shown
+from infra.task_metrics import REQUEST_KINDS
 from pipeline.runs.sealed_json import read_sealed
 
 _COUNTS = ("utterances_in", "utterances_out", "quarantined")
-_REQUESTS = ("get", "put", "head", "list")
 
 
 def parse_job_record(data: bytes, remedy: str) -> dict[str, Any]:
@@ -43,7 +43,7 @@ def _ended(record: dict[str, Any]) -> dict[str, Any]:
     for name in tallies:
         _require_numbers(_require_table(tallies, name), _COUNTS)
     # The dollars of a step are computed from these.
-    _require_numbers(_require_table(record, "requests"), _REQUESTS)
+    _require_numbers(_require_table(record, "requests"), REQUEST_KINDS)
     cluster = _require_table(record, "cluster")
     _require_numbers(cluster, ("num_instances", "price_per_instance_hour"))
     faults = record["device_faults"]

@@ -1,4 +1,4 @@
-"""64 log-mel energies of 25 ms windows every 10 ms (paper 003 II-B), by two engines."""
+"""Log-mel energies of 25 ms windows every 10 ms (paper 003 II-B), by two engines."""
 
 SAMPLE_RATE_HZ = 16_000
 FRAME_SHIFT_MS = 10

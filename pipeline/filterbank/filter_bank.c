@@ -18,7 +18,7 @@
 #define INLINE static inline __attribute__((always_inline))
 #define FOR_LANES for (int l = 0; l < LANES; l++)
 
-enum { LANES = 8, WINDOW = 400, SHIFT = 160, PART = 80, POINTS = 256, BINS = 64, DEGREE = 8 };
+enum { LANES = 8, WINDOW = 400, SHIFT = 160, PART = 80, POINTS = 256, DEGREE = 8 };
 
 typedef float Lanes[LANES];
 
@@ -26,11 +26,12 @@ typedef float Lanes[LANES];
 typedef struct {
     const float *window;          /* [400] */
     const float *cosines, *sines; /* [512], of -2 pi k / 512 */
-    const int32_t *mel_starts;    /* [65], compressed sparse rows */
+    const int32_t *mel_starts;    /* [num_bins + 1], compressed sparse rows */
     const int32_t *mel_columns;
     const float *mel_weights;
     const float *log_coefficients; /* [9] */
     float dc_gain, offset_gain, lowest_energy, sqrt_half, log_2_high, log_2_low;
+    int32_t num_bins;
 } Tables;
 
 typedef struct {
@@ -157,7 +158,7 @@ INLINE void load_frames(const Tables *t, const float *samples, int num_frames, P
     }
 }
 
-/* Write the energies of `num_frames` frames, each of 64; frames begin 160 samples apart. */
+/* Write the energies of `num_frames` frames, each of `num_bins`; frames begin 160 samples apart. */
 FOR_EACH_CPU
 void log_mel_energies(const Tables *t, const float *samples, int64_t num_frames, float *energies) {
     static _Thread_local Points first, second;
@@ -170,10 +171,11 @@ void log_mel_energies(const Tables *t, const float *samples, int64_t num_frames,
         radix_4_pass(t, 16, &first, &second);
         radix_4_pass(t, 64, &second, &first);
         power_of(t, &first, power);
-        for (int bin = 0; bin < BINS; bin++) {
+        for (int bin = 0; bin < t->num_bins; bin++) {
             mel_energy(t, bin, power, energy);
             log_of(t, energy);
-            for (int l = 0; l < num_lanes; l++) energies[(frame + l) * BINS + bin] = energy[l];
+            for (int l = 0; l < num_lanes; l++)
+                energies[(frame + l) * t->num_bins + bin] = energy[l];
         }
     }
 }

@@ -1,4 +1,4 @@
-"""Compute 64 log-mel energies, 25 ms window, 10 ms shift (paper 003 II-B), by two engines.
+"""Compute log-mel energies, 25 ms window, 10 ms shift (paper 003 II-B), by two engines.
 
 `fast` is our own engine. It exists in NumPy and, with the same bits, in `filter_bank.c`, which is
 several times as fast; installation compiles it where there is a C compiler. `kaldi` is the
@@ -178,7 +178,7 @@ def mel(frequency_hz: Float64[np.ndarray, " n"]) -> Float64[np.ndarray, " n"]:
 
 
 def _mel_weights() -> scipy.sparse.csr_array:
-    """Triangles of equal width in mel: [64, 256], two entries or fewer for each FFT bin.
+    """Triangles of equal width in mel: [NUM_BINS, 256], two entries or fewer for each FFT bin.
 
     A quarter of Kaldi's weights, as `_power` is four times the power; its 257th bin has none.
     """
@@ -221,6 +221,7 @@ class _Tables(ctypes.Structure):
         ("log_coefficients", _pointer),
         *((name, _float) for name in ("dc_gain", "offset_gain", "lowest_energy", "sqrt_half")),
         *((name, _float) for name in ("log_2_high", "log_2_low")),
+        ("num_bins", ctypes.c_int32),
     )
 
 
@@ -261,6 +262,7 @@ _TABLES = _Tables(
     *(array.ctypes.data for array in _ARRAYS),
     *(DC_GAIN, OFFSET_GAIN, LOWEST_ENERGY, SQRT_HALF),
     *(LOG_2_HIGH, LOG_2_LOW),
+    NUM_BINS,
 )
 _C = typed(compiled_library("pipeline.filterbank._filter_bank"))
 
@@ -317,7 +319,7 @@ def num_frames(num_samples: int) -> int:
 def log_mel_energies(
     samples: Float32[np.ndarray, " samples"], engine: Engine = "fast"
 ) -> Float32[np.ndarray, "frames bins"]:
-    """Compute the natural log of 64 mel energies (20..8000 Hz) of 16 kHz samples in [-1, 1].
+    """Compute the natural log of NUM_BINS mel energies (20..8000 Hz) of 16 kHz samples in [-1, 1].
 
     ValueError below one window of 400 samples.
     """

@@ -30,7 +30,9 @@ def subtract_causal_means(
     left = np.empty(energies.shape, dtype)
     function = "subtract_causal_means" + ("_to_half" if dtype == np.float16 else "")
     frames = np.ascontiguousarray(energies)
-    _function(function)(_address(total), count, _address(frames), len(frames), _address(left))
+    _function(function)(
+        _address(total), count, _address(frames), len(frames), _address(left), frames.shape[1]
+    )
     return left
 
 
@@ -41,7 +43,9 @@ def add_moments(
 ) -> None:
     """Add finite frames to `sums`, and their squares to `squares`."""
     rows = np.ascontiguousarray(frames)
-    _function("add_moments")(_address(rows), len(rows), _address(sums), _address(squares))
+    _function("add_moments")(
+        _address(rows), len(rows), _address(sums), _address(squares), rows.shape[1]
+    )
 
 
 def is_compiled() -> bool:
@@ -63,9 +67,9 @@ def typed(library: ctypes.CDLL | None) -> ctypes.CDLL | None:
     if library is None:
         return None
     for name in ("subtract_causal_means", "subtract_causal_means_to_half"):
-        getattr(library, name).argtypes = _pointer, _number, _pointer, _number, _pointer
+        getattr(library, name).argtypes = _pointer, _number, _pointer, _number, _pointer, _number
         getattr(library, name).restype = None
-    library.add_moments.argtypes = _pointer, _number, _pointer, _pointer
+    library.add_moments.argtypes = _pointer, _number, _pointer, _pointer, _number
     library.add_moments.restype = None
     return library
 
@@ -215,7 +219,7 @@ class Moments:
 
 _HASH, _NUMBER, _SUM = np.dtype("<u8"), np.dtype("<i8"), np.dtype("<f8")
 STREAM_BYTES = _HASH.itemsize + 2 * _NUMBER.itemsize + NUM_BINS * _SUM.itemsize
-"""A stream takes 536 bytes."""
+"""A stream takes 536 bytes with 64 bins."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,6 @@
 #endif
 #define INLINE static inline __attribute__((always_inline))
 
-enum { BINS = 64 };
-
 INLINE uint32_t bits_of(float value) {
     uint32_t bits;
     memcpy(&bits, &value, sizeof bits);
@@ -50,9 +48,10 @@ INLINE float float_of_half(uint16_t half) {
 }
 
 /* Advance the stream's sum by each frame, and write what is left without its causal mean. */
-INLINE void subtract_mean(double *sum, int64_t count, const float *frame, float *left) {
+INLINE void subtract_mean(double *sum, int64_t count, const float *restrict frame,
+                          float *restrict left, int64_t num_bins) {
     const double share = 1.0 / (double)count;
-    for (int b = 0; b < BINS; b++) {
+    for (int64_t b = 0; b < num_bins; b++) {
         sum[b] += (double)frame[b];
         left[b] = (float)((double)frame[b] - sum[b] * share);
     }
@@ -61,28 +60,31 @@ INLINE void subtract_mean(double *sum, int64_t count, const float *frame, float 
 /* `count` frames came before; `sum` is theirs, and then that of all. */
 FOR_EACH_CPU
 void subtract_causal_means(double *sum, int64_t count, const float *energies, int64_t num_frames,
-                           float *left) {
+                           float *left, int64_t num_bins) {
     for (int64_t frame = 0; frame < num_frames; frame++)
-        subtract_mean(sum, count + frame + 1, energies + frame * BINS, left + frame * BINS);
+        subtract_mean(sum, count + frame + 1, energies + frame * num_bins,
+                      left + frame * num_bins, num_bins);
 }
 
 /* The same, rounded to float16. */
 FOR_EACH_CPU
 void subtract_causal_means_to_half(double *sum, int64_t count, const float *energies,
-                                   int64_t num_frames, uint16_t *halves) {
-    float left[BINS];
+                                   int64_t num_frames, uint16_t *restrict halves,
+                                   int64_t num_bins) {
+    float left[num_bins];
     for (int64_t frame = 0; frame < num_frames; frame++) {
-        subtract_mean(sum, count + frame + 1, energies + frame * BINS, left);
-        for (int b = 0; b < BINS; b++) halves[frame * BINS + b] = half_of(left[b]);
+        subtract_mean(sum, count + frame + 1, energies + frame * num_bins, left, num_bins);
+        for (int64_t b = 0; b < num_bins; b++) halves[frame * num_bins + b] = half_of(left[b]);
     }
 }
 
 /* Add frames of float16, and their squares, to `sum` and `squares`. */
 FOR_EACH_CPU
-void add_moments(const uint16_t *frames, int64_t num_frames, double *sum, double *squares) {
+void add_moments(const uint16_t *frames, int64_t num_frames, double *sum, double *squares,
+                 int64_t num_bins) {
     for (int64_t frame = 0; frame < num_frames; frame++)
-        for (int b = 0; b < BINS; b++) {
-            const double value = (double)float_of_half(frames[frame * BINS + b]);
+        for (int64_t b = 0; b < num_bins; b++) {
+            const double value = (double)float_of_half(frames[frame * num_bins + b]);
             sum[b] += value;
             squares[b] += value * value;
         }

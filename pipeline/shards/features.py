@@ -62,7 +62,7 @@ def dequantize(
 
 
 Storage = Literal["float16", "uint8"]
-"""How features lie in a shard; a cell of uint8 begins with each bin's range, float16 [2 64]."""
+"""How features lie in a shard; a cell of uint8 begins with each bin's range, float16 [2 bins]."""
 
 _INFINITY_BITS = 0x7C00
 _RANGES_BYTES = 2 * NUM_BINS * FLOAT16.itemsize
@@ -93,7 +93,7 @@ def as_stored(
 def features_from_cell(
     cell: pa.Buffer | None, num_frames: int, storage: Storage, where: str
 ) -> Float16[np.ndarray, "frames bins"]:
-    """Read a features cell as float16 [num_frames 64], all finite; float16 is a view of it."""
+    """Read a features cell as float16 [num_frames bins], all finite; float16 is a view of it."""
     name = f"{where} features"
     if storage == "float16":
         features = from_buffer(cell, FLOAT16, (num_frames, NUM_BINS), name)
@@ -110,7 +110,7 @@ def features_from_cell(
 def features_to_cell(
     features: Float16[np.ndarray, "frames bins"], storage: Storage, where: str
 ) -> bytes | np.ndarray:
-    """Give the cell of float16 features [frames 64], all finite; float16 is its own."""
+    """Give the cell of float16 features [frames bins], all finite; float16 is its own."""
     require_tensor(features, FLOAT16, (len(features), NUM_BINS), f"{where} features")
     _require_finite(features, where)
     if storage == "float16":
@@ -187,7 +187,7 @@ class FeatureRow:
 def write_features(rows: Sequence[FeatureRow]) -> bytes:
     """Write a feature shard in its rows' common storage, which the footer states.
 
-    ValueError for features that are not finite float16 [frames 64].
+    ValueError for features that are not finite float16 [frames bins].
     """
     storage = common_storage(row.storage for row in rows)
     names = ("audio_form", "audio_part")

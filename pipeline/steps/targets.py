@@ -75,7 +75,7 @@ FramesAt = Callable[[int], Frames]
 class TeacherInput:
     """TeacherInput: an utterance's low-rate frames, and the seed of the draws from its tail.
 
-    A frame has 192 features, or the 480 samples of its 30 ms.
+    A frame has NUM_INPUTS features, or the 480 samples of its 30 ms.
     """
 
     frames: Frames

@@ -21,12 +21,14 @@ import numpy as np
 import torch
 
 from infra.store.object_store import ObjectStore
+from pipeline.filterbank import NUM_BINS
 from pipeline.kbest import KBest
 from pipeline.records import Tally
 from pipeline.runs.commit import step_context
 from pipeline.runs.manifest import Output
 from pipeline.runs.names import PARTITIONS_STEP
 from pipeline.shards import Alignment, PartitionRow, Storage, write_partition
+from pipeline.splicing import NUM_INPUTS
 from tests.benchmarks.measure import Figure, interleaved, ratios, show
 from tests.training.training_settings import training_settings
 from training.data import row_order
@@ -68,7 +70,7 @@ def utterances(
 ) -> Iterator[PartitionRow]:
     """Make rows of that many hours of noise; lengths are log-normal, as speech has them."""
     generator = np.random.default_rng([round(num_hours * 100), num_senones, soft])
-    noise = generator.normal(size=(100_000, 64)).astype(np.float16)
+    noise = generator.normal(size=(100_000, NUM_BINS)).astype(np.float16)
     left = num_hours * 360_000
     while left > 0:
         median = np.log(MEAN_UTTERANCE_FRAMES) - 0.6**2 / 2
@@ -124,7 +126,7 @@ def step_of(student: Student) -> Callable[[], object]:
     optimizer = torch.optim.Adam(model.parameters())
     batch = student.minibatch_frames // 32
     minibatch = Minibatch(
-        torch.randn(batch, 32, 192),
+        torch.randn(batch, 32, NUM_INPUTS),
         torch.full((batch,), 32),
         HardTargets(torch.randint(student.num_senones, (batch, 32))),
     )

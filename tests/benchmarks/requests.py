@@ -14,13 +14,12 @@ import boto3
 
 from infra.store.object_store import ObjectStore, join_uri
 from infra.store.retry import MAX_ASKS
-from infra.task_metrics import REQUESTS, MeasuredFunction, RequestCounts, TaskTotals
+from infra.task_metrics import REQUEST_KINDS, REQUESTS, MeasuredFunction, RequestCounts, TaskTotals
 from pipeline.runs.manifest import read_manifest
 from tests.four_steps import OUTPUTS, four_steps, put_teacher
 from tests.s3_server import CREDENTIALS, running_s3_server
 from tests.small_corpus import serially, write_corpus
 
-KINDS = ("get", "put", "head", "list")
 NUM_BUCKETS = 1
 
 
@@ -41,7 +40,9 @@ class StepRequests:
     def agrees(self) -> bool:
         """Return whether no request is made that the plan does not need."""
         pairs = ((self.driver, self.expected_driver), (self.tasks, self.expected_tasks))
-        return all(getattr(ours, k) == getattr(plan, k) for ours, plan in pairs for k in KINDS)
+        return all(
+            getattr(ours, k) == getattr(plan, k) for ours, plan in pairs for k in REQUEST_KINDS
+        )
 
 
 def expected_driver(step: str, absent: int) -> RequestCounts:
@@ -146,7 +147,9 @@ def show(each: StepRequests) -> str:
     ]
     for name in ("driver", "tasks"):
         ours, plan = getattr(each, name), getattr(each, f"expected_{name}")
-        counts = ", ".join(f"{k.upper()} {getattr(ours, k)} ({getattr(plan, k)})" for k in KINDS)
+        counts = ", ".join(
+            f"{k.upper()} {getattr(ours, k)} ({getattr(plan, k)})" for k in REQUEST_KINDS
+        )
         lines.append(f"  {name}: {counts}")
     total = each.driver + each.tasks
     lines.append(

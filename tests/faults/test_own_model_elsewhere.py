@@ -15,6 +15,7 @@ from infra.settings import canonical_json
 from infra.spark.session import TaskError, run_tasks, spark_session
 from pipeline.kbest import joined
 from pipeline.runs.names import ALIGNMENT_STEP, TEACHER, realignment_rounds
+from pipeline.splicing import NUM_INPUTS
 from pipeline.steps.targets import TargetsConfig, TeacherInput
 from tests.training.align.labelled_run import (
     Place,
@@ -99,7 +100,7 @@ def test_device_servers_find_it_where_their_task_does(place: Place, module: Path
         pool = DevicePool(serve, arguments, ("cpu",), 100, idle_timeout_s=1.0)
         kept = partial(kept_targets, TargetsConfig(2, 100, 3))
         teacher = PooledTeacher(pool, WindowsConfig(), kept, joined)
-        return list(teacher([TeacherInput(np.ones((3, 192), np.float32), 0)]))
+        return list(teacher([TeacherInput(np.ones((3, NUM_INPUTS), np.float32), 0)]))
 
     assert label()[0].senones.shape == (3, 2)
     module.rename(module.with_name("others_models.py"))

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from pipeline.splicing import NUM_INPUTS
 from training.data.minibatch import Minibatch, Targets
 from training.data.targets import HardTargets, SoftTargets
 from training.models.lstm import LstmModel
@@ -27,7 +28,7 @@ def minibatch(number: int, device: torch.device, is_soft: bool) -> Minibatch:
     if is_soft:
         best = logits.topk(10)
         targets = SoftTargets(best.indices.to(device), best.values.softmax(-1).to(device))
-    features = torch.randn(NUM_CHUNKS, FRAMES, 192, generator=generator)
+    features = torch.randn(NUM_CHUNKS, FRAMES, NUM_INPUTS, generator=generator)
     return Minibatch(features.to(device), torch.full((NUM_CHUNKS,), FRAMES), targets)
 
 

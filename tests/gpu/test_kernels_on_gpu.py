@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from pipeline.kbest import KBest, select_kbest
+from pipeline.splicing import NUM_INPUTS
 from tests.benchmarks.gtc_task import GtcTask
 from tests.gpu.small_training import student
 from training.algorithms.gtc import encoding
@@ -80,7 +81,7 @@ def test_selects_what_the_host_does(gpu: torch.device, num_senones: int) -> None
 
 def test_bfloat16_keeps_most_of_the_k_best(gpu: torch.device) -> None:
     """Of a random model's 20 best of 300, whose logits are close, 19 in 20 are float32's."""
-    frames = torch.randn(200, 192, generator=torch.Generator().manual_seed(0)).to(gpu)
+    frames = torch.randn(200, NUM_INPUTS, generator=torch.Generator().manual_seed(0)).to(gpu)
     model = student(gpu, bidirectional=True).eval()
     chosen = [
         next(select_on_device(list(model.utterance_logits([frames], each)), 20).on_host())

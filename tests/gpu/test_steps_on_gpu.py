@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from pipeline.splicing import NUM_INPUTS
 from tests.gpu.small_training import (
     FRAMES,
     NUM_CHUNKS,
@@ -107,7 +108,7 @@ def test_teachers_logits_of_padded_utterances_are_the_cpus(
 ) -> None:
     """A bidirectional model's, which packs them on a GPU and reverses them on a CPU."""
     generator = torch.Generator().manual_seed(0)
-    utterances = [torch.randn(length, 192, generator=generator) for length in (90, 7, 1, 40)]
+    utterances = [torch.randn(length, NUM_INPUTS, generator=generator) for length in (90, 7, 1, 40)]
     expected = student(torch.device("cpu"), bidirectional=True).eval().utterance_logits(utterances)
     model = student(gpu, bidirectional=True).eval()
     found = model.utterance_logits([each.to(gpu) for each in utterances], precision)

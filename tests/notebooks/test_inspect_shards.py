@@ -11,6 +11,7 @@ import pytest
 from nbclient import NotebookClient
 
 from infra.store.object_store import ObjectStore
+from pipeline.filterbank import NUM_BINS
 from pipeline.filterbank.log_mel import log_mel_energies
 from pipeline.kbest import select_kbest
 from pipeline.normalization import CausalMean
@@ -178,7 +179,7 @@ def test_shows_features_and_targets(
 def require_features(shown: Shown, rows: list[FeatureRow]) -> None:
     """Require the longest utterance bin by bin over its seconds, to the bit."""
     ((drawn, extent),) = shown.axes[0]["images"]
-    assert extent == [0, pytest.approx(0.01 * len(rows[0].features)), 0, 64]
+    assert extent == [0, pytest.approx(0.01 * len(rows[0].features)), 0, NUM_BINS]
     assert np.array_equal(np.array(drawn), rows[0].features.T)
 
 

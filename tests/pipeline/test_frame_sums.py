@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pipeline.filterbank import NUM_BINS
 from pipeline.normalization import CausalMean, Moments, causal_mean
 
 SOURCE = Path(causal_mean.__file__).with_name("frame_sums.c")
@@ -19,7 +20,7 @@ needs_compiler = pytest.mark.skipif(not causal_mean.is_compiled(), reason="there
 
 def energies(num_frames: int, scale: float, seed: int) -> np.ndarray:
     generator = np.random.default_rng(seed)
-    return (scale * generator.standard_normal((num_frames, 64))).astype(np.float32)
+    return (scale * generator.standard_normal((num_frames, NUM_BINS))).astype(np.float32)
 
 
 def test_the_loops_are_compiled_where_there_is_a_compiler() -> None:
@@ -53,7 +54,7 @@ def test_every_float16_is_rounded_to_as_numpy_rounds() -> None:
     around = [np.nextafter(middles, np.float32(to)) for to in (0, np.inf)]
     values = np.concatenate([halves, middles, *around, [65519.0, 65520.0, 1e6]])
     values = np.concatenate([values, -values]).astype(np.float32)
-    for row in np.resize(values, (-(-len(values) // 64), 64)):
+    for row in np.resize(values, (-(-len(values) // NUM_BINS), NUM_BINS)):
         # After -v and v the mean is 0, which v loses.
         found = CausalMean().subtract(np.stack([-row, row]), np.float16)[1]
         assert found.tobytes() == row.astype(np.float16).tobytes()

@@ -5,12 +5,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pipeline.filterbank import NUM_BINS
 from pipeline.normalization import CausalMean, Moments
 
 
 def energies(num_frames: int, seed: int = 0) -> np.ndarray:
     generator = np.random.default_rng(seed)
-    return (generator.standard_normal((num_frames, 64)) * 3 + 12).astype(np.float32)
+    return (generator.standard_normal((num_frames, NUM_BINS)) * 3 + 12).astype(np.float32)
 
 
 def test_each_frame_loses_the_mean_up_to_and_including_it() -> None:
@@ -45,7 +46,7 @@ def test_blocks_are_as_invisible_as_utterances(num_frames: int, cut: int) -> Non
     mean = CausalMean()
     pieces = [mean.subtract(stream[:cut]), mean.subtract(stream[cut:])]
     assert np.concatenate(pieces).tobytes() == CausalMean().subtract(stream).tobytes()
-    sums = np.zeros(64)
+    sums = np.zeros(NUM_BINS)
     for frame in stream:
         sums += frame
     assert mean.sum.tobytes() == sums.tobytes()
@@ -82,7 +83,7 @@ def test_the_mean_does_not_drift_over_a_long_stream() -> None:
 
 def test_a_prior_counts_as_frames_of_its_mean() -> None:
     """A prior of n frames equals a stream that begins with n frames of that mean."""
-    stream, prior = energies(20), np.full(64, 12.5)
+    stream, prior = energies(20), np.full(NUM_BINS, 12.5)
     with_prior = CausalMean(5, 5 * prior).subtract(stream)
     long_stream = np.vstack([np.tile(prior, (5, 1)), stream]).astype(np.float32)
     assert with_prior.tobytes() == CausalMean().subtract(long_stream)[5:].tobytes()
@@ -102,7 +103,7 @@ def test_merged_moments_are_numpys_mean_and_deviation(cuts: list[int]) -> None:
 
 def test_a_constant_bin_has_no_deviation() -> None:
     """Rounding never makes the variance of a constant negative."""
-    frames = np.tile(np.linspace(-9, 9, 64, dtype=np.float32), (1000, 1))
+    frames = np.tile(np.linspace(-9, 9, NUM_BINS, dtype=np.float32), (1000, 1))
     assert (Moments.of(frames).standard_deviation < 1e-5).all()
 
 
@@ -122,22 +123,26 @@ def test_no_frames_survive_json() -> None:
 
 def test_whole_numbers_are_moments_too() -> None:
     """JSON writes 1.0 and 1 alike in some languages."""
-    ones = Moments.from_dict({"count": 1, "sum": [1] * 64, "sum_of_squares": [1] * 64})
-    assert ones.to_dict() == Moments.of(np.ones((1, 64), np.float32)).to_dict()
+    ones = Moments.from_dict({"count": 1, "sum": [1] * NUM_BINS, "sum_of_squares": [1] * NUM_BINS})
+    assert ones.to_dict() == Moments.of(np.ones((1, NUM_BINS), np.float32)).to_dict()
 
 
-VECTOR = [1.0] * 64
+VECTOR = [1.0] * NUM_BINS
+SHAPE = rf"\({NUM_BINS},\)"
 NOT_FINITE = "^moments must be finite, sums of squares not negative"
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"count": -1}, r"count = -1, sums of shapes \(64,\) and \(64,\): need count >= 0 and two"),
+        (
+            {"count": -1},
+            rf"count = -1, sums of shapes {SHAPE} and {SHAPE}: need count >= 0 and two",
+        ),
         ({"count": None}, "^not a record of moments: TypeError"),
         ({"count": float("inf")}, "^not a record of moments: OverflowError"),
-        ({"sum": [1.0]}, r"^count = 5, sums of shapes \(1,\) and \(64,\): need"),
-        ({"sum": [VECTOR], "sum_of_squares": [VECTOR]}, r"shapes \(1, 64\) and \(1, 64\): need"),
+        ({"sum": [1.0]}, rf"^count = 5, sums of shapes \(1,\) and {SHAPE}: need"),
+        ({"sum": [VECTOR], "sum_of_squares": [VECTOR]}, rf"shapes \(1, {NUM_BINS}\) and \(1, "),
         ({"sum": [float("nan"), *VECTOR[1:]]}, NOT_FINITE),
         ({"sum_of_squares": [float("inf"), *VECTOR[1:]]}, NOT_FINITE),
         ({"sum_of_squares": [-1.0, *VECTOR[1:]]}, NOT_FINITE),

@@ -3,7 +3,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.splicing import low_rate_alignment, num_low_rate_frames, splice
+from pipeline.filterbank import NUM_BINS
+from pipeline.splicing import NUM_INPUTS, low_rate_alignment, num_low_rate_frames, splice
 
 NUM_FRAMES, OFFSETS = st.integers(0, 40), st.integers(0, 2)
 
@@ -11,21 +12,21 @@ NUM_FRAMES, OFFSETS = st.integers(0, 40), st.integers(0, 2)
 @given(NUM_FRAMES, OFFSETS)
 def test_row_t_is_three_frames_side_by_side(num_frames: int, offset: int) -> None:
     """Row t = frames o + 3t, o + 3t + 1, o + 3t + 2, as long as all three exist."""
-    frames = np.arange(num_frames * 64, dtype=np.float32).reshape(num_frames, 64)
+    frames = np.arange(num_frames * NUM_BINS, dtype=np.float32).reshape(num_frames, NUM_BINS)
     expected = [
         np.concatenate(frames[first : first + 3])
         for first in range(offset, num_frames, 3)
         if first + 3 <= num_frames
     ]
     spliced = splice(frames, offset)
-    assert spliced.shape == (num_low_rate_frames(num_frames, offset), 192)
+    assert spliced.shape == (num_low_rate_frames(num_frames, offset), NUM_INPUTS)
     assert spliced.tolist() == [row.tolist() for row in expected]
 
 
 @given(OFFSETS)
 def test_the_offsets_are_views_of_the_same_frames(offset: int) -> None:
     """Three offsets need no copies."""
-    frames = np.zeros((20, 64), dtype=np.float16)
+    frames = np.zeros((20, NUM_BINS), dtype=np.float16)
     assert np.shares_memory(splice(frames, offset), frames)
 
 

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
+from pipeline.splicing import NUM_INPUTS
 from tests.training.trainers.ranks import RankPool
 from training.distributed.collectives import Traffic
 from training.distributed.simulated_group import simulate_ranks
@@ -25,7 +26,11 @@ def feed_forward() -> nn.Module:
     """Return a network whose units do not divide evenly."""
     torch.manual_seed(1)
     return nn.Sequential(
-        nn.Linear(192, 9), nn.Sigmoid(), nn.Linear(9, 6), nn.Tanh(), nn.Linear(6, NUM_SENONES)
+        nn.Linear(NUM_INPUTS, 9),
+        nn.Sigmoid(),
+        nn.Linear(9, 6),
+        nn.Tanh(),
+        nn.Linear(6, NUM_SENONES),
     )
 
 
@@ -40,7 +45,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {"feed-forward": feed_forward, "stu
 
 def minibatch(step: int, number: int) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(100 * step + number)
-    frames = torch.randn(3, 8, 192, generator=generator)
+    frames = torch.randn(3, 8, NUM_INPUTS, generator=generator)
     return frames, torch.randint(NUM_SENONES, (3, 8), generator=generator)
 
 
@@ -120,7 +125,7 @@ def without_biases() -> nn.Module:
     """Return a feed-forward network of weights alone, all of whose columns are of one unit."""
     torch.manual_seed(1)
     return nn.Sequential(
-        nn.Linear(192, 9, bias=False), nn.Sigmoid(), nn.Linear(9, NUM_SENONES, bias=False)
+        nn.Linear(NUM_INPUTS, 9, bias=False), nn.Sigmoid(), nn.Linear(9, NUM_SENONES, bias=False)
     )
 
 
@@ -219,7 +224,7 @@ def use_otherwise(group: ProcessGroup, precision: str) -> None:
     assert isinstance(part, AcousticModel)
     if precision == "bfloat16":
         part(minibatch(0, 0)[0], precision="bfloat16")
-    list(part.piece_logits([torch.zeros(2, 192)]))
+    list(part.piece_logits([torch.zeros(2, NUM_INPUTS)]))
 
 
 @pytest.mark.parametrize(

@@ -17,9 +17,9 @@ import torch
 from jaxtyping import Float, Float32, Float64
 from torch import Tensor
 
-from infra.devices.batches import PoolRequest
 from infra.devices.device_client import PoolAnswer, RequestFailure, RequestStream
 from infra.devices.device_pool import DevicePool
+from infra.devices.messages import PoolRequest
 from infra.store.object_store import ObjectStore, join_uri
 from pipeline.kbest import KBest, TeacherFailure
 from pipeline.runs.increment import read_increment

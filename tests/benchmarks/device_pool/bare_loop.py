@@ -19,9 +19,9 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
-from infra.devices.batches import PoolRequest
 from infra.devices.device_client import RequestFailure, RequestStream
 from infra.devices.device_pool import DevicePool
+from infra.devices.messages import PoolRequest
 from tests.benchmarks.device_pool.workload import (
     BATCH_FRAMES,
     PAPERS_BATCH_FRAMES,

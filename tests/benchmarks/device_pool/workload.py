@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
+from pipeline.splicing import NUM_INPUTS
 from pipeline.steps.targets import TeacherInput
 from training.models.lstm import LstmModel
 from training.models.precision import fastest_precision, set_float32_products
@@ -30,7 +31,7 @@ PAPERS_BATCH_FRAMES = 65_536
 """On a GPU: the teacher of 78 million parameters (003 V-A)."""
 
 K = 20
-BYTES_A_FRAME = 192 * 4
+BYTES_A_FRAME = NUM_INPUTS * 4
 RECORDED = "tests.benchmarks.device_pool.workload:serve_recorded"
 
 
@@ -44,7 +45,7 @@ def utterances(count: int, seed: int = 0) -> Iterator[TeacherInput]:
     """Yield utterances of noise, which are named by their seeds of the tail's draws."""
     generator = np.random.default_rng(seed)
     for number, length in enumerate(lengths(count, seed)):
-        frames = generator.standard_normal((length, 192), dtype=np.float32)
+        frames = generator.standard_normal((length, NUM_INPUTS), dtype=np.float32)
         yield TeacherInput(frames, number)
 
 

@@ -4,10 +4,17 @@ import socket
 import ssl
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from tests.s3_server import set_endpoint
 
 Script = Callable[["Request"], None]
+Serve = Callable[..., None]
+"""A function that lets a script answer requests from now on; settings are `scripted_server`'s."""
 
 
 @dataclass(frozen=True)
@@ -44,9 +51,12 @@ class Request:
 
 @contextmanager
 def scripted_server(
-    script: Script, receive: int = 2**20, tls: ssl.SSLContext | None = None
+    script: Script, receive: int = 2**20, tls: ssl.SSLContext | None = None, greets: bool = True
 ) -> Iterator[str]:
-    """Answer each request by `script`, after its body was taken in by `receive` bytes a 0.1 s."""
+    """Answer each request by `script`, after its body was taken in by `receive` bytes a 0.1 s.
+
+    With `greets` the first contact with the bucket is answered without the script.
+    """
     listener = socket.create_server(("127.0.0.1", 0), backlog=128)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65_536)
     closing = threading.Event()
@@ -67,7 +77,11 @@ def scripted_server(
                     connection.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
                 while remaining and not (remaining > receive and closing.wait(0.1)):
                     remaining -= len(lines.read(min(remaining, receive)))
-                script(Request(method, path, headers, connection, closing))
+                request = Request(method, path, headers, connection, closing)
+                if greets and (method, path) == ("HEAD", "/bucket"):
+                    request.answer()
+                else:
+                    script(request)
 
     def accept() -> None:
         while True:
@@ -82,3 +96,14 @@ def scripted_server(
     closing.set()
     listener.shutdown(socket.SHUT_RDWR)
     listener.close()
+
+
+@pytest.fixture
+def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
+    """Return a function that starts a scripted server, and points the environment to it."""
+    with ExitStack() as running:
+
+        def start(script: Script, **settings: Any) -> None:
+            set_endpoint(running.enter_context(scripted_server(script, **settings)), monkeypatch)
+
+        yield start

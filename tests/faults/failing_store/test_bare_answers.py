@@ -14,7 +14,7 @@ from infra.store.object_store import (
     SizeBound,
     StoreError,
 )
-from tests.faults.failing_store.scripted_server import Request, scripted_server
+from tests.faults.failing_store.scripted_server import Request, Serve
 
 URI = "s3://bucket/x"
 STORE = ObjectStore(("s3://bucket",))
@@ -54,42 +54,37 @@ BROKEN = {
 
 
 @pytest.fixture
-def two_attempts(s3_bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: ARG001
+def two_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retry, "MAX_ATTEMPTS", 2)
     monkeypatch.setattr(retry, "FIRST_WAIT_S", 0.01)
 
 
 def raw(data: bytes):
-    """Send `data` as the answer to all but the first contact, and hang up."""
+    """Send `data` as the answer, and hang up."""
 
     def script(request: Request) -> None:
-        if request.path == "/bucket" and request.method == "HEAD":
-            request.answer()
-        else:
-            request.send(data)
-            request.hang_up()
+        request.send(data)
+        request.hang_up()
 
     return script
 
 
 @pytest.mark.usefixtures("two_attempts")
 @pytest.mark.parametrize("answer", WHOLE)
-def test_whole_answers_are_read(answer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whole_answers_are_read(answer: str, serve: Serve) -> None:
     """An answer in chunks, or without an ETag, gives the same bytes and the same MD5."""
-    with scripted_server(raw(WHOLE[answer])) as endpoint:
-        monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
-        assert STORE.fetch(URI) == Fetched(DATA, MD5)
+    serve(raw(WHOLE[answer]))
+    assert STORE.fetch(URI) == Fetched(DATA, MD5)
 
 
 @pytest.mark.usefixtures("two_attempts")
 @pytest.mark.parametrize("answer", BROKEN)
-def test_broken_answers_are_not_taken(answer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_broken_answers_are_not_taken(answer: str, serve: Serve) -> None:
     """An answer that breaks off, or may have, is asked for again, and then named."""
     data, message = BROKEN[answer]
-    with scripted_server(raw(data)) as endpoint:
-        monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
-        with pytest.raises(StoreError, match=rf"{URI}: .*{message}.* at 127.*check .*2 attempts"):
-            STORE.fetch(URI)
+    serve(raw(data))
+    with pytest.raises(StoreError, match=rf"{URI}: .*{message}.* at 127.*check .*2 attempts"):
+        STORE.fetch(URI)
 
 
 ERROR = b"<Error><Code>%s</Code><Message>as asked</Message></Error>"
@@ -99,11 +94,15 @@ REFUSED = [
 ]
 
 
-@pytest.mark.usefixtures("s3_bucket")
 @pytest.mark.parametrize("every", [2, 3])
 @pytest.mark.parametrize(("status", "code", "error"), REFUSED)
 def test_an_error_that_breaks_off_is_asked_for_again(
-    status: str, code: bytes, error: type[StoreError], every: int, monkeypatch: pytest.MonkeyPatch
+    status: str,
+    code: bytes,
+    error: type[StoreError],
+    every: int,
+    monkeypatch: pytest.MonkeyPatch,
+    serve: Serve,
 ) -> None:
     """Each second or third body of an error ends early, and the whole ones are believed."""
     monkeypatch.setattr(retry, "FIRST_WAIT_S", 0.01)
@@ -111,9 +110,6 @@ def test_an_error_that_breaks_off_is_asked_for_again(
 
     def script(request: Request) -> None:
         nonlocal num_sent
-        if request.path == "/bucket":
-            request.answer()
-            return
         num_sent += 1
         head = f"HTTP/1.1 {status}\r\nContent-Length: {len(body)}\r\n\r\n".encode()
         is_broken = num_sent % every == 1
@@ -121,22 +117,20 @@ def test_an_error_that_breaks_off_is_asked_for_again(
         if is_broken:
             request.hang_up()
 
-    with scripted_server(script) as endpoint:
-        monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
-        with pytest.raises(error, match=URI):
-            STORE.get(URI)
+    serve(script)
+    with pytest.raises(error, match=URI):
+        STORE.get(URI)
 
 
 @pytest.mark.usefixtures("two_attempts")
 @pytest.mark.parametrize("status", ["403 X", "404 X", "500 X"])
-def test_errors_that_all_break_off_are_named(status: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_that_all_break_off_are_named(status: str, serve: Serve) -> None:
     """An error of this software, with a remedy, whatever the status."""
     answer = f"HTTP/1.1 {status}\r\nContent-Length: 99\r\n\r\n<Error>".encode()
-    with scripted_server(raw(answer)) as endpoint:
-        monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
-        for ask in (STORE.get, STORE.list):
-            with pytest.raises(StoreError, match=rf"{URI}: .*(check|try again)"):
-                ask(URI)
+    serve(raw(answer))
+    for ask in (STORE.get, STORE.list):
+        with pytest.raises(StoreError, match=rf"{URI}: .*(check|try again)"):
+            ask(URI)
 
 
 PAGE = "<ListBucketResult>%s</ListBucketResult>"
@@ -150,65 +144,45 @@ INCOMPLETE = {
 
 @pytest.mark.usefixtures("two_attempts")
 @pytest.mark.parametrize("field", INCOMPLETE)
-def test_incomplete_listings_are_named(field: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_incomplete_listings_are_named(field: str, serve: Serve) -> None:
     """A listing without a field is an error with a remedy, not a KeyError."""
-
-    def script(request: Request) -> None:
-        request.answer(INCOMPLETE[field].encode() if request.method == "GET" else b"")
-
-    with scripted_server(script) as endpoint:
-        monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
-        with pytest.raises(
-            StoreError, match=rf"run: an answer .*{field}.* at 127.*check .*proxies"
-        ):
-            STORE.list("s3://bucket/run")
+    serve(lambda request: request.answer(INCOMPLETE[field].encode()))
+    with pytest.raises(StoreError, match=rf"run: an answer .*{field}.* at 127.*check .*proxies"):
+        STORE.list("s3://bucket/run")
 
 
 @pytest.mark.usefixtures("two_attempts")
-def test_listings_without_etags_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_listings_without_etags_are_read(serve: Serve) -> None:
     """A listing needs keys and sizes alone."""
     page = PAGE % ENTRY % "<Key>run/a</Key><Size>3</Size>"
-    with scripted_server(lambda request: request.answer(page.encode())) as endpoint:
-        monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
-        assert [(info.uri, info.num_bytes) for info in STORE.list("s3://bucket/run")] == [
-            ("s3://bucket/run/a", 3)
-        ]
+    serve(lambda request: request.answer(page.encode()))
+    assert [(info.uri, info.num_bytes) for info in STORE.list("s3://bucket/run")] == [
+        ("s3://bucket/run/a", 3)
+    ]
 
 
 @pytest.mark.usefixtures("two_attempts")
-def test_an_object_without_a_size_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_object_without_a_size_is_named(serve: Serve) -> None:
     """A HEAD without Content-Length cannot describe its object."""
-
-    def script(request: Request) -> None:
-        if request.path == "/bucket":
-            request.answer()
-        else:
-            request.send(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
-
-    with scripted_server(script) as endpoint:
-        monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
-        for describe in (STORE.head, STORE.open):
-            with pytest.raises(StoreError, match=rf"{URI}: an answer without ContentLength at"):
-                describe(URI)
+    serve(lambda request: request.send(CHUNKED % b""))
+    for describe in (STORE.head, STORE.open):
+        with pytest.raises(StoreError, match=rf"{URI}: an answer without ContentLength at"):
+            describe(URI)
 
 
 @pytest.mark.usefixtures("two_attempts")
-def test_an_endless_answer_is_refused_at_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_endless_answer_is_refused_at_its_bound(serve: Serve) -> None:
     """Chunks without an end are read up to the object's bound, and a little."""
     sent = 0
 
     def script(request: Request) -> None:
         nonlocal sent
-        if request.path == "/bucket":
-            request.answer()
-            return
         request.send(CHUNKED % b"")
         while True:
             request.send(chunks(bytes(2**20), 2**20))
             sent += 2**20
 
-    with scripted_server(script) as endpoint:
-        monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
-        [(_, found)] = STORE.get_many([URI], 4, [SizeBound(max_bytes=5 * 2**20)])
+    serve(script)
+    [(_, found)] = STORE.get_many([URI], 4, [SizeBound(max_bytes=5 * 2**20)])
     assert isinstance(found, ObjectTooLarge)
     assert sent < 30 * 2**20  # the buffers of both sides

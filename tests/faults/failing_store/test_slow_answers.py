@@ -20,7 +20,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from infra.store import retry, s3, s3_bodies
 from infra.store.object_store import ObjectStore, StoreError
 from infra.task_metrics import REQUESTS
-from tests.faults.failing_store.scripted_server import Request, Script, scripted_server
+from tests.faults.failing_store.scripted_server import Request, Script, Serve
+from tests.s3_server import set_endpoint
 
 URI = "s3://bucket/x"
 STORE = ObjectStore(("s3://bucket",))
@@ -59,7 +60,7 @@ def slow_end(request: Request) -> None:
 
 
 @pytest.fixture
-def impatient(s3_bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: ARG001 - credentials
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shorten the patience to half a second, and have two attempts."""
     monkeypatch.setattr(s3_bodies, "PATIENCE_S", PATIENCE_S)
     monkeypatch.setattr(s3_bodies, "_SWEEP_INTERVAL_S", 0.05)
@@ -90,10 +91,8 @@ PHASES: dict[str, tuple[Script, Callable[[str], object]]] = {
 
 
 def answer_slowly(request: Request) -> None:
-    """Answer at once the first contact, and what describes the file to be read."""
-    if request.path == "/bucket":
-        request.answer()
-    elif "quick" in request.path:
+    """Answer at once what describes the file to be read."""
+    if "quick" in request.path:
         request.answer(status="404 Not Found")
     elif request.method == "HEAD" and "file-range" in request.path:
         request.send(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n")
@@ -112,11 +111,11 @@ def outcome_of(phase: str) -> tuple[str, float]:
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_byte_now_and_then_does_not_extend_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_byte_now_and_then_does_not_extend_the_deadline(serve: Serve) -> None:
     """Dripped headers, bodies and answers are cut at the deadline, in each of two attempts."""
     assert s3_bodies.CHUNK_BYTES == 2**20
-    with scripted_server(answer_slowly) as endpoint, ThreadPoolExecutor(len(PHASES)) as pool:
-        monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+    serve(answer_slowly)
+    with ThreadPoolExecutor(len(PHASES)) as pool:
         assert not STORE.exists("s3://bucket/quick")
         for phase, (error, seconds) in zip(PHASES, pool.map(outcome_of, PHASES), strict=True):
             assert re.search(r"cut after 0\.5\d* s .*2 attempts", error), phase
@@ -146,7 +145,9 @@ def own_certificate(folder: Path) -> Path:
 
 
 @pytest.mark.usefixtures("impatient")
-def test_deadlines_hold_under_tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deadlines_hold_under_tls(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, serve: Serve
+) -> None:
     """Encrypted answers are read, a connection is kept, and a dripped answer is cut."""
     path = own_certificate(tmp_path)
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -161,13 +162,12 @@ def test_deadlines_hold_under_tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         else:
             request.answer(b"audio")
 
-    with scripted_server(script, tls=tls) as endpoint:
-        monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
-        monkeypatch.setattr(s3_bodies, "PATIENCE_S", 30.0)
-        assert [STORE.get(URI) for _ in range(5)] == [b"audio"] * 5
-        assert len(connections) == 2  # the first contact's, and that of all GETs
-        monkeypatch.setattr(s3_bodies, "PATIENCE_S", PATIENCE_S)
-        assert re.search(r"cut after 0\.5\d* s .*2 attempts", outcome_of("get-body")[0])
+    serve(script, tls=tls)
+    monkeypatch.setattr(s3_bodies, "PATIENCE_S", 30.0)
+    assert [STORE.get(URI) for _ in range(5)] == [b"audio"] * 5
+    assert len(connections) == 1
+    monkeypatch.setattr(s3_bodies, "PATIENCE_S", PATIENCE_S)
+    assert re.search(r"cut after 0\.5\d* s .*2 attempts", outcome_of("get-body")[0])
 
 
 @contextmanager
@@ -199,7 +199,7 @@ def test_a_dripped_handshake_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     """TLS's handshake belongs to the request."""
     monkeypatch.setattr(s3, "FIRST_CONTACT_LIMIT_S", 0.1)
     with slow_handshake() as endpoint:
-        monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+        set_endpoint(endpoint, monkeypatch)
         begin = time.monotonic()
         with pytest.raises(StoreError, match=r"cut after 0\.5 s"):
             STORE.get(URI)
@@ -208,8 +208,7 @@ def test_a_dripped_handshake_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
         )  # dripped to its end: 1600 s
 
 
-@pytest.mark.usefixtures("s3_bucket")
-def test_large_objects_may_take_their_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_objects_may_take_their_time(monkeypatch: pytest.MonkeyPatch, serve: Serve) -> None:
     """The limit grows by a second for each megabyte, of what is sent as of what is received."""
     monkeypatch.setattr(s3_bodies, "PATIENCE_S", 2.0)
     monkeypatch.setattr(s3, "CONNECT_TIMEOUT_S", 1.0)
@@ -223,14 +222,13 @@ def test_large_objects_may_take_their_time(monkeypatch: pytest.MonkeyPatch) -> N
         else:
             request.answer()
 
-    with scripted_server(answer, receive=100_000) as endpoint:
-        monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
-        before, begin = REQUESTS.total(), time.monotonic()
-        STORE.put(URI, bytes(4_000_000))
-        sent = time.monotonic()
-        assert STORE.get(URI) == bytes(4_000_000)
-        assert min(sent - begin, time.monotonic() - sent) > s3_bodies.PATIENCE_S
-        assert (REQUESTS.total() - before).retries == 0
+    serve(answer, receive=100_000)
+    before, begin = REQUESTS.total(), time.monotonic()
+    STORE.put(URI, bytes(4_000_000))
+    sent = time.monotonic()
+    assert STORE.get(URI) == bytes(4_000_000)
+    assert min(sent - begin, time.monotonic() - sent) > s3_bodies.PATIENCE_S
+    assert (REQUESTS.total() - before).retries == 0
 
 
 def test_one_thread_watches_all_requests(s3_bucket: str) -> None:

@@ -11,7 +11,7 @@ import pytest
 from infra.store import retry
 from infra.store.object_store import ObjectStore, StoreError
 from infra.task_metrics import REQUESTS
-from tests.faults.failing_store.scripted_server import Request, scripted_server
+from tests.faults.failing_store.scripted_server import Request, Serve
 
 SERVED_PER_S = 100.0
 NUM_PROCESSES, NUM_EACH = 3, 200
@@ -35,9 +35,7 @@ class ThrottlingServer:
         self.num_throttled = 0
 
     def __call__(self, request: Request) -> None:
-        if request.path == "/bucket":
-            request.answer()
-        elif self.serves():
+        if self.serves():
             request.answer(b"audio")
         else:
             request.answer(b"<Error><Code>SlowDown</Code></Error>", "503 Slow Down")
@@ -56,19 +54,16 @@ class ThrottlingServer:
             return True
 
 
-@pytest.mark.usefixtures("s3_bucket")
-def test_throttled_processes_share_the_servers_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_throttled_processes_share_the_servers_rate(serve: Serve) -> None:
     """96 GETs in flight where 100 a second are served: no process fails, and no rate is lost."""
     server = ThrottlingServer()
-    with scripted_server(server) as endpoint:
-        monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
-        command = [sys.executable, "-c", READ]
-        readers = [
-            subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-            for _ in range(NUM_PROCESSES)
-        ]
-        for reader in readers:
-            assert reader.communicate(timeout=120)[0] == f"{NUM_EACH}\n"
+    serve(server)
+    command = [sys.executable, "-c", READ]
+    readers = [
+        subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(NUM_PROCESSES)
+    ]
+    for reader in readers:
+        assert reader.communicate(timeout=120)[0] == f"{NUM_EACH}\n"
     served_s = server.served_s
     assert len(served_s) == NUM_PROCESSES * NUM_EACH
     # Three of four objects: at the end fewer and fewer are asked for.
@@ -78,39 +73,34 @@ def test_throttled_processes_share_the_servers_rate(monkeypatch: pytest.MonkeyPa
     assert server.num_throttled < len(served_s)
 
 
-@pytest.mark.usefixtures("s3_bucket")
-def test_a_store_that_serves_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_that_serves_nothing_is_given_up(
+    monkeypatch: pytest.MonkeyPatch, serve: Serve
+) -> None:
     """Patience with throttling is for a store that serves others; an outage ends in an error."""
     monkeypatch.setattr(retry, "LIMIT_S", 1.5)
-
-    def script(request: Request) -> None:
-        status = "200 OK" if request.path == "/bucket" else "503 Service Unavailable"
-        request.answer(status=status)
-
-    with scripted_server(script) as endpoint:
-        monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
-        begin = time.monotonic()
-        store = ObjectStore(("s3://bucket",))
-        found = [each for _, each in store.get_many([f"s3://bucket/{n}" for n in range(20)], 20)]
+    serve(lambda request: request.answer(status="503 Service Unavailable"))
+    begin = time.monotonic()
+    store = ObjectStore(("s3://bucket",))
+    found = [each for _, each in store.get_many([f"s3://bucket/{n}" for n in range(20)], 20)]
     assert time.monotonic() - begin < 20
     assert all(isinstance(each, StoreError) for each in found)
     assert all(re.search("answered 503 .*attempts in|the store throttles", str(e)) for e in found)
 
 
-@pytest.mark.usefixtures("s3_bucket")
-def test_one_throttled_place_does_not_slow_another(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_throttled_place_does_not_slow_another(
+    monkeypatch: pytest.MonkeyPatch, serve: Serve
+) -> None:
     """A run whose writes are throttled reads its corpus as fast as before."""
 
     def script(request: Request) -> None:
         is_write = request.method == "PUT"
         request.answer(status="503 Slow Down" if is_write else "200 OK")
 
-    with scripted_server(script) as endpoint:
-        monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
-        monkeypatch.setattr(retry, "LIMIT_S", 0.7)
-        store = ObjectStore(("s3://bucket",))
-        with pytest.raises(StoreError, match="503"):
-            store.put("s3://bucket/run/x/1", b"")
-        before = REQUESTS.total()
-        assert len(list(store.get_many([f"s3://bucket/run/x/{n}" for n in range(100)]))) == 100
-        assert (REQUESTS.total() - before).retries == 0
+    serve(script)
+    monkeypatch.setattr(retry, "LIMIT_S", 0.7)
+    store = ObjectStore(("s3://bucket",))
+    with pytest.raises(StoreError, match="503"):
+        store.put("s3://bucket/run/x/1", b"")
+    before = REQUESTS.total()
+    assert len(list(store.get_many([f"s3://bucket/run/x/{n}" for n in range(100)]))) == 100
+    assert (REQUESTS.total() - before).retries == 0

@@ -1,22 +1,20 @@
 """Kill executors, workers, Python workers and drivers at random while the steps run on a cluster.
 
-python -m tests.faults.killed_processes.chaos --kills 200 --run-folder /var/tmp/chaos [--seed 1]
-
 Each round runs the four Spark steps in a fresh run on a standalone cluster with eager speculation,
 from the package and not from the checkout. A killed step is submitted again, as a scheduler would
 do. Every round must end with the manifests of an undisturbed run, byte by byte.
 """
 
-import argparse
+import json
 import subprocess
 import sys
 import time
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from infra.store.object_store import ObjectStore, join_uri
-from tests.faults.killed_processes.chaos_record import Record, count_attempts
 from tests.faults.killed_processes.chaos_run import (
     OVERRIDES,
     STEPS,
@@ -24,19 +22,80 @@ from tests.faults.killed_processes.chaos_run import (
     require_books,
     store_random_teacher,
 )
-from tests.faults.killed_processes.killer import Killer
+from tests.faults.killed_processes.killer import KINDS, Killer
 from tests.faults.killed_processes.packaged_steps import (
     PackagedSteps,
-    prepare,
     remove_dead_executors,
 )
-from tests.standalone_cluster import StandaloneCluster, last_lines, running_cluster
+from tests.standalone_cluster import StandaloneCluster, last_lines
 from tests.whole_path.processes import TINY
 
 MAX_KILLS_PER_STEP = 8
 STEP_LIMIT_S = 600.0
 QUIET_LIMIT_S = 90.0
 _POLL_INTERVAL_S = 0.05  # looking for a victim among all processes takes 2 ms of CPU
+
+
+@dataclass
+class Record:
+    """Record holds kills by `(kind, step)`, pauses and submissions by step, and the outcome."""
+
+    kills: Counter[tuple[str, str]] = field(default_factory=Counter)
+    pauses: Counter[str] = field(default_factory=Counter)
+    submissions: Counter[str] = field(default_factory=Counter)
+    attempts: Counter[str] = field(default_factory=Counter)
+    different: list[str] = field(default_factory=list)
+    stray: list[str] = field(default_factory=list)
+    num_rounds: int = 0
+    seconds: float = 0.0
+
+    def of_kind(self, kind: str) -> int:
+        """Count the kills of one kind, in all steps."""
+        return sum(count for (each, _), count in self.kills.items() if each == kind)
+
+    def of_step(self, step: str) -> int:
+        """Count the kills in one step, of all kinds."""
+        return sum(count for (_, each), count in self.kills.items() if each == step)
+
+    def has_all_kinds(self) -> bool:
+        """Return whether each kind was killed, and something was killed in each step."""
+        return all(map(self.of_kind, KINDS)) and all(map(self.of_step, STEPS))
+
+    def table(self) -> str:
+        """Lay out the kills by step and kind, and the outcome."""
+        kinds = sorted({kind for kind, _ in self.kills} | set(KINDS))
+        titles = ("killed", *kinds, "paused", "submitted")
+        rows = []
+        for step in STEPS:
+            counts = (self.kills[kind, step] for kind in kinds)
+            rows.append((step, *counts, self.pauses[step], self.submissions[step]))
+        identical = f"no: {', '.join(self.different)}" if self.different else "yes"
+        return "\n".join(
+            [
+                *("".join(f"{cell!s:<18}" for cell in row).rstrip() for row in (titles, *rows)),
+                f"{self.kills.total()} kills, {self.num_rounds} rounds, {self.seconds:.0f} s",
+                f"task attempts: {dict(sorted(self.attempts.items()))}",
+                f"manifests identical to an undisturbed run's: {identical}",
+                f"processes left behind: {self.stray or 'none'}",
+            ]
+        )
+
+
+def count_attempts(event_logs: Iterable[Path]) -> Counter[str]:
+    """Count task attempts, speculative ones, and their ends, from Spark's event logs."""
+    counts: Counter[str] = Counter()
+    for log in event_logs:
+        for line in log.read_text(errors="replace").splitlines():
+            try:
+                event = json.loads(line)
+            except json.JSONDecodeError:  # the last line of a killed driver may be cut off
+                continue
+            if event["Event"] == "SparkListenerTaskStart":
+                counts["started"] += 1
+                counts["speculative"] += event["Task Info"]["Speculative"]
+            elif event["Event"] == "SparkListenerTaskEnd":
+                counts[event["Task End Reason"]["Reason"]] += 1
+    return counts
 
 
 @dataclass
@@ -127,27 +186,3 @@ def wait_until_quiet(cluster: StandaloneCluster) -> list[str]:
         if not others or time.monotonic() > deadline:
             return others
         time.sleep(0.5)
-
-
-def main() -> None:
-    """Parse the command line, run, print the table; return exit code 1 if anything was lost."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--kills", type=int, default=30, help="default: 30")
-    parser.add_argument("--run-folder", type=Path, required=True, help="a fresh folder")
-    parser.add_argument("--runs", help="s3:// URI for the runs; default: below --run-folder")
-    parser.add_argument("--seed", type=int, default=1, help="of victims and moments; default: 1")
-    arguments = parser.parse_args()
-    folder = arguments.run_folder.resolve()
-    undisturbed = Undisturbed.make(folder / "undisturbed")
-    with running_cluster(folder / "cluster") as cluster:
-        steps = prepare(folder, cluster)
-        chaos = Chaos(steps, undisturbed, Killer(arguments.seed), Record())
-        record = chaos.run(arguments.kills, arguments.runs or str(folder / "runs"))
-    print(record.table())
-    sys.exit(bool(record.different or record.stray))
-
-
-if __name__ == "__main__":
-    main()

@@ -1,13 +1,10 @@
 """Kill ranks and torchrun itself at random while students train; start again until all is done.
 
-python -m tests.faults.killed_processes.rank_chaos --kills 40 --run-folder DIR
-
 Each trainer in turn fits the same small run. Every kill must end the other ranks soon, and the log
 must name it. At the end the manifest, and so the model, must equal an undisturbed fit's, byte for
 byte.
 """
 
-import argparse
 import platform
 import random
 import re
@@ -19,15 +16,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import torch
-
 from infra.store.object_store import ObjectStore
 from jobs.run import JOBS
 from pipeline.runs.manifest import manifest_uri
 from pipeline.runs.names import CHECKPOINTS_FOLDER, STUDENT, model_step
-from tests.faults.killed_processes.torchrun_job import NUM_RANKS, TorchrunJob, lives, strike
+from tests.faults.killed_processes.torchrun_job import NUM_RANKS, TorchrunJob, strike
 from tests.training.data.uneven_run import write_uneven_run
-from tests.whole_path.processes import TINY
+from tests.whole_path.processes import TINY, lives
 from training.distributed.simulated_group import simulate_ranks
 from training.fit.model_specs import student_fit
 from training.fit.train_model import fit_model
@@ -217,26 +212,3 @@ def write_run(folder: Path) -> None:
     """Write uneven partitions: whole ones are sharded where they suffice, rows where not."""
     lengths = [[30 + 41 * (7 * part + row) % 90 for row in range(12)] for part in range(6)]
     write_uneven_run(folder, lengths[:2], lengths[2:])
-
-
-def main() -> None:
-    """Parse the command line, run, print the table; return exit code 1 if anything differs."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--kills", type=int, default=40, help="default: 40")
-    parser.add_argument("--run-folder", type=Path, required=True, help="a fresh folder")
-    parser.add_argument("--seed", type=int, default=1, help="of victims and moments; default: 1")
-    arguments = parser.parse_args()
-    torch.set_num_threads(1)
-    chaos = RankChaos(arguments.run_folder.resolve(), arguments.seed)
-    while (num_left := arguments.kills - sum(map(len, chaos.record.ended_s.values()))) > 0:
-        for trainer in TRAINERS:
-            num_ranks = min(5, max(1, num_left // len(TRAINERS)))
-            chaos.fit(trainer, ["rank"] * num_ranks + ["torchrun"])
-    print(chaos.record.table())
-    sys.exit(bool(chaos.record.different or chaos.record.unnamed))
-
-
-if __name__ == "__main__":
-    main()

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.killed_processes.chaos import STEP_LIMIT_S, Chaos
-from tests.faults.killed_processes.chaos_record import Record
+from tests.faults.killed_processes.chaos import STEP_LIMIT_S, Chaos, Record
 from tests.faults.killed_processes.chaos_run import STEPS, Undisturbed
 from tests.faults.killed_processes.killer import KINDS, Killer
 from tests.faults.killed_processes.packaged_steps import PackagedSteps, prepare

@@ -13,9 +13,8 @@ import pytest
 
 from pipeline.runs.manifest import Manifest, read_manifest
 from pipeline.runs.names import EVALUATION_STEP
-from tests.benchmarks.processes import descendants
 from tests.jobs.evaluable_toy_run import options_of, write_evaluable_toy_run
-from tests.whole_path.processes import REPOSITORY
+from tests.whole_path.processes import REPOSITORY, descendants
 
 pytestmark = pytest.mark.chaos
 

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.whole_path.processes import REPOSITORY, TINY
+from tests.whole_path.processes import REPOSITORY, TINY, children
 
 NUM_RANKS = 4
 _RANK = re.compile(rb"(?:^|\0)RANK=(\d+)\0")
@@ -53,24 +53,6 @@ class TorchrunJob:
     def text(self) -> str:
         """Read all output of torchrun and its ranks."""
         return self.log.read_text(errors="replace")
-
-
-def children(process_id: int) -> list[int]:
-    """List the living processes that this one has started."""
-    found = []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError):
-            state, parent = stat.read_text().rpartition(")")[2].split()[:2]
-            if int(parent) == process_id and state != "Z":
-                found.append(int(stat.parent.name))
-    return found
-
-
-def lives(process_id: int) -> bool:
-    """Return whether the process is alive, and not a zombie."""
-    with suppress(OSError):
-        return Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    return False
 
 
 def strike(process_id: int, signal_number: signal.Signals) -> bool:

@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from infra.devices.batches import PoolRequest
 from infra.devices.device_client import PoolAnswer, RequestStream
 from infra.devices.device_pool import DevicePool, _file_name
+from infra.devices.messages import PoolRequest
+from tests.whole_path.processes import lives
 
 COMMANDS = "tests.infra.devices.device_functions:Commands"
 WINDOW = 100_000
@@ -43,14 +44,7 @@ def kill(pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
     except ProcessLookupError:
         return
-    wait_until(lambda: not is_alive(pid))
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
+    wait_until(lambda: not lives(pid))
 
 
 def wait_until(condition: Callable[[], object]) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from hypothesis import given
 from hypothesis import strategies as st
 
-from infra.devices.batches import Batch, PoolRequest, form_batches, padded_frames
+from infra.devices.messages import Batch, PoolRequest, form_batches, padded_frames
 
 LENGTHS = st.lists(st.integers(0, 50), min_size=1, max_size=60)
 

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from infra.devices import compute_pipeline
-from infra.devices.batches import PoolRequest
-from infra.devices.compute_pipeline import (
+from infra.devices import device_server
+from infra.devices.device_server import (
     BatchWatch,
     ComputePipeline,
     FrameBudget,
@@ -17,6 +16,7 @@ from infra.devices.compute_pipeline import (
     RequestQueue,
     is_out_of_memory,
 )
+from infra.devices.messages import PoolRequest
 
 LIMIT_S = 20
 
@@ -133,7 +133,7 @@ def test_the_next_batch_is_ready_while_one_computes() -> None:
 
 @pytest.fixture
 def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compute_pipeline, "_SECOND_TRY_AFTER_S", 0.0)
+    monkeypatch.setattr(device_server, "_SECOND_TRY_AFTER_S", 0.0)
 
 
 @pytest.mark.usefixtures("no_pause")

@@ -14,27 +14,28 @@ from pathlib import Path
 import pytest
 
 from infra.devices import device_client
-from infra.devices.batches import Batch, PoolRequest
 from infra.devices.device_client import RequestFailure, RequestStream, ServerLink
 from infra.devices.device_pool import DeviceError, DevicePool, _private_directory
 from infra.devices.messages import (
     MAX_MESSAGE_BYTES,
+    Batch,
     Kind,
     Message,
     MessageError,
+    PoolRequest,
     receive_message,
     send_message,
 )
 from tests.infra.devices.device_clients import (
     WINDOW,
     ask,
-    is_alive,
     kill,
     served_by,
     server_of,
     wait_until,
     where,
 )
+from tests.whole_path.processes import lives
 
 BROKEN = "tests.infra.devices.device_functions:Broken"
 SLOW = "tests.infra.devices.device_functions:slow"
@@ -163,7 +164,7 @@ def test_a_stopped_server_is_killed_after_ten_seconds(
         os.kill(pid, signal.SIGSTOP)
         others = {served_by(answer)[1] for answer in running.result()}
     assert pid not in others
-    wait_until(lambda: not is_alive(pid))
+    wait_until(lambda: not lives(pid))
 
 
 def test_a_device_that_cannot_be_used_is_left_out(pool: DevicePool) -> None:
@@ -193,8 +194,8 @@ def test_an_idle_server_ends(pool: DevicePool) -> None:
     """A server ends when idle, not while it works, and starts again when it is needed."""
     brief = replace(pool, idle_timeout_s=0.5)
     pid = served_by(*ask(brief, [b"sleep 1.2"]))[1]
-    assert is_alive(pid)
-    wait_until(lambda: not is_alive(pid))
+    assert lives(pid)
+    wait_until(lambda: not lives(pid))
     assert where(brief)[1] != pid
 
 
@@ -260,11 +261,11 @@ class Endless:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"factory": "os.system"}, "factory = 'os.system': need 'module:function'"),
+        ({"factory": "os.system"}, "factory = 'os.system': need .* 'module:function'"),
         ({"devices": ()}, "need one or more"),
         ({"devices": ("cpu", "cpu")}, "each once"),
         ({"batch_frames": 0}, "batch_frames = 0: need 1..4294967295"),
-        ({"idle_timeout_s": 0}, "idle_timeout_s = 0: need more than 0 seconds"),
+        ({"idle_timeout_s": 0}, "idle_timeout_s = 0: need 0.001"),
     ],
 )
 def test_bad_pools_are_refused(pool: DevicePool, change: dict[str, object], message: str) -> None:

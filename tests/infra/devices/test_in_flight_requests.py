@@ -5,8 +5,8 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from infra.devices.batches import Batch, PoolRequest
 from infra.devices.device_client import MAX_LOST_SERVERS, InFlightRequests, RequestFailure
+from infra.devices.messages import Batch, PoolRequest
 
 
 def filled(count: int, share: int = 1000, size: int = 1) -> InFlightRequests:

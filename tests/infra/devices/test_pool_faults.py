@@ -14,13 +14,12 @@ from pathlib import Path
 import pytest
 
 from infra.devices import device_client, device_pool
-from infra.devices.batches import PoolRequest
 from infra.devices.device_client import RequestStream
 from infra.devices.device_pool import DevicePool, _private_directory, _try_connect
+from infra.devices.messages import PoolRequest
 from infra.task_metrics import FAULTS
 from tests.infra.devices.device_clients import (
     ask,
-    is_alive,
     listening,
     run,
     served_by,
@@ -29,6 +28,7 @@ from tests.infra.devices.device_clients import (
     wait_until,
     where,
 )
+from tests.whole_path.processes import lives
 
 VANISHING = "tests.infra.devices.device_functions:Vanishing"
 
@@ -210,5 +210,5 @@ def test_a_client_killed_with_requests_in_flight_harms_no_other(
     assert where(pool) == served_by(answers[0])
     assert (tmp_path / "noted").stat().st_size == noted < 20
     (server,) = {server_of(each) for each in tmp_path.glob("cuda:0-*")}
-    wait_until(lambda: not is_alive(server))
+    wait_until(lambda: not lives(server))
     wait_until(lambda: pool.token not in folders())

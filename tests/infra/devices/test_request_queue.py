@@ -5,8 +5,8 @@ import threading
 from hypothesis import given
 from hypothesis import strategies as st
 
-from infra.devices.batches import PoolRequest
-from infra.devices.compute_pipeline import Admission, QueuedBatch, RequestQueue
+from infra.devices.device_server import Admission, QueuedBatch, RequestQueue
+from infra.devices.messages import PoolRequest
 
 
 def batch(number: int, client: int = 0, num_frames: int = 10) -> QueuedBatch:

@@ -12,8 +12,7 @@ from infra.cluster import load_cluster
 from infra.settings import ConfigurationError
 from infra.spark import host_environment
 from infra.spark.host_environment import OPEN_FILES, require_environment
-from infra.spark.session import spark_environment
-from infra.spark.settings import cluster_settings
+from infra.spark.session import cluster_settings, spark_environment
 
 DEMO = load_cluster("demo")
 

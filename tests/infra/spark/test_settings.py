@@ -7,7 +7,7 @@ import pytest
 from pyspark import SparkConf
 
 from infra.cluster import Cluster, load_cluster
-from infra.spark.settings import cluster_settings, launch_options, settle
+from infra.spark.session import cluster_settings, launch_options, settle
 
 EXTRACTION = load_cluster("extract_features")
 COMMAND = "org.apache.spark.deploy.SparkSubmit {} dist/extract_features.py --run s3://b/run"

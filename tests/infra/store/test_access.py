@@ -1,8 +1,5 @@
 """Answers about one object are errors of that object; all others are errors of access."""
 
-import threading
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -18,80 +15,45 @@ from infra.store.object_store import (
 )
 from infra.store.s3_errors import is_lapsed, is_transient, store_error
 from infra.task_metrics import REQUESTS
-from tests.s3_server import CREDENTIALS
+from tests.faults.failing_store.scripted_server import Request, Serve
 
 URI = "s3://bucket/key"
 
 
-class ScriptedServer(ThreadingHTTPServer):
-    """ScriptedServer refuses the first GETs as scripted, and those signed by a lapsed key id."""
+class Refusing:
+    """Refusing refuses the first GETs as scripted, and those signed by a lapsed key id."""
 
     def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
         self.refusals: list[tuple[int, str]] = []
-        self.details = ""
+        self.details = "<Message>injected</Message>"
         self.head_status = 200
         self.lapsed_key = ""
-        self.credentials: Path | None = None
+        self.credentials = Path()
 
-
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    server: ScriptedServer
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-    def do_HEAD(self) -> None:
-        self._answer(self.server.head_status)
-
-    def do_GET(self) -> None:
-        server = self.server
-        if server.lapsed_key and f"={server.lapsed_key}/" in self.headers["Authorization"]:
-            write_credentials(server.credentials, "renewed")
-            self._answer(400, _error("ExpiredToken"))
-        elif server.refusals:
-            status, code = server.refusals.pop(0)
-            self._answer(status, _error(code, server.details) if code else b"")
+    def __call__(self, request: Request) -> None:
+        if request.method == "HEAD":
+            request.answer(status=f"{self.head_status} X")
+        elif self.lapsed_key and f"={self.lapsed_key}/" in request.headers["authorization"]:
+            write_credentials(self.credentials, "renewed")
+            request.answer(b"<Error><Code>ExpiredToken</Code></Error>", "400 X")
+        elif self.refusals:
+            status, code = self.refusals.pop(0)
+            error = f"<Error><Code>{code}</Code>{self.details}</Error>"
+            request.answer(error.encode() if code else b"", f"{status} X")
         else:
-            self._answer(200, b"audio")
-
-    def _answer(self, status: int, body: bytes = b"") -> None:
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
+            request.answer(b"audio")
 
 
-def _error(code: str, details: str = "") -> bytes:
-    details = details or "<Message>injected</Message>"
-    return f"<Error><Code>{code}</Code>{details}</Error>".encode()
-
-
-def write_credentials(file: Path | None, key: str) -> None:
-    assert file is not None
+def write_credentials(file: Path, key: str) -> None:
     lines = ("[default]", f"aws_access_key_id={key}", "aws_secret_access_key=s")
     file.write_text("\n".join((*lines, "aws_session_token=t", "")), encoding="utf-8")
 
 
-@pytest.fixture(scope="module")
-def scripted_server() -> Iterator[ScriptedServer]:
-    """Serve all tests of the module, so that they share a process's clients too."""
-    with ScriptedServer() as scripted:
-        threading.Thread(target=scripted.serve_forever, args=(0.02,), daemon=True).start()
-        yield scripted
-        scripted.shutdown()
-
-
 @pytest.fixture
-def server(scripted_server: ScriptedServer, monkeypatch: pytest.MonkeyPatch) -> ScriptedServer:
+def server(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> Refusing:
     monkeypatch.setattr(retry, "FIRST_WAIT_S", 0.001)
-    endpoint = f"http://127.0.0.1:{scripted_server.server_port}"
-    for name, value in {**CREDENTIALS, "AWS_ENDPOINT_URL": endpoint}.items():
-        monkeypatch.setenv(name, value)
-    scripted_server.refusals, scripted_server.details = [], ""
-    scripted_server.head_status = 200
-    return scripted_server
+    serve(script := Refusing(), greets=False)
+    return script
 
 
 ABSENT_OR_DENIED = [
@@ -104,7 +66,7 @@ ABSENT_OR_DENIED = [
 
 @pytest.mark.parametrize(("status", "code", "error"), ABSENT_OR_DENIED)
 def test_absence_and_denial_are_believed_at_the_fourth_answer(
-    server: ScriptedServer, status: int, code: str, error: type[StoreError]
+    server: Refusing, status: int, code: str, error: type[StoreError]
 ) -> None:
     """Three such answers and then the bytes are the bytes; four are the error of this object."""
     store, before = ObjectStore(("s3://bucket",)), REQUESTS.total()
@@ -117,7 +79,7 @@ def test_absence_and_denial_are_believed_at_the_fourth_answer(
     assert (made.get, made.retries) == (8, 0), "an answer is no failure"
 
 
-def test_contradicting_refusals_are_asked_on(server: ScriptedServer) -> None:
+def test_contradicting_refusals_are_asked_on(server: Refusing) -> None:
     """Denied once among answers of absence: four in a row are believed, and a fifth is not sent."""
     absent, denied = (404, "NoSuchKey"), (403, "AccessDenied")
     server.refusals = [absent] * 3 + [denied] + [absent] * 5
@@ -146,7 +108,7 @@ PASSING = [
 
 
 @pytest.mark.parametrize(("status", "code"), PASSING)
-def test_what_waiting_may_heal_is_retried(server: ScriptedServer, status: int, code: str) -> None:
+def test_what_waiting_may_heal_is_retried(server: Refusing, status: int, code: str) -> None:
     """Such an answer costs a retry, whatever its status, and never an object."""
     store, before = ObjectStore(("s3://bucket",)), REQUESTS.total()
     server.refusals = [(status, code)]
@@ -157,7 +119,7 @@ def test_what_waiting_may_heal_is_retried(server: ScriptedServer, status: int, c
     assert not isinstance(error, ObjectNotFound | ObjectDenied)
 
 
-def test_patience_with_access_ends(server: ScriptedServer) -> None:
+def test_patience_with_access_ends(server: Refusing) -> None:
     """Ten answers of such a kind are an error with the attempts, and not that of an object."""
     server.refusals = [(403, "RequestTimeTooSkewed")] * 10
     message = rf"{URI}: .*403 RequestTimeTooSkewed.*10 attempts"
@@ -166,7 +128,7 @@ def test_patience_with_access_ends(server: ScriptedServer) -> None:
     assert not isinstance(caught.value, ObjectNotFound | ObjectDenied)
 
 
-def test_throttling_uses_up_no_attempts(server: ScriptedServer) -> None:
+def test_throttling_uses_up_no_attempts(server: Refusing) -> None:
     """Twelve throttled answers of any status cost retries, and then the object comes."""
     server.refusals = [(403, "SlowDown")] * 12
     before = REQUESTS.total()
@@ -187,7 +149,7 @@ LASTING = [
 
 @pytest.mark.parametrize(("status", "code", "remedy"), LASTING)
 def test_other_refusals_are_of_access(
-    server: ScriptedServer, status: int, code: str, remedy: str
+    server: Refusing, status: int, code: str, remedy: str
 ) -> None:
     """An archive, wrong keys and an absent bucket fail with a remedy; no object is to blame."""
     server.refusals = [(status, code)] * 4
@@ -210,7 +172,7 @@ ELSEWHERE = [
 
 @pytest.mark.parametrize(("status", "code", "details", "named"), ELSEWHERE)
 def test_an_answer_to_another_region_names_the_variable(
-    server: ScriptedServer, status: int, code: str, details: str, named: str
+    server: Refusing, status: int, code: str, details: str, named: str
 ) -> None:
     """And the region or the endpoint, if the answer does; a HEAD's own redirect has an end."""
     server.refusals, server.details = [(status, code)] * 4, details
@@ -244,7 +206,7 @@ def test_an_endpoint_that_is_no_url_is_named(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_an_expired_token_is_replaced_by_the_one_on_disk(
-    server: ScriptedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server: Refusing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another process renews the credentials file meanwhile; the next attempt is signed by it."""
     server.credentials, server.lapsed_key = tmp_path / "credentials", "lapsed"

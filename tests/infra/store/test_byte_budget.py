@@ -4,7 +4,6 @@ import threading
 import time
 import tracemalloc
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 
@@ -13,13 +12,14 @@ from infra.store.object_store import (
     ByteBudget,
     Fetched,
     NoRoomError,
+    ObjectRead,
     ObjectStore,
     ObjectTooLarge,
     Reservation,
     SizeBound,
     join_uri,
 )
-from tests.faults.failing_store.scripted_server import Request, scripted_server
+from tests.faults.failing_store.scripted_server import Request, Serve
 
 pytestmark = pytest.mark.chaos
 
@@ -31,7 +31,7 @@ OBJECT = 8 * MB
 def test_a_budget_admits_what_fits_or_is_alone() -> None:
     """Bytes beyond the total are admitted only where no other object holds any."""
     budget = ByteBudget(100)
-    first, second = (Reservation(budget, uri, SizeBound(60, 500)) for uri in "ab")
+    first, second = (Reservation(budget, ObjectRead(uri, SizeBound(60, 500), id)) for uri in "ab")
     assert first.enter()
     assert not second.enter()
     with pytest.raises(NoRoomError, match="b: no room for 41 bytes"):
@@ -52,14 +52,6 @@ def test_a_budget_admits_what_fits_or_is_alone() -> None:
 @pytest.fixture
 def small_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(object_store, "IN_FLIGHT_BYTES", BUDGET)
-
-
-@pytest.fixture(params=["local", "s3"])
-def base(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """Return a place for objects, local or in S3."""
-    if request.param == "local":
-        return str(tmp_path / "store")
-    return f"s3://{request.getfixturevalue('s3_bucket')}/store"
 
 
 @pytest.fixture
@@ -106,8 +98,7 @@ def test_larger_objects_are_fetched_alone(base: str) -> None:
 
 
 def test_one_long_object_does_not_slow_the_others(
-    s3_bucket: str,  # noqa: ARG001 - for its credentials
-    monkeypatch: pytest.MonkeyPatch,
+    serve: Serve,
 ) -> None:
     """An hour among utterances of 5 s: 63 of the others are in flight with it."""
     together, most = threading.Condition(), 0
@@ -115,9 +106,6 @@ def test_one_long_object_does_not_slow_the_others(
 
     def script(request: Request) -> None:
         nonlocal running, most
-        if request.path == "/bucket":
-            request.answer()
-            return
         with together:
             running += 1
             most = max(most, running)
@@ -128,28 +116,19 @@ def test_one_long_object_does_not_slow_the_others(
 
     bounds = [SizeBound(160_000)] * 80
     bounds[40] = SizeBound(115_200_000)
-    with scripted_server(script) as endpoint:
-        monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
-        store = ObjectStore(("s3://bucket",))
-        uris = [f"s3://bucket/{number}" for number in range(80)]
-        assert len(list(store.get_many(uris, 64, bounds))) == 80
+    serve(script)
+    store = ObjectStore(("s3://bucket",))
+    uris = [f"s3://bucket/{number}" for number in range(80)]
+    assert len(list(store.get_many(uris, 64, bounds))) == 80
     assert most == 64
 
 
-@pytest.mark.usefixtures("s3_bucket")
-def test_refused_objects_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refused_objects_are_not_read(serve: Serve) -> None:
     """6 GB in S3 are refused by their Content-Length, before the first byte."""
-
-    def script(request: Request) -> None:
-        if request.path == "/bucket":
-            request.answer()
-        else:
-            request.send(b"HTTP/1.1 200 OK\r\nContent-Length: 6000000000\r\n\r\n")
-
-    with scripted_server(script) as endpoint:
-        monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
-        store = ObjectStore(("s3://bucket",))
-        bound = SizeBound(max_bytes=17_000_000)
-        [(_, found)] = store.get_many(["s3://bucket/x"], 4, [bound])
+    answer = b"HTTP/1.1 200 OK\r\nContent-Length: 6000000000\r\n\r\n"
+    serve(lambda request: request.send(answer))
+    store = ObjectStore(("s3://bucket",))
+    bound = SizeBound(max_bytes=17_000_000)
+    [(_, found)] = store.get_many(["s3://bucket/x"], 4, [bound])
     assert isinstance(found, ObjectTooLarge)
     assert str(found) == "s3://bucket/x: 6000000000 bytes: need at most 17000000"

@@ -7,13 +7,6 @@ import pytest
 from infra.store.object_store import ObjectStore, PrefixError, join_uri
 
 
-@pytest.fixture(params=["local", "s3"])
-def base(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    if request.param == "local":
-        return str(tmp_path / "store")
-    return f"s3://{request.getfixturevalue('s3_bucket')}/store"
-
-
 def test_a_deleted_object_is_gone_and_its_neighbours_stay(base: str) -> None:
     """Deleting an object a second time, or one that never was, is no error."""
     store = ObjectStore((base,))

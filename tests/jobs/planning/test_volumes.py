@@ -20,6 +20,7 @@ from pipeline.filterbank.log_mel import num_frames as frames_of
 from pipeline.kbest import KBest, select_kbest
 from pipeline.records import Tally, Utterance
 from pipeline.runs.manifest import Manifest, Output, manifest_uri, sha256
+from pipeline.splicing import NUM_INPUTS
 from pipeline.splicing import num_low_rate_frames as low_rate_frames_of
 from pipeline.steps.features import extract_features
 from pipeline.steps.repartition import repartition
@@ -81,7 +82,7 @@ def write_corpus(store: ObjectStore, run_uri: str, corpus_uri: str) -> None:
 
 def label(frames: np.ndarray) -> KBest:
     """Logits of as many senones as the recipe's, that depend on the frames alone."""
-    projection = np.random.default_rng(0).normal(size=(192, 30)).astype(np.float32)
+    projection = np.random.default_rng(0).normal(size=(NUM_INPUTS, 30)).astype(np.float32)
     return select_kbest(np.tanh(frames @ projection / 20), SMALL.targets.k)
 
 

@@ -12,6 +12,7 @@ import soundfile
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pipeline.filterbank import NUM_BINS
 from pipeline.filterbank.log_mel import BLOCK_FRAMES, Engine, log_mel_energies, num_frames
 
 ENGINES = get_args(Engine)
@@ -23,7 +24,7 @@ def mel(frequency_hz: np.ndarray | float) -> np.ndarray:
 
 def mel_weights() -> np.ndarray:
     """Triangles of equal width in mel between 20 and 8000 Hz, as weights of 256 FFT bins."""
-    edges = np.linspace(mel(20), mel(8000), 66)
+    edges = np.linspace(mel(20), mel(8000), NUM_BINS + 2)
     bins = mel(np.arange(256) * 16000 / 512)[:, np.newaxis]
     rising = (bins - edges[:-2]) / (edges[1:-1] - edges[:-2])
     falling = (edges[2:] - bins) / (edges[2:] - edges[1:-1])
@@ -130,13 +131,13 @@ def test_only_whole_windows_count(num_samples: int, expected: int) -> None:
     """1 + (n - 400) // 160 frames, snipped at the edges."""
     assert num_frames(num_samples) == expected
     if expected:
-        assert log_mel_energies(speech_like(num_samples, 0)).shape == (expected, 64)
+        assert log_mel_energies(speech_like(num_samples, 0)).shape == (expected, NUM_BINS)
 
 
 def test_a_tone_peaks_at_its_own_bin() -> None:
     """1 kHz is loudest in the bin whose centre is nearest to it in mel."""
     tone = 0.5 * np.sin(2 * np.pi * 1000 * np.arange(8000) / 16000)
-    centres = np.linspace(mel(20), mel(8000), 66)[1:-1]
+    centres = np.linspace(mel(20), mel(8000), NUM_BINS + 2)[1:-1]
     nearest = np.abs(centres - mel(1000)).argmin()
     energies = log_mel_energies(tone.astype(np.float32))
     assert (np.abs(energies.argmax(axis=1) - nearest) <= 1).all()

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from pipeline.filterbank import NUM_BINS
 from pipeline.shards.features import dequantize, quantize
 from pipeline.shards.lattices import MAX_RATIO, pack, pack_integers, unpack, unpack_integers
 
@@ -77,8 +78,8 @@ def test_damage_is_refused() -> None:
 def drawn(num_frames: int, centre: float, spread: float, seed: int) -> np.ndarray:
     """Features of 64 bins, each with a centre of its own."""
     generator = np.random.default_rng(seed)
-    centres = centre * generator.standard_normal(64)
-    values = centres + spread * generator.standard_normal((num_frames, 64))
+    centres = centre * generator.standard_normal(NUM_BINS)
+    values = centres + spread * generator.standard_normal((num_frames, NUM_BINS))
     return np.clip(values, -65_000, 65_000).astype(np.float16)
 
 

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pipeline.filterbank import NUM_BINS
 from pipeline.kbest import KBest, select_kbest
 from pipeline.shards import (
     Alignment,
@@ -37,7 +38,7 @@ TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 
 def feature_row(number: int = 0, num_frames: int = 10, text: str | None = None) -> FeatureRow:
     generator = np.random.default_rng(number)
-    features = generator.standard_normal((num_frames, 64)).astype(np.float16)
+    features = generator.standard_normal((num_frames, NUM_BINS)).astype(np.float16)
     created_at = "2019-05-12T10:00:00+00:00"
     return FeatureRow(
         f"utt-{number}", "spk", 10 * num_frames, created_at, "a.flac", "e1", text, "DP1", features
@@ -156,7 +157,8 @@ def test_row_groups_hold_128_utterances() -> None:
 
 def test_row_groups_of_long_utterances_are_small() -> None:
     """A reader, and the writer, hold no more than 32 MB and an utterance at a time."""
-    rows = [feature_row(number, 80_000) for number in range(5)]
+    num_frames = 10_240_000 // (2 * NUM_BINS)  # 10 MB of float16
+    rows = [feature_row(number, num_frames) for number in range(5)]
     metadata = pq.ParquetFile(io.BytesIO(write_features(rows))).metadata
     assert [metadata.row_group(group).num_rows for group in range(2)] == [4, 1]
 
@@ -167,7 +169,7 @@ def test_the_footer_states_the_conventions() -> None:
     expected = {
         b"shard": b"features",
         b"dtype": b"float16",
-        b"num_bins": b"64",
+        b"num_bins": str(NUM_BINS).encode(),
         b"frame_shift_ms": b"10",
         b"normalization": b"causal speaker mean",
     }
@@ -258,12 +260,13 @@ def rewritten(data: bytes, options: dict[str, Any] | None = None, **columns: lis
     return seal(sink)
 
 
-NAN = np.full((10, 64), np.nan, np.float16).tobytes()
+RANGES_BYTES = 2 * 2 * NUM_BINS
+NAN = np.full((10, NUM_BINS), np.nan, np.float16).tobytes()
 LIES: dict[str, tuple[str, dict[str, list[Any]], str]] = {
-    "too many frames stated": ("features", {"num_frames": [11]}, "need 1408"),
-    "too few frames stated": ("features", {"num_frames": [9]}, "need 1152"),
+    "too many frames stated": ("features", {"num_frames": [11]}, f"need {11 * 2 * NUM_BINS}"),
+    "too few frames stated": ("features", {"num_frames": [9]}, f"need {9 * 2 * NUM_BINS}"),
     "negative frames": ("features", {"num_frames": [-10]}, "utt-0 features"),
-    "huge frames": ("features", {"num_frames": [2**31 - 1]}, "need 274877906816"),
+    "huge frames": ("features", {"num_frames": [2**31 - 1]}, f"need {(2**31 - 1) * 2 * NUM_BINS}"),
     "NaN": ("features", {"features": [NAN]}, "NaN or infinity"),
     "target frames": ("targets", {"num_low_rate_frames": [3]}, "utt-0 senones"),
     "target offset": ("targets", {"offset": [3]}, "offset = 3: need 0..2"),
@@ -272,9 +275,21 @@ LIES: dict[str, tuple[str, dict[str, list[Any]], str]] = {
     "offset of another length": ("partition", {"offset": [0]}, "utt-0 senones"),
     "offset beyond all": ("partition at all offsets", {"offset": [3]}, "offset = 3: need 0..2"),
     "missing logits": ("partition", {"logits": [None]}, "utt-0 logits"),
-    "levels without ranges": ("features of uint8", {"features": [bytes(255)]}, "256 bytes of"),
-    "too few levels": ("features of uint8", {"features": [bytes(256 + 639)]}, "need 640"),
-    "infinite ranges": ("features of uint8", {"features": [b"\x7c" * 896]}, "NaN or infinity"),
+    "levels without ranges": (
+        "features of uint8",
+        {"features": [bytes(RANGES_BYTES - 1)]},
+        f"{RANGES_BYTES} bytes of",
+    ),
+    "too few levels": (
+        "features of uint8",
+        {"features": [bytes(RANGES_BYTES + 10 * NUM_BINS - 1)]},
+        f"need {10 * NUM_BINS}",
+    ),
+    "infinite ranges": (
+        "features of uint8",
+        {"features": [b"\x7c" * (RANGES_BYTES + 10 * NUM_BINS)]},
+        "NaN or infinity",
+    ),
     "odd alignment": ("aligned partition", {"alignment": [b"\0"]}, "utt-0 alignment"),
     "two kinds of targets": (
         "partition",

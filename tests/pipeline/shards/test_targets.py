@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipeline.filterbank import NUM_BINS
 from pipeline.kbest import KBest, select_kbest
 from pipeline.runs.manifest import read_output
 from pipeline.runs.names import PARTITIONS_STEP, TARGETS_STEP
@@ -103,7 +104,7 @@ def at_all(tail_samples: int = 2) -> KBestAtAllOffsets:
 
 
 def partition_row(targets: StoredKBest) -> PartitionRow:
-    features = np.ones((NUM_FRAMES, 64), np.float16)
+    features = np.ones((NUM_FRAMES, NUM_BINS), np.float16)
     return PartitionRow("u1", "s1", 10 * NUM_FRAMES, None, features, targets, 1)
 
 

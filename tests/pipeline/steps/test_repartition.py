@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.audit.provenance import read_provenance
+from pipeline.filterbank import NUM_BINS
 from pipeline.kbest import select_kbest
 from pipeline.records import Tally
 from pipeline.runs.manifest import Output, read_manifest, read_output
@@ -36,7 +37,7 @@ def row(number: int, num_frames: int) -> PartitionRow:
         speaker_id=f"speaker-{number % 4}",
         duration_ms=num_frames * 10,
         text=None,
-        features=generator.normal(size=(num_frames, 64)).astype(np.float16),
+        features=generator.normal(size=(num_frames, NUM_BINS)).astype(np.float16),
         targets=select_kbest(logits, 4),
         offset=offset,
     )

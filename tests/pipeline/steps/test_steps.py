@@ -19,7 +19,7 @@ from pipeline.shards import (
     read_partition,
     read_targets,
 )
-from pipeline.splicing import splice
+from pipeline.splicing import NUM_INPUTS, splice
 from pipeline.steps.features import ExtractionConfig, extract_features
 from pipeline.steps.repartition import RepartitionConfig, repartition
 from pipeline.steps.selection.select import SelectionConfig, metadata_uri, select_utterances
@@ -105,7 +105,7 @@ def test_partition_targets_belong_to_their_features(tmp_path: Path) -> None:
     output = read_manifest(store, run_uri, "partitions/unlabelled").outputs[0]
     for row in read_partition(read_output(store, run_uri, output)):
         usable = (len(row.features) - row.offset) // 3 * 3
-        spliced = row.features[row.offset :][:usable].reshape(-1, 192)
+        spliced = row.features[row.offset :][:usable].reshape(-1, NUM_INPUTS)
         assert isinstance(row.targets, KBest)
         expected = select_kbest(fake_logits(spliced), 4)
         np.testing.assert_array_equal(row.targets.senones, expected.senones)

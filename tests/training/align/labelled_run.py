@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from infra.store.object_store import ObjectStore, join_uri
+from pipeline.filterbank import NUM_BINS
 from pipeline.placement_versions import Versions
 from pipeline.records import Tally
 from pipeline.runs.engine import StepSpec, run_step
@@ -47,7 +48,7 @@ def shards(longest: int = 160) -> list[list[FeatureRow]]:
     generator = np.random.default_rng(5)
     made = []
     for number in range(NUM_SHARDS * NUM_EACH):
-        frames = generator.normal(size=(int(generator.integers(110, longest)), 64))
+        frames = generator.normal(size=(int(generator.integers(110, longest)), NUM_BINS))
         frames[20:-20] += 3
         speaker = f"speaker-{number // NUM_EACH}-{number % 2}"
         text = SENTENCES[number % len(SENTENCES)]

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from pipeline.audit.verify import verify_run
+from pipeline.filterbank import NUM_BINS
 from pipeline.records import Tally
 from pipeline.runs.engine import LossBudgetExceededError
 from pipeline.runs.ledger import QUARANTINED, read_lines
@@ -23,7 +24,7 @@ LOUD, QUIET = 30, 3
 
 def corpus() -> list[tuple[str, list[FeatureRow]]]:
     """Two speakers have thirty utterances of a second each, and ten others three."""
-    frames = np.zeros((100, 64), np.float16)
+    frames = np.zeros((100, NUM_BINS), np.float16)
     sizes = {"loud-0": LOUD, "loud-1": LOUD} | {f"quiet-{n}": QUIET for n in range(10)}
     rows = [
         row(f"{speaker}-{number}", speaker, frames)
@@ -72,7 +73,7 @@ def test_an_utterance_that_does_not_fit_ends_the_draw() -> None:
 
 def test_hours_balance_and_nothing_else_remains_in_memory() -> None:
     """Drawn and left out add up in each shard; a drawn row does not keep its shard's bytes."""
-    block = np.zeros((5000, 64), np.float16)
+    block = np.zeros((5000, NUM_BINS), np.float16)
     rows = [row(f"u{n}", f"s{n % 4}", block[100 * n : 100 * n + 100]) for n in range(50)]
     sample = draw_rows([("000000", rows)], 7 / 3600)["000000"]
     assert sample.unselected + Tally(7, 7000) == Tally(50, 50_000)

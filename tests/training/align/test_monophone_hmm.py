@@ -9,6 +9,7 @@ from scipy.special import logsumexp
 from scipy.stats import norm
 
 from pipeline.audio.decode import decode_audio
+from pipeline.filterbank import NUM_BINS
 from pipeline.filterbank.log_mel import log_mel_energies
 from pipeline.normalization import CausalMean
 from training.align.monophone_hmm import (
@@ -171,16 +172,16 @@ def test_expectation_maximization_raises_the_likelihood() -> None:
 
 def test_cosine_transform_against_its_definition() -> None:
     """Cepstra are c_k = s_k sum_n x_n cos(pi k (2n + 1) / 2N), orthonormal."""
-    energies = np.random.default_rng(0).normal(size=(5, 64)).astype(np.float32)
-    k, n = np.arange(13)[:, np.newaxis], np.arange(64)
-    scale = np.where(k == 0, np.sqrt(1 / 64), np.sqrt(2 / 64))
-    expected = energies @ (scale * np.cos(np.pi * k * (2 * n + 1) / 128)).T
+    energies = np.random.default_rng(0).normal(size=(5, NUM_BINS)).astype(np.float32)
+    k, n = np.arange(13)[:, np.newaxis], np.arange(NUM_BINS)
+    scale = np.where(k == 0, np.sqrt(1 / NUM_BINS), np.sqrt(2 / NUM_BINS))
+    expected = energies @ (scale * np.cos(np.pi * k * (2 * n + 1) / (2 * NUM_BINS))).T
     np.testing.assert_allclose(cepstra(energies)[:, :13], expected, atol=1e-5)
 
 
 def test_derivative_of_a_ramp_is_its_slope() -> None:
     """Away from the edges, the first derivative is exact and the second is zero."""
-    energies = np.outer(np.arange(20), np.ones(64)).astype(np.float32)
+    energies = np.outer(np.arange(20), np.ones(NUM_BINS)).astype(np.float32)
     values = cepstra(energies)
     np.testing.assert_allclose(values[4:-4, 13], values[1, 0] - values[0, 0], rtol=1e-5)
     np.testing.assert_allclose(values[4:-4, 26], 0, atol=1e-5)
@@ -192,7 +193,7 @@ def test_each_speaker_has_mean_zero_and_variance_one() -> None:
     utterances = [
         TranscribedUtterance(f"{speaker}-{i}", speaker, ("a",), features.astype(np.float32))
         for speaker, offset in (("x", 3.0), ("y", -9.0))
-        for i, features in enumerate(random.normal(offset, 2, size=(3, 50, 64)))
+        for i, features in enumerate(random.normal(offset, 2, size=(3, 50, NUM_BINS)))
     ]
     normalized = speaker_cepstra(utterances)
     for speaker in "xy":

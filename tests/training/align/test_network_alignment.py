@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from pipeline.filterbank import NUM_BINS
 from pipeline.shards import FeatureRow
 from tests.training.decode.toy_language import toy_lexicon, toy_tree
 from training.align import network_alignment
@@ -42,14 +43,14 @@ def rows(num: int, longest: int) -> list[FeatureRow]:
         audio_etag="",
         text="",
         placement=None,
-        features=np.zeros((1, 64), np.float16),
+        features=np.zeros((1, NUM_BINS), np.float16),
     )
     return [
         replace(
             template,
             utterance_id=f"utterance-{number}",
             text=SENTENCES[number % len(SENTENCES)],
-            features=generator.normal(size=(frames, 64)).astype(np.float16),
+            features=generator.normal(size=(frames, NUM_BINS)).astype(np.float16),
         )
         for number, frames in enumerate(generator.integers(90, longest, num).tolist())
     ]
@@ -146,7 +147,7 @@ def test_only_scores_leave_the_models_device(
     config = LstmConfig(1, 8, bidirectional, look_ahead=0 if bidirectional else 2, dropout=0.0)
     model = LstmModel(config, NUM_SENONES).eval()
     trained = TrainedModel(model, torch.zeros(NUM_SENONES)).to(META)
-    features = [np.ones((length, 64), np.float16) for length in (30, 12)]
+    features = [np.ones((length, NUM_BINS), np.float16) for length in (30, 12)]
     rows = [
         FeatureRow(f"u{n}", "s", 900, "", "", "", "a", None, each)
         for n, each in enumerate(features)

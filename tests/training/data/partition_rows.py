@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 
 from infra.store.object_store import ObjectStore
+from pipeline.filterbank import NUM_BINS
 from pipeline.kbest import KBest, select_kbest
 from pipeline.records import Tally
 from pipeline.runs.commit import step_context
@@ -18,7 +19,7 @@ from training.data.dataset import Dataset
 
 def row(number: int, num_frames: int, soft: bool = False) -> PartitionRow:
     """Frame t of utterance n is t, n, n, ...; its label t, or k-best senones at offset n % 3."""
-    features = np.full((num_frames, 64), number, np.float16)
+    features = np.full((num_frames, NUM_BINS), number, np.float16)
     features[:, 0] = np.arange(num_frames)
     offset = number % 3
     num_targets = max(num_frames - offset, 0) // 3

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pipeline.filterbank import NUM_BINS
 from tests.training.data.partition_rows import row
 from training.data.augmentation import Augmenter, draw_masks
 from training.settings.model_training import AugmentationConfig
@@ -77,7 +78,7 @@ def test_a_seed_draws_these_speeds_and_masks(
     augmenter, names = Augmenter(config, 2**64 - 17, sub_epoch), ["a", "u-1", "sé", "s_0-DP5"]
     found = augmenter.num_frames(names, np.full(len(names), 101))
     assert found.tolist() == counts
-    frames = np.ones((found.sum(), 64), np.float16)
+    frames = np.ones((found.sum(), NUM_BINS), np.float16)
     augmenter.mask(frames, names, np.cumsum(found) - found, found)
     assert sha256(np.packbits(frames == 0).tobytes()).hexdigest()[:16] == masked
 
@@ -87,7 +88,7 @@ def test_a_seed_draws_these_speeds_and_masks(
 SETTINGS = st.fixed_dictionaries(
     {
         "frequency_masks": st.integers(0, 4),
-        "frequency_mask_bins": st.integers(1, 64),
+        "frequency_mask_bins": st.integers(1, NUM_BINS),
         "time_masks": st.integers(0, 4),
         "time_mask_frames": st.integers(1, 80),
         "time_mask_share": st.floats(0.01, 1),
@@ -101,7 +102,7 @@ def masked(config: AugmentationConfig, seed: int, sub_epoch: int, lengths: list[
     """Mask frames of ones; one frame lies before, between and after the utterances."""
     counts = np.array(lengths)
     firsts = np.cumsum(counts + 1) - counts
-    frames = np.ones((counts.sum() + len(counts) + 1, 64), np.float16)
+    frames = np.ones((counts.sum() + len(counts) + 1, NUM_BINS), np.float16)
     names = [f"utterance-{number}" for number in range(len(lengths))]
     Augmenter(config, seed, sub_epoch).mask(frames, names, firsts, counts)
     return frames
@@ -111,7 +112,7 @@ def reference(
     config: AugmentationConfig, seed: int, sub_epoch: int, lengths: list[int]
 ) -> np.ndarray:
     """The same masks, one integer of the hash after the other, cell by cell."""
-    frames = np.ones((sum(lengths) + len(lengths) + 1, 64), np.float16)
+    frames = np.ones((sum(lengths) + len(lengths) + 1, NUM_BINS), np.float16)
     first = 1
     for number, length in enumerate(lengths):
         key = seed.to_bytes(8, "little") + sub_epoch.to_bytes(8, "little")
@@ -123,12 +124,12 @@ def reference(
             start = next(words) % (length - width + 1)
             left -= width
             for frame in range(start, start + width):
-                for each in range(64):
+                for each in range(NUM_BINS):
                     frames[first + frame, each] = 0
-        left = 64
+        left = NUM_BINS
         for _ in range(config.frequency_masks):
             width = next(words) % (min(left, config.frequency_mask_bins) + 1)
-            start = next(words) % (64 - width + 1)
+            start = next(words) % (NUM_BINS - width + 1)
             left -= width
             for frame in range(length):
                 frames[first + frame, start : start + width] = 0

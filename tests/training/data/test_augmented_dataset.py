@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from infra.store.object_store import ObjectStore
+from pipeline.filterbank import NUM_BINS
 from pipeline.shards import PartitionRow
 from pipeline.splicing import STACK, num_low_rate_frames
 from tests.training.data.partition_rows import row, write
@@ -185,7 +186,7 @@ def test_masks_change_only_what_they_mask(offset: int, index: int, soft: bool) -
     for each, first, count in zip(rows, made.firsts, made.counts, strict=True):
         kind_offset = each.offset if soft else offset
         assert count == num_low_rate_frames(len(each.features), kind_offset)
-        cells = changed[first : first + count].reshape(STACK * count, 64)
+        cells = changed[first : first + count].reshape(STACK * count, NUM_BINS)
         frames, bins = cells.all(axis=1), cells.all(axis=0)
         assert np.array_equal(cells, frames[:, np.newaxis] | bins)
         assert frames.sum() <= 0.2 * STACK * count
@@ -214,10 +215,12 @@ def test_without_masks_at_speed_1_every_bit_is_kept(config: AugmentationConfig, 
 def test_labels_follow_an_utterances_speed(speed: float, num_frames: int) -> None:
     """Features and labels keep step: if frame t holds t, both are speed x t at that speed."""
     times = np.arange(90)
-    stored = replace(row(0, 90), features=np.tile(times[:, np.newaxis], 64).astype(np.float16))
+    stored = replace(
+        row(0, 90), features=np.tile(times[:, np.newaxis], NUM_BINS).astype(np.float16)
+    )
     augmenter = Augmenter(AugmentationConfig(speed=(speed,)), 1, 2)
     made = BufferFrames.of([stored], 0, augmenter)
     assert isinstance(made.targets, HardTargetRows)
     heard = np.minimum(np.arange(num_frames) * speed, 89)[: num_frames // 3 * 3]
-    assert np.array_equal(made.features[1:, ::64].ravel(), heard)
+    assert np.array_equal(made.features[1:, ::NUM_BINS].ravel(), heard)
     assert np.array_equal(made.targets.labels[1:], np.rint(heard[1::3]))

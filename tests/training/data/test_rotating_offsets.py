@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from infra.store.object_store import ObjectStore
+from pipeline.filterbank import NUM_BINS
 from pipeline.kbest import KBest
 from pipeline.shards import KBestAtAllOffsets, PartitionRow
 from pipeline.splicing import STACK
@@ -49,7 +50,7 @@ def frames_of(batches: Iterator[Minibatch], delay: int) -> Counter[tuple[int, in
         features, senones = batch.features.numpy(), batch.targets.senones[..., 0].numpy()
         present = batch.targets.probabilities[..., 0].numpy() > 0
         # A target comes `delay` outputs after its input, which may be of a chunk before.
-        spoken = features[:, : features.shape[1] - delay, 64]
+        spoken = features[:, : features.shape[1] - delay, NUM_BINS]
         late = present[:, delay:]
         assert np.array_equal(senones[:, delay:][late], spoken[late])
         utterances = features[..., 1][present].astype(int).tolist()

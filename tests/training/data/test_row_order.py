@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from infra.store.object_store import ObjectStore
+from pipeline.filterbank import NUM_BINS
 from pipeline.records import Tally
 from pipeline.runs.commit import step_context
 from pipeline.runs.manifest import Output
@@ -135,7 +136,7 @@ VALIDATION = SubEpoch(True, 0, 1, 0, True, 0.0, is_validation=True)
 def put(store: ObjectStore, run_uri: str, step: str, speakers: list[list[str]]) -> list[Output]:
     """Store a partition for each list, with an utterance of nine frames for each speaker in it."""
     context = step_context(store, run_uri, step, {}, {})
-    frames, targets = np.zeros((9, 64), np.float16), Alignment(np.zeros(9, np.uint16))
+    frames, targets = np.zeros((9, NUM_BINS), np.float16), Alignment(np.zeros(9, np.uint16))
     return [
         context.put_output(
             f"{number:06d}",

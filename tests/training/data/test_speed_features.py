@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.signal import resample_poly
 
+from pipeline.filterbank import NUM_BINS
 from pipeline.filterbank.log_mel import log_mel_energies
 from pipeline.kbest import KBest
 from pipeline.splicing import STACK, num_low_rate_frames
@@ -63,14 +64,14 @@ def test_counts_by_hand(num_frames: int, speed: float, expected: int) -> None:
 @given(st.integers(5, 60), st.sampled_from([0.5, 0.9, 1.0, 1.1, 1.37, 2.0]), st.integers(0, 99))
 def test_features_are_interpolated_in_time_and_in_mel(num_frames, speed, seed) -> None:
     """As NumPy interpolates in float64, one bin and one frame after the other."""
-    features = np.random.default_rng(seed).normal(size=(num_frames, 64)).astype(np.float16)
+    features = np.random.default_rng(seed).normal(size=(num_frames, NUM_BINS)).astype(np.float16)
     positions = np.minimum(np.arange(count(num_frames, speed)) * speed, num_frames - 1)
     in_time = np.stack(
         [np.interp(positions, np.arange(num_frames), column) for column in features.T], axis=1
     )
-    # Kaldi's mel scale, 20 to 8000 Hz; a bin's centre is a 65th of the way after the one before.
+    # Kaldi's mel scale, 20 to 8000 Hz; the bins' centres divide it evenly.
     low, high = (1127 * np.log(1 + hertz / 700) for hertz in (20, 8000))
-    centres = low + (high - low) * np.arange(1, 65) / 65
+    centres = low + (high - low) * np.arange(1, NUM_BINS + 1) / (NUM_BINS + 1)
     heard_at = 1127 * np.log(1 + (np.exp(centres / 1127) - 1) / speed)
     expected = np.stack([np.interp(heard_at, centres, frame) for frame in in_time])
     assert np.abs(features_at_speed(features, speed) - expected).max() < 4e-3
@@ -109,7 +110,7 @@ def test_features_have_these_bits(speed: float, expected: str) -> None:
     """Another interpolation, order of sums or type makes other features, and so other models."""
     # The bins' logarithms have other last bits on other processors, 1e-14 of a bin; no weight here
     # is within 4e-11 of where its rounding to float32 changes. All else is exact by IEEE 754.
-    cells = np.arange(90 * 64).reshape(90, 64)
+    cells = np.arange(90 * NUM_BINS).reshape(90, NUM_BINS)
     stored = ((cells * 7919 % 4093 - 2046) / 256).astype(np.float16)
     made = features_at_speed(stored, speed)
     assert sha256(made.tobytes()).hexdigest() == expected

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from infra.store.object_store import ObjectStore
+from pipeline.filterbank import NUM_BINS
 from pipeline.kbest import select_kbest
 from pipeline.normalization import Moments
 from pipeline.records import Tally
@@ -24,7 +25,7 @@ def speech(number: int, num_frames: int) -> tuple[np.ndarray, np.ndarray]:
     """Frames that tell their senone by which bins are raised, but bin 0 `number`; the senones."""
     generator = np.random.default_rng(number)
     senones = generator.integers(0, NUM_SENONES, -(-num_frames // 9)).repeat(9)[:num_frames]
-    frames = generator.normal(size=(num_frames, 64)) + 2 * np.eye(64)[senones * 10 + 1]
+    frames = generator.normal(size=(num_frames, NUM_BINS)) + 2 * np.eye(NUM_BINS)[senones * 10 + 1]
     frames[:, 0] = number
     return frames.astype(np.float16), senones.astype(np.uint16)
 

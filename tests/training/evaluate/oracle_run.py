@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from infra.store.object_store import ObjectStore
+from pipeline.filterbank import NUM_BINS
 from pipeline.records import Tally
 from pipeline.runs.engine import StepRun, StepSpec, run_step
 from pipeline.runs.manifest import Manifest, read_manifest, read_output
@@ -42,7 +43,7 @@ def row(
 ) -> FeatureRow:
     """Make an utterance in which a senone takes `repeat` frames of 10 ms."""
     senones = np.repeat(senones_of(words, TREE), repeat)
-    features = np.zeros((len(senones), 64), np.float16)
+    features = np.zeros((len(senones), NUM_BINS), np.float16)
     features[:, 0], features[:, 1] = senones, hardness
     return FeatureRow(
         utterance_id=f"u-{number:02d}",
@@ -77,9 +78,9 @@ class Oracle(LstmModel):
         found = []
         for frames in utterances:
             self.heard[self.name, frames.numpy().tobytes()] += 1
-            senones = frames[:, 64].long()
+            senones = frames[:, NUM_BINS].long()
             silence = TREE.senone(0, 0, 0)
-            senones[frames[:, 65] >= LISTENS_FROM[self.name]] = silence
+            senones[frames[:, NUM_BINS + 1] >= LISTENS_FROM[self.name]] = silence
             found.append(30 * torch.nn.functional.one_hot(senones, TREE.num_senones).float())
         return found
 
@@ -136,7 +137,9 @@ def write_oracle_run(
             DEV, [[replace(each, speaker_id=f"dev-{each.speaker_id}") for each in rows]]
         )
     aligned = [
-        PartitionRow(f"l{n}", "s", 1, " ".join(words), np.zeros((9, 64), np.float16), labels, 0)
+        PartitionRow(
+            f"l{n}", "s", 1, " ".join(words), np.zeros((9, NUM_BINS), np.float16), labels, 0
+        )
         for n, words in enumerate(SENTENCES)
         for labels in [Alignment(np.zeros(9, np.uint16))]
     ]

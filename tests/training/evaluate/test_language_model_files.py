@@ -9,6 +9,7 @@ import pytest
 
 from infra.settings import plain
 from infra.store.object_store import ObjectStore, PrefixError
+from pipeline.filterbank import NUM_BINS
 from pipeline.records import Tally
 from pipeline.runs.engine import StepRun, StepSpec, run_step
 from pipeline.runs.manifest import Manifest, sha256
@@ -28,7 +29,7 @@ SENTENCES = [["a", "b"], ["b", "c"]]
 def run(tmp_path: Path) -> Path:
     """Return a run with two aligned transcripts, and an empty corpus beside it."""
     (tmp_path / "corpus").mkdir()
-    frames = np.zeros((9, 64), np.float16)
+    frames = np.zeros((9, NUM_BINS), np.float16)
     senones = Alignment(np.zeros(9, np.uint16))
     rows = [
         PartitionRow(f"u{n}", "s", 1, " ".join(words), frames, senones, 0)

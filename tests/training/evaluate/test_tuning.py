@@ -15,6 +15,7 @@ import torch
 from infra.settings import plain
 from infra.store.object_store import ObjectStore
 from jobs.cli.job import recipe_path
+from pipeline.filterbank import NUM_BINS
 from pipeline.records import Tally
 from pipeline.runs.engine import StepSpec, run_step
 from pipeline.runs.manifest import read_output
@@ -239,7 +240,7 @@ class Mumbler(Oracle):
         for frames in utterances:
             seed = zlib.crc32(self.name.encode() + frames.numpy().tobytes())
             noise = torch.from_numpy(np.random.default_rng(seed).normal(size=(len(frames), 1000)))
-            signal = torch.nn.functional.one_hot(frames[:, 64].long(), TREE.num_senones)
+            signal = torch.nn.functional.one_hot(frames[:, NUM_BINS].long(), TREE.num_senones)
             loudness = {"baseline": 1.0, "teacher": 4.0, "student": 1.5}[self.name]
             found.append(loudness * signal + noise[:, : TREE.num_senones].float())
         return found

@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pipeline.filterbank import NUM_BINS
 from pipeline.normalization import CausalMean, Moments
 from pipeline.splicing import splice
 from training.export.onnx_graph import in_int8, require_exportable, streaming_graph
@@ -25,14 +26,14 @@ LOUD = 1e3
 def student(config: LstmConfig = STUDENT) -> LstmModel:
     torch.manual_seed(3)
     model = LstmModel(config, NUM_SENONES).eval()
-    frames = np.random.default_rng(1).normal(0, 3, size=(300, 64)).astype(np.float16)
+    frames = np.random.default_rng(1).normal(0, 3, size=(300, NUM_BINS)).astype(np.float16)
     model.freeze_normalization(Moments.of(frames))
     return model
 
 
 def energies(num_frames: int, seed: int = 0) -> np.ndarray:
     generator = np.random.default_rng(seed)
-    return generator.normal(LOUD, 3, size=(num_frames, 64)).astype(np.float32)
+    return generator.normal(LOUD, 3, size=(num_frames, NUM_BINS)).astype(np.float32)
 
 
 def batch_logits(model: LstmModel, heard: np.ndarray, mean: CausalMean) -> np.ndarray:
@@ -99,7 +100,7 @@ def test_without_a_mean_pieces_have_the_logits_of_the_whole() -> None:
     """The graph of a recipe with the mean "none" hears the energies themselves, in float16."""
     model = MODELS[STUDENT]
     exported = StreamingModel(streaming_graph(model, "none").SerializeToString())
-    heard = np.random.default_rng(2).normal(4, 3, size=(60, 64)).astype(np.float32)
+    heard = np.random.default_rng(2).normal(4, 3, size=(60, NUM_BINS)).astype(np.float32)
     stream = AcousticStream(exported, STUDENT.delay)
     found = np.concatenate([stream.accept(heard[:21]), stream.accept(heard[21:]), stream.finish()])
     rows = torch.from_numpy(splice(heard.astype(np.float16), 0).astype(np.float32))
@@ -112,7 +113,7 @@ def test_a_long_stream_needs_the_sum_in_float64() -> None:
     """After ten million frames (28 h) the mean is the exact one, which float32 misses by 0.05."""
     count = 10_000_000
     state = EXPORTED[STUDENT].start()
-    total = np.full((1, 64), count * LOUD + 0.25)
+    total = np.full((1, NUM_BINS), count * LOUD + 0.25)
     heard = energies(3)
     begun = type(state)(np.array([count]), total, state.last_row, state.hidden, state.cell)
     after = EXPORTED[STUDENT].advance(heard[np.newaxis], begun).state

@@ -8,6 +8,7 @@ from types import MappingProxyType
 import numpy as np
 
 from infra.store.object_store import ObjectStore
+from pipeline.filterbank import NUM_BINS
 from pipeline.kbest import select_kbest
 from pipeline.normalization import Moments
 from pipeline.records import Tally
@@ -41,7 +42,7 @@ def speech(number: int) -> tuple[np.ndarray, np.ndarray]:
     """Frames that tell their senone by which bins are raised, and the senones, 90 frames long."""
     generator = np.random.default_rng(number)
     senones = np.repeat(generator.integers(0, NUM_SENONES, 10), 9)
-    frames = generator.normal(size=(90, 64)) + 2 * np.eye(64)[senones * 10]
+    frames = generator.normal(size=(90, NUM_BINS)) + 2 * np.eye(NUM_BINS)[senones * 10]
     return frames.astype(np.float16), senones.astype(np.uint16)
 
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from pipeline.splicing import NUM_INPUTS
 from tests.training.fit.host_reads import look_late
 from tests.training.fit.recorded_graph import Recorder
 from tests.training.fit.small_fits import copy_stopped, fit, small_fit, write_run
@@ -65,7 +66,7 @@ def minibatch(
         targets = kind(best.indices, 0.9 * best.values.softmax(-1))
     lengths = torch.full((shape[0],), shape[1])
     lengths[0] -= number % 2
-    return Minibatch(torch.randn(*shape, 192, generator=generator), lengths, targets)
+    return Minibatch(torch.randn(*shape, NUM_INPUTS, generator=generator), lengths, targets)
 
 
 def trained(

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from infra.store.object_store import ObjectStore
 from pipeline.runs.manifest import read_manifest
+from pipeline.splicing import NUM_INPUTS
 from tests.training.fit.host_reads import look_late
 from tests.training.fit.small_fits import ALIGNMENT_STEP, NUM_SENONES, small_fit, write_run
 from training.checkpoints.checkpointer import Checkpointer
@@ -122,7 +123,7 @@ def test_a_checkpoint_of_the_cpu_is_loaded_to_another_device(name: str) -> None:
             load_whole_state(decode_state(saved[0]), model, optimizer, trainer)
         else:
             with trainer:
-                model(torch.ones(1, 2, 192)).sum().backward()
+                model(torch.ones(1, 2, NUM_INPUTS)).sum().backward()
                 optimizer.step()
                 saved.append(encode_state(whole_state(model, optimizer, trainer)))
         # BMUF's state_dict() looks for a NaN on the host.

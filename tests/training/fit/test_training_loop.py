@@ -14,6 +14,7 @@ from pipeline.records import Tally
 from pipeline.runs.engine import StepSpec, run_step
 from pipeline.runs.names import DEV_ALIGNMENT_STEP, PARTITIONS_STEP
 from pipeline.shards import KBestAtAllOffsets, read_partition, write_partition
+from pipeline.splicing import NUM_INPUTS
 from tests.training.fit.small_fits import (
     DECAY,
     NUM_SENONES,
@@ -237,7 +238,7 @@ CONFIG = training_settings(minibatch_frames=20, max_gradient_norm=1.0)
 
 
 def minibatch(broken: float) -> Minibatch:
-    features = torch.randn(2, 10, 192, generator=torch.Generator().manual_seed(0))
+    features = torch.randn(2, 10, NUM_INPUTS, generator=torch.Generator().manual_seed(0))
     features[1, 4, 7] = broken
     labels = torch.zeros(2, 10, dtype=torch.long)
     return Minibatch(features, torch.tensor([10, 10]), HardTargets(labels))

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from infra.settings import Range
+from pipeline.splicing import NUM_INPUTS
 
 
 class Tdnn(nn.Module):
@@ -142,4 +143,4 @@ def no_module(num_inputs: int, num_senones: int) -> str:
 
 
 def deaf(num_senones: int) -> nn.Module:
-    return Linear(192, num_senones)
+    return Linear(NUM_INPUTS, num_senones)

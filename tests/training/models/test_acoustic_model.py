@@ -6,7 +6,9 @@ import torch
 from torch import nn
 from torch.nn.utils.rnn import pack_sequence, pad_packed_sequence
 
+from pipeline.filterbank import NUM_BINS
 from pipeline.normalization import Moments
+from pipeline.splicing import NUM_INPUTS
 from training.models.lstm import LstmModel
 from training.models.store import TrainedModel, decode_model, encode_model
 from training.settings.models import LstmConfig
@@ -21,7 +23,7 @@ def test_batching_utterances_does_not_change_their_logits(config: LstmConfig) ->
     """Padding reaches no utterance, backwards in time neither."""
     torch.manual_seed(0)
     model = LstmModel(config, 5).eval()
-    utterances = [torch.randn(length, 192) for length in (4, 9, 1)]
+    utterances = [torch.randn(length, NUM_INPUTS) for length in (4, 9, 1)]
     together = model.utterance_logits(utterances)
     for utterance, logits in zip(utterances, together, strict=True):
         assert logits.shape == (len(utterance), 5)
@@ -32,7 +34,7 @@ def test_the_student_looks_exactly_three_frames_ahead() -> None:
     """Logits of frame t change with frame t + 3 and not with frame t + 4 (003 II-B)."""
     torch.manual_seed(0)
     model = LstmModel(STUDENT, 5).eval()
-    frames = torch.randn(20, 192)
+    frames = torch.randn(20, NUM_INPUTS)
     logits = model.utterance_logits([frames])[0]
     for ahead, changes in ((3, True), (4, False)):
         changed = frames.clone()
@@ -44,33 +46,33 @@ def test_the_student_looks_exactly_three_frames_ahead() -> None:
 def test_normalization_is_part_of_the_model() -> None:
     """Frames in any units give the logits of their normalized selves; the store keeps that."""
     torch.manual_seed(0)
-    frames = np.random.default_rng(0).normal(5, 3, size=(50, 64))
+    frames = np.random.default_rng(0).normal(5, 3, size=(50, NUM_BINS))
     model = LstmModel(STUDENT, 5).eval()
     normalized = torch.from_numpy((frames - frames.mean(0)) / frames.std(0)).float()
-    expected = model.utterance_logits([normalized[:48].reshape(16, 192)])[0]
+    expected = model.utterance_logits([normalized[:48].reshape(16, NUM_INPUTS)])[0]
     model.freeze_normalization(Moments.of(frames))
     stored = decode_model(encode_model(TrainedModel(model, torch.zeros(5))), STUDENT).model
-    raw = torch.from_numpy(frames).float()[:48].reshape(16, 192)
+    raw = torch.from_numpy(frames).float()[:48].reshape(16, NUM_INPUTS)
     torch.testing.assert_close(stored.utterance_logits([raw])[0], expected, rtol=1e-4, atol=1e-4)
 
 
 def test_stored_teachers_are_those_of_nn_lstm() -> None:
     """Names and shapes in the store are torch's, and the logits those of packed sequences."""
     torch.manual_seed(0)
-    lstm = nn.LSTM(192, 8, 2, batch_first=True, bidirectional=True)
+    lstm = nn.LSTM(NUM_INPUTS, 8, 2, batch_first=True, bidirectional=True)
     output = nn.Linear(16, 5)
     state = {
         **{f"lstm.{name}": value for name, value in lstm.state_dict().items()},
         **{f"output.{name}": value for name, value in output.state_dict().items()},
-        "mean": torch.full((192,), 0.5),
-        "inverse_deviation": torch.full((192,), 2.0),
+        "mean": torch.full((NUM_INPUTS,), 0.5),
+        "inverse_deviation": torch.full((NUM_INPUTS,), 2.0),
     }
     # No architecture is named where there was but one.
     names = ("num_layers", "num_units", "bidirectional", "look_ahead", "dropout")
     config = {name: getattr(TEACHER, name) for name in names}
     stored = {"config": config, "num_senones": 5, "log_priors": torch.zeros(5)}
     model = decode_model(encode_state({**stored, "state": state}), TEACHER).model
-    utterances = [torch.randn(length, 192) for length in (4, 9, 1)]
+    utterances = [torch.randn(length, NUM_INPUTS) for length in (4, 9, 1)]
     packed = pack_sequence([(each - 0.5) * 2 for each in utterances], enforce_sorted=False)
     hidden, lengths = pad_packed_sequence(lstm(packed)[0], batch_first=True)
     for logits, expected, length in zip(

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional
 
+from pipeline.splicing import NUM_INPUTS
 from training.models.acoustic_model import AcousticModel
 from training.models.conformer import ChunkedAttention
 from training.models.losses import hard_cross_entropy
@@ -75,7 +76,7 @@ def test_pieces_give_what_the_whole_gives(sizes: list[int], number: int) -> None
     makers = [partial(conformer, shape) for shape in SHAPES]
     makers.append(lambda: make_model(LstmConfig(2, 8, False, 3, 0.0), 7).eval())
     model = makers[number]()
-    frames = torch.randn(sum(sizes) + 1, 192)
+    frames = torch.randn(sum(sizes) + 1, NUM_INPUTS)
     (whole,) = model.utterance_logits([frames])
     found = in_pieces(model, frames, [*sizes, 1])
     assert found.shape == whole.shape
@@ -85,7 +86,9 @@ def test_pieces_give_what_the_whole_gives(sizes: list[int], number: int) -> None
 def test_logits_come_as_soon_as_a_chunk_is_there() -> None:
     """A frame waits for its chunk's end alone; the rest comes with the utterance's end."""
     model = conformer((4, 8, 3))
-    counts = [len(each) for each in model.piece_logits(torch.randn(11, 192).split([3, 1, 0, 5, 2]))]
+    counts = [
+        len(each) for each in model.piece_logits(torch.randn(11, NUM_INPUTS).split([3, 1, 0, 5, 2]))
+    ]
     assert counts == [0, 4, 0, 4, 0, 3]
 
 
@@ -94,7 +97,7 @@ def test_a_frame_sees_to_the_end_of_its_chunk(shape: tuple[int, int, int]) -> No
     """And no further: the first of a chunk look_ahead frames, the last none."""
     chunk = shape[0]
     model = conformer(shape)
-    frames = torch.randn(4 * chunk, 192)
+    frames = torch.randn(4 * chunk, NUM_INPUTS)
     (logits,) = model.utterance_logits([frames])
     for cut in range(1, len(frames)):
         changed = frames.clone()
@@ -108,13 +111,13 @@ def test_a_frame_sees_to_the_end_of_its_chunk(shape: tuple[int, int, int]) -> No
 def test_padding_reaches_no_frame(shape: tuple[int, int, int]) -> None:
     """Together as alone, whatever padding holds; nor do its gradients, which are finite."""
     model = conformer(shape)
-    utterances = [torch.randn(length, 192) for length in (17, 40, 1)]
+    utterances = [torch.randn(length, NUM_INPUTS) for length in (17, 40, 1)]
     together = model.utterance_logits(utterances)
     for utterance, logits in zip(utterances, together, strict=True):
         torch.testing.assert_close(
             logits, model.utterance_logits([utterance])[0], rtol=1e-4, atol=1e-5
         )
-    features = torch.randn(2, 30, 192, requires_grad=True)
+    features = torch.randn(2, 30, NUM_INPUTS, requires_grad=True)
     logits = model(features, torch.tensor([30, 6]))
     (logits[0].square().sum() + logits[1, :6].square().sum()).backward()
     assert features.grad is not None
@@ -127,7 +130,7 @@ def test_every_parameter_learns_and_overfits() -> None:
     """Each has a gradient, and 30 steps fit 40 labels."""
     torch.manual_seed(0)
     model = make_model(ConformerConfig(**{**SMALL, "dropout": 0.1}, chunk_frames=4), 7)
-    features, labels = torch.randn(2, 20, 192), torch.randint(7, (2, 20))
+    features, labels = torch.randn(2, 20, NUM_INPUTS), torch.randint(7, (2, 20))
     optimizer = torch.optim.Adam(model.parameters(), 0.01)
     losses = []
     for _ in range(30):

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from infra.settings import ConfigurationError, canonical_json, digest, plain
+from pipeline.splicing import NUM_INPUTS
 from training.models.contract import check_contract
 from training.models.parameter_count import num_parameters
 from training.models.store import TrainedModel, decode_model, encode_model, make_model
@@ -92,8 +93,8 @@ def test_logits_for_too_few_frames_are_named() -> None:
     command = [sys.executable, "-c", source]
     found = subprocess.run(command, check=False, capture_output=True, text=True)
     message = (
-        "frames (3, 32, 192) and lengths [32, 21, 1] in float32 give torch.float32 (3, 16, 11): "
-        "need float32 (3, 32, 11)"
+        f"frames (3, 32, {NUM_INPUTS}) and lengths [32, 21, 1] in float32 give torch.float32 "
+        "(3, 16, 11): need float32 (3, 32, 11)"
     )
     assert found.stderr.rstrip().endswith(message)
 
@@ -123,7 +124,7 @@ def test_a_stored_model_imports_what_the_recipe_names_alone() -> None:
     trained = TrainedModel(make_model(config, 5).eval(), torch.zeros(5))
     data = encode_model(trained)
     again = decode_model(data, config).model
-    frames = torch.randn(9, 192)
+    frames = torch.randn(9, NUM_INPUTS)
     assert torch.equal(*(each.utterance_logits([frames])[0] for each in (trained.model, again)))
     # As an attacker would write it: bytes of a good model that name another module.
     state = decode_state(data)
@@ -161,7 +162,7 @@ def test_parameters_are_counted_without_memory() -> None:
     for num_senones in (106, 200):
         size = num_parameters(lstm, num_senones)
         assert num_parameters(conformer, num_senones) == pytest.approx(size, rel=0.05)
-    assert num_parameters(own("Linear"), 100_000) == 193 * 100_000
+    assert num_parameters(own("Linear"), 100_000) == (NUM_INPUTS + 1) * 100_000
 
 
 @pytest.mark.parametrize(

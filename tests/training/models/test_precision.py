@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from pipeline.splicing import NUM_INPUTS
 from training.models.acoustic_model import AcousticModel
 from training.models.lstm import LstmModel
 from training.models.precision import fastest_precision, lstm_in_bfloat16, set_float32_products
@@ -26,7 +27,7 @@ def test_computes_as_a_model_of_bfloat16_weights(
     """Bitwise: logits of float32 type, and gradients at the float32 weights."""
     model = acoustic_model(bidirectional)
     half = copy.deepcopy(model).bfloat16()
-    features = torch.randn(3, 6, 192)
+    features = torch.randn(3, 6, NUM_INPUTS)
     logits = model(features, lengths, "bfloat16")
     expected = half(features.bfloat16(), lengths)
     assert logits.dtype == torch.float32
@@ -75,7 +76,7 @@ def test_tf32_is_used_where_it_is_asked_for(precision: str, expected: str) -> No
 def test_inference_keeps_the_bits_of_the_last_sums(bidirectional: bool) -> None:
     """Logits are the rounded hidden values by rounded weights, within float32's own rounding."""
     model = acoustic_model(bidirectional)
-    utterances = [torch.randn(length, 192) for length in (9, 4)]
+    utterances = [torch.randn(length, NUM_INPUTS) for length in (9, 4)]
     hidden: list[Tensor] = []
     model.output.register_forward_pre_hook(lambda _, inputs: hidden.append(inputs[0]))
     half = copy.deepcopy(model).bfloat16()

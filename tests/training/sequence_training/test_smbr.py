@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.shards import Lattice
+from pipeline.splicing import NUM_INPUTS
 from tests.training.sequence_training.random_lattices import (
     NUM_SENONES,
     paths_of,
@@ -77,7 +78,7 @@ def test_gradient_reaches_every_weight_of_a_network() -> None:
     torch.manual_seed(3)
     config = LstmConfig(1, 4, bidirectional=False, look_ahead=1, dropout=0.0)
     model = LstmModel(config, NUM_SENONES).double()
-    features = torch.randn(len(FRAMES), max(FRAMES) + 1, 192, dtype=torch.float64)
+    features = torch.randn(len(FRAMES), max(FRAMES) + 1, NUM_INPUTS, dtype=torch.float64)
     batch = SmbrBatch.of(utterances(11), 1, Smbr(0.8, 0.1, UNIFORM))
     smbr_loss(model(features), batch).backward()
     step = 1e-5

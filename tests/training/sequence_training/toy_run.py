@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 from infra.store.object_store import ObjectStore
+from pipeline.filterbank import NUM_BINS
 from pipeline.normalization import Moments
 from pipeline.records import Tally
 from pipeline.runs.commit import step_context
@@ -24,6 +25,7 @@ from pipeline.runs.names import (
     sequence_trained,
 )
 from pipeline.shards import Alignment, PartitionRow, write_partition
+from pipeline.splicing import NUM_INPUTS
 from tests.training.decode.toy_language import LEXICON_TXT, senones_of, toy_tree
 from tests.training.training_settings import training_settings
 from training.data.sub_epochs import sequence_sub_epochs
@@ -50,7 +52,7 @@ def sentence_row(partition: int, number: int) -> PartitionRow:
     words = list(SENTENCES[(partition + number) % len(SENTENCES)])
     low_rate = [s for s in senones_of(words, TREE) for _ in range(generator.integers(1, 4))]
     senones = np.repeat(low_rate, 3)
-    frames = generator.normal(size=(len(senones), 64)) + 1.5 * np.eye(64)[senones]
+    frames = generator.normal(size=(len(senones), NUM_BINS)) + 1.5 * np.eye(NUM_BINS)[senones]
     name = f"utterance-{partition}-{number}"
     if name == UNREADABLE:
         senones = senones[::-1].copy()
@@ -114,7 +116,7 @@ def put_model(
     for _ in range(12):
         optimizer.zero_grad()
         for row in rows:
-            features = torch.from_numpy(row.features.astype(np.float32)).reshape(1, -1, 192)
+            features = torch.from_numpy(row.features.astype(np.float32)).reshape(1, -1, NUM_INPUTS)
             labels = torch.from_numpy(row.targets.senones[1::3].astype(np.int64))
             logits = model(features)[0, model.config.delay :]
             torch.nn.functional.cross_entropy(logits, labels[: len(logits)]).backward()

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pipeline.splicing import NUM_INPUTS
 from training.models.precision import set_float32_products
 from training.targets.own_teacher import hears
 
@@ -19,7 +20,7 @@ def weights(num_values: int, num_senones: int, seed: int = 0) -> Tensor:
 
 def spliced(device: torch.device, num_senones: int, seed: int = 0, scale: float = 1.0) -> Label:
     """A linear model of the features."""
-    matrix = scale * weights(192, num_senones, seed).to(device)
+    matrix = scale * weights(NUM_INPUTS, num_senones, seed).to(device)
     return lambda utterances: [each @ matrix for each in utterances]
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from infra.store.object_store import ObjectStore
+from pipeline.filterbank import NUM_BINS
 from pipeline.kbest import TeacherFailure
 from pipeline.records import WITHOUT_PLACEMENT, Tally
 from pipeline.runs.engine import StepResult, StepRun, StepSpec, run_step
@@ -39,7 +40,7 @@ CPU = torch.device("cpu")
 
 
 def row(number: int) -> FeatureRow:
-    features = np.random.default_rng(number).normal(size=(40, 64)).astype(np.float16)
+    features = np.random.default_rng(number).normal(size=(40, NUM_BINS)).astype(np.float16)
     placement = (None, "DP1", "DP2")[number % 3]
     about = f"u{number}", "s", 400, "2026-01-01T00:00:00+00:00", "a.flac", "", None, placement
     return FeatureRow(*about, features)

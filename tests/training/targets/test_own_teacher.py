@@ -13,6 +13,7 @@ from scipy.special import softmax
 from infra.devices.device_pool import DeviceError, DevicePool, _private_directory
 from infra.settings import ConfigurationError, canonical_json, plain, read_record
 from pipeline.kbest import KBest, TeacherFailure, joined, select_kbest
+from pipeline.splicing import NUM_INPUTS
 from pipeline.steps.targets import TargetsConfig, TeacherInput
 from tests.in_process_teacher import answer_alone
 from tests.training.targets.own_teachers import weights
@@ -34,7 +35,7 @@ def named(factory: str, **settings: float | str) -> OwnTeacherConfig:
     return OwnTeacherConfig(factory=f"{OWN}:{factory}", settings=settings)
 
 
-def inputs(num_values: int = 192, lengths: Sequence[int] = LENGTHS) -> list[TeacherInput]:
+def inputs(num_values: int = NUM_INPUTS, lengths: Sequence[int] = LENGTHS) -> list[TeacherInput]:
     generator = np.random.default_rng(0)
     return [
         TeacherInput(generator.uniform(-1, 1, (length, num_values)).astype(np.float32), seed)
@@ -42,13 +43,13 @@ def inputs(num_values: int = 192, lengths: Sequence[int] = LENGTHS) -> list[Teac
     ]
 
 
-def expected(num_values: int = 192, seed: int = 0, scale: float = 1.0) -> list[np.ndarray]:
+def expected(num_values: int = NUM_INPUTS, seed: int = 0, scale: float = 1.0) -> list[np.ndarray]:
     """The logits of the linear teachers, by NumPy."""
     matrix = scale * weights(num_values, NUM_SENONES, seed).numpy()
     return [each.frames @ matrix for each in inputs(num_values)]
 
 
-def served_logits(config: OwnTeacherConfig, num_values: int = 192) -> list[np.ndarray]:
+def served_logits(config: OwnTeacherConfig, num_values: int = NUM_INPUTS) -> list[np.ndarray]:
     """The logits that a server's function answers, each utterance alone."""
     function = serve_own_logits("cpu", canonical_json(config), str(NUM_SENONES))
     function.check()
@@ -58,7 +59,7 @@ def served_logits(config: OwnTeacherConfig, num_values: int = 192) -> list[np.nd
 
 @pytest.mark.parametrize(
     ("factory", "num_values", "scale"),
-    [("spliced", 192, 1.0), ("listening", 480, 100.0), ("Listener", 480, 100.0)],
+    [("spliced", NUM_INPUTS, 1.0), ("listening", 480, 100.0), ("Listener", 480, 100.0)],
 )
 def test_a_teacher_labels_by_features_or_by_audio(
     factory: str, num_values: int, scale: float
@@ -67,11 +68,11 @@ def test_a_teacher_labels_by_features_or_by_audio(
     found = served_logits(named(factory), num_values)
     for one, other in zip(found, expected(num_values, scale=scale), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-4)
-    heard = "features" if num_values == 192 else "audio"
+    heard = "features" if num_values == NUM_INPUTS else "audio"
     assert check_untrained(named(factory)) == heard
 
 
-@pytest.mark.parametrize(("factory", "num_values"), [("spliced", 192), ("listening", 480)])
+@pytest.mark.parametrize(("factory", "num_values"), [("spliced", NUM_INPUTS), ("listening", 480)])
 def test_the_teacher_computes_on_its_device(
     factory: str, num_values: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -114,7 +115,9 @@ def test_an_ensemble_is_the_mean_of_the_posteriors() -> None:
     first, *others = (named("spliced", seed=seed, scale=9.0) for seed in seeds)
     members = tuple(MemberConfig(factory=o.factory, settings=o.settings) for o in others)
     config = OwnTeacherConfig(factory=first.factory, settings=first.settings, ensemble=members)
-    by_member = [[softmax(e.astype(float), axis=1) for e in expected(192, s, 9.0)] for s in seeds]
+    by_member = [
+        [softmax(e.astype(float), axis=1) for e in expected(NUM_INPUTS, s, 9.0)] for s in seeds
+    ]
     means = [np.mean(each, axis=0) for each in zip(*by_member, strict=True)]
     for found, mean in zip(served_logits(config), means, strict=True):
         np.testing.assert_allclose(softmax(found.astype(float), axis=1), mean, rtol=0, atol=1e-6)
@@ -168,7 +171,7 @@ def test_a_wrong_answer_is_its_utterances_failure(pools: list[DevicePool]) -> No
             assert re.search(reason, each.reason), each.reason
         else:
             assert isinstance(each, KBest)
-            logits = one.frames @ weights(192, NUM_SENONES).numpy()
+            logits = one.frames @ weights(NUM_INPUTS, NUM_SENONES).numpy()
             np.testing.assert_array_equal(each.senones, select_kbest(logits, 5).senones)
 
 

@@ -18,6 +18,7 @@ from pipeline.kbest import KBest, retained_mass, select_kbest
 from pipeline.records import Tally
 from pipeline.runs.engine import StepSpec, run_step
 from pipeline.runs.names import model_step, teachers
+from pipeline.splicing import NUM_INPUTS
 from pipeline.steps.targets import TeacherInput
 from training.models.lstm import LstmModel
 from training.models.precision import set_float32_products
@@ -51,7 +52,7 @@ SEEDS = (5, 0, 2**64 - 1)
 
 def utterances() -> list[np.ndarray]:
     generator = np.random.default_rng(0)
-    return [generator.normal(size=(length, 192)).astype(np.float32) for length in LENGTHS]
+    return [generator.normal(size=(length, NUM_INPUTS)).astype(np.float32) for length in LENGTHS]
 
 
 CONFIG = LstmConfig(1, 8, bidirectional=True, look_ahead=0, dropout=0.0)
@@ -149,7 +150,7 @@ def test_a_device_selects_what_its_host_would(tmp_path: Path) -> None:
         np.testing.assert_array_equal(one.senones, other.senones)
         np.testing.assert_array_equal(one.logits, other.logits)
         np.testing.assert_allclose(one.log_z, other.log_z, rtol=1e-3)
-    poison = TeacherInput(np.full((9, 192), np.nan, np.float32), 0)
+    poison = TeacherInput(np.full((9, NUM_INPUTS), np.nan, np.float32), 0)
     first, failed, last = answers(there, [INPUTS[0], poison, INPUTS[2]])
     assert isinstance(failed, ValueError)
     assert [len(each) for each in (first, last)] == [22 * LENGTHS[0], 22 * LENGTHS[2]]
@@ -191,7 +192,7 @@ def test_an_utterance_of_nan_fails_alone(tmp_path: Path, serve: str) -> None:
         "targets": lambda: serve_teacher(*place, "5", form),
         "logits": lambda: serve_logits(*place, form, "teacher"),
     }
-    poison = TeacherInput(np.full((9, 192), np.nan, np.float32), 0)
+    poison = TeacherInput(np.full((9, NUM_INPUTS), np.nan, np.float32), 0)
     first, failed, last = answers(functions[serve](), [INPUTS[0], poison, INPUTS[2]])
     assert isinstance(failed, ValueError)
     assert "NaN or infinity" in str(failed)

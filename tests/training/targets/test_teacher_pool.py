@@ -20,6 +20,7 @@ from pipeline.kbest import KBest, TeacherFailure, joined
 from pipeline.records import Tally
 from pipeline.runs.engine import StepSpec, run_step
 from pipeline.runs.names import model_step
+from pipeline.splicing import NUM_INPUTS
 from pipeline.steps.targets import TargetsConfig, TeacherInput
 from tests.in_process_teacher import in_batches, in_process
 from training.models.lstm import LstmModel
@@ -58,7 +59,7 @@ def inputs(seed: int, count: int = 60) -> list[TeacherInput]:
     generator = np.random.default_rng(seed)
     lengths = generator.integers(1, 120, count)
     return [
-        TeacherInput(generator.normal(size=(length, 192)).astype(np.float32), number)
+        TeacherInput(generator.normal(size=(length, NUM_INPUTS)).astype(np.float32), number)
         for number, length in enumerate(lengths)
     ]
 
@@ -129,7 +130,7 @@ def test_long_utterances_go_in_windows(pool: DevicePool) -> None:
 def test_an_utterance_that_fails_in_one_window_fails(pool: DevicePool) -> None:
     """Its other windows' answers are dropped; the next utterance has its own."""
     given = inputs(4, 3)
-    poison = TeacherInput(np.ones((200, 192), np.float32), 0)
+    poison = TeacherInput(np.ones((200, NUM_INPUTS), np.float32), 0)
     poison.frames[150] = np.nan
     cut = teacher(pool, WindowsConfig(window_frames=80, overlap_frames=30))
     first, failed, *rest = cut([given[0], poison, *given[1:]])
@@ -190,7 +191,7 @@ def test_the_overlap_bounds_what_a_cut_changes() -> None:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(3)  # an untrained model hardly remembers
-    frames = torch.randn(600, 192, generator=torch.Generator().manual_seed(1))
+    frames = torch.randn(600, NUM_INPUTS, generator=torch.Generator().manual_seed(1))
     whole = model.utterance_logits([frames])[0].softmax(dim=1).numpy()
     none, some, enough = (
         np.abs(posteriors_in_windows(model, frames, WindowsConfig(100, overlap)) - whole).max()

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from infra.store.object_store import join_uri
+from pipeline.filterbank import NUM_BINS
 from pipeline.normalization.causal_mean import STREAM_BYTES, StreamMeans
 from pipeline.runs.ledger import find_lost_rows, take_back
 from pipeline.runs.manifest import read_output
@@ -24,12 +25,12 @@ def kept(nights: Nights, name: str) -> StreamMeans:
 
 def means(hashes: list[int], counts: list[int]) -> StreamMeans:
     """Make streams whose sums are their counts."""
-    sums = np.repeat(np.array(counts, np.float64)[:, np.newaxis], 64, axis=1)
+    sums = np.repeat(np.array(counts, np.float64)[:, np.newaxis], NUM_BINS, axis=1)
     return StreamMeans(
         np.array(hashes, np.uint64),
         np.array(counts, np.int64),
         np.array(counts, np.int64),
-        sums.reshape(len(counts), 64),
+        sums.reshape(len(counts), NUM_BINS),
     )
 
 
