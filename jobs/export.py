@@ -24,7 +24,7 @@ def export(job: Job) -> Answer:
     try:
         # Other commands need no ONNX.
         from training.export.archive import read_archive, write_archive  # noqa: PLC0415
-        from training.export.onnx_graph import export_model  # noqa: PLC0415
+        from training.export.export_model import export_model  # noqa: PLC0415
     except ImportError as error:
         raise ConfigurationError(str(error)) from error
     precision: Literal["int8", "float32"] = "int8" if job.arguments.int8 else "float32"
@@ -49,7 +49,7 @@ def export(job: Job) -> Answer:
 
 def score(job: Job, exported: Any) -> dict[str, Any]:  # noqa: ANN401 - its module needs ONNX
     """Count the archive's word errors on the run's held-out audio."""
-    from training.export.heldout_score import score_heldout  # noqa: PLC0415 - as above
+    from training.export.export_model import score_heldout  # noqa: PLC0415 - as above
 
     place = job.store, job.run_uri, job.corpus_uri
     found = score_heldout(*place, job.recipe.features, exported, SCORED_PIECE_S)

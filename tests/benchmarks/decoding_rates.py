@@ -23,7 +23,7 @@ from training.align.monophone_hmm import bootstrap_alignment
 from training.align.network_alignment import align_row, log_likelihoods, read_tree
 from training.decode.decoder import DecoderConfig, decode
 from training.decode.graph import decoding_graph
-from training.decode.smoothing import witten_bell_arpa
+from training.decode.ngrams import witten_bell_arpa
 from training.models.store import load_model
 from training.sequence_training.lattice_decoder import LatticeBeams, decode_lattice
 from training.settings.recipe import read_recipe

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from pipeline.filterbank import SAMPLE_RATE_HZ
-from training.export.onnx_graph import in_int8, streaming_graph
+from training.export.export_model import in_int8, streaming_graph
 from training.export.recognizer import EnergyStream, StreamingModel
 from training.models.lstm import LstmModel
 from training.settings.models import LstmConfig

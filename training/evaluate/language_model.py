@@ -15,9 +15,14 @@ from pipeline.runs.commit import StepContext
 from pipeline.runs.manifest import Output, sha256
 from pipeline.runs.names import LANGUAGE_MODEL_SETTINGS
 from training.align.labelled import labelled_transcripts, transcript_reads
-from training.decode.arpa import UNKNOWN, RestrictedArpa, restrict_arpa
 from training.decode.lexicon import Lexicon
-from training.decode.smoothing import kneser_ney_arpa, witten_bell_arpa
+from training.decode.ngrams import (
+    UNKNOWN,
+    RestrictedArpa,
+    kneser_ney_arpa,
+    restrict_arpa,
+    witten_bell_arpa,
+)
 from training.settings.decoding import EvaluationConfig
 
 MAX_BYTES = 64 * 2**20

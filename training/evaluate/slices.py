@@ -121,6 +121,19 @@ class DecodingPlace:
         return [kept[key] for key in wanted]
 
 
+@dataclass(frozen=True, slots=True)
+class DecodingTask:
+    """DecodingTask is a task of a decoding step: its name, and what it shares with all others."""
+
+    name: str
+    place: DecodingPlace
+
+    @property
+    def context(self) -> StepContext:
+        """The step's context."""
+        return self.place.context
+
+
 _GraphKey = tuple[str, Output, GrammarWeights]
 
 

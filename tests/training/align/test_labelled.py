@@ -29,8 +29,8 @@ from training.align.labelled import (
     similar_words,
     transcript_reads,
 )
-from training.decode.arpa import read_arpa
 from training.decode.lexicon import Lexicon, parse_lexicon
+from training.decode.ngrams import read_arpa
 from training.decode.senones import SenoneTree
 from training.distributed.simulated_group import simulate_ranks
 from training.evaluate.language_model import EstimatedModel, LanguageModelFiles

@@ -15,7 +15,7 @@ from pipeline.runs.manifest import Manifest, sha256
 from pipeline.runs.names import ALIGNMENT_STEP
 from pipeline.shards import Alignment, PartitionRow, write_partition
 from training.decode.lexicon import parse_lexicon
-from training.decode.smoothing import kneser_ney_arpa, witten_bell_arpa
+from training.decode.ngrams import kneser_ney_arpa, witten_bell_arpa
 from training.evaluate.language_model import MAX_BYTES, GivenModel, LanguageModelFiles
 from training.settings.decoding import EvaluationConfig
 

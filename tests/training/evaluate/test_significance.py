@@ -9,13 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from training.evaluate.significance import (
-    Estimate,
-    SpeakerCounts,
-    compare,
-    permutation_p_value,
-    resample,
-)
+from training.evaluate.scores import Estimate, SpeakerCounts, compare, permutation_p_value, resample
 from training.evaluate.word_errors import UtteranceErrors, WordErrors, werr
 
 differences = st.lists(st.integers(-30, 30), max_size=9).map(lambda some: np.array(some, np.int64))

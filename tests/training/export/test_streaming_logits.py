@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from pipeline.normalization import CausalMean, Moments
 from pipeline.splicing import splice
-from training.export.onnx_graph import in_int8, require_exportable, streaming_graph
+from training.export.export_model import in_int8, require_exportable, streaming_graph
 from training.export.recognizer import AcousticStream, StreamingModel
 from training.models.lstm import LstmModel
 from training.settings.models import ConformerConfig, LstmConfig
