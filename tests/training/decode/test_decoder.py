@@ -29,7 +29,7 @@ from training.decode.ngrams import witten_bell_arpa
 from training.decode.senones import PhoneAlignment, expand_to_frames, senone_alignment
 
 TREE, LEXICON = toy_tree(), toy_lexicon()
-WORDS = ["a", "bee", "cab", "cabs", "see", "sake"]
+WORDS = ["a", "bee", "cab", "cabs", "sake", "see"]
 SENTENCES = [["see", "a", "cab"], ["a", "bee"], ["cabs"], ["sake", "a"]]
 WIDE = DecoderConfig(beam=1000.0)
 
