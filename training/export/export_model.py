@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+from jaxtyping import Float32
 from onnx import TensorProto, helper, numpy_helper
 from onnxruntime.quantization import quantize_dynamic
 from torch import Tensor
@@ -39,7 +40,7 @@ from pipeline.splicing import NUM_INPUTS, STACK
 from pipeline.steps.features import MIN_FRAMES, ExtractionConfig, audio_objects
 from training.align.labelled import read_lexicon
 from training.align.network_alignment import read_tree
-from training.decode.graph import DecodingGraph, GrammarWeights, decoding_graph
+from training.decode.graph import GrammarWeights, decoding_graph
 from training.decode.lexicon import SILENCE_ID
 from training.evaluate.language_model import LanguageModelFiles
 from training.evaluate.tuning import recipe_settings, tuned_settings
@@ -61,7 +62,6 @@ from training.export.recognizer import (
 )
 from training.models.lstm import LstmModel
 from training.models.store import load_model
-from training.settings.decoding import DecodingSettings
 from training.settings.models import LstmConfig, ModelConfig
 from training.settings.recipe import Recipe
 
@@ -305,32 +305,19 @@ def export_model(
         log_priors=tuple(trained.log_priors.tolist()),
     )
     data = in_int8(network) if precision == "int8" else network.SerializeToString()
-    graph = _graph(store, run_uri, corpus_uri, recipe, name, settings)
-    return ExportedModel(data, graph, exported)
-
-
-def _graph(
-    store: ObjectStore,
-    run_uri: str,
-    corpus_uri: str,
-    recipe: Recipe,
-    name: str,
-    settings: DecodingSettings,
-) -> DecodingGraph:
     lexicon = read_lexicon(store, run_uri, corpus_uri, [ALIGNMENT_STEP, model_step(name)]).parse()
     files = LanguageModelFiles.read(store, corpus_uri, recipe.evaluation)
     arpa = files.model(store, run_uri, lexicon, recipe.evaluation).arpa(settings.ngram_order)
     weights = GrammarWeights(settings.language_model_scale, settings.insertion_penalty)
-    return decoding_graph(lexicon, read_tree(store, run_uri), arpa, weights)
+    return ExportedModel(data, decoding_graph(lexicon, tree, arpa, weights), exported)
 
 
 @dataclass(frozen=True, slots=True)
 class Hypothesis:
-    """Hypothesis: the words of an utterance; None where its audio was refused, with the reason."""
+    """Hypothesis: the words of an utterance; None where its audio was refused."""
 
     utterance: Utterance
     words: tuple[str, ...] | None
-    refusal: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -373,54 +360,36 @@ def transcribe_heldout(
 
     So the causal mean is that of the features which the evaluation decodes.
     """
-    heard = _Heldout(exported, StreamingModel(exported.network), features, piece_s)
+    model, step = StreamingModel(exported.network), round(piece_s * SAMPLE_RATE_HZ)
     for output in read_manifest(store, run_uri, selection_step(HELDOUT)).outputs:
         lines = read_output(store, run_uri, output).decode().splitlines()
         utterances = [parse_utterance(line) for line in lines]
         settings = features.gets_in_flight, features.conversion
         audio = audio_objects(store, corpus_uri, utterances, *settings)
-        yield from heard.transcribe(utterances, audio.read_decided())
-
-
-@dataclass(frozen=True, slots=True)
-class _Heldout:
-    """_Heldout holds what all utterances of the subset share."""
-
-    exported: ExportedModel
-    model: StreamingModel
-    features: ExtractionConfig
-    piece_s: float
-
-    def transcribe(
-        self, utterances: Sequence[Utterance], audio: Iterator[Fetched | StoreError | AudioError]
-    ) -> Iterator[Hypothesis]:
-        """Yield the words of a selection file's utterances."""
-        speaker, states = "", defaultdict[str | None, StreamState](self.model.start)
-        for utterance, found in zip(utterances, audio, strict=True):
+        speaker, states = "", defaultdict[str | None, StreamState](model.start)
+        for utterance, fetched in zip(utterances, audio.read_decided(), strict=True):
             if utterance.speaker_id != speaker:
-                speaker, states = utterance.speaker_id, defaultdict(self.model.start)
-            if isinstance(found, StoreError | AudioError):
-                yield Hypothesis(utterance, None, str(found))
+                speaker, states = utterance.speaker_id, defaultdict(model.start)
+            samples = _samples(utterance, fetched, features)
+            if samples is None:
+                yield Hypothesis(utterance, None)
                 continue
-            try:
-                words, states[utterance.stream] = self._hear(
-                    utterance, found.data, states[utterance.stream]
-                )
-            except AudioError as error:
-                yield Hypothesis(utterance, None, str(error))
-            else:
-                yield Hypothesis(utterance, words)
+            recognizer = Recognizer(exported, model, state=states[utterance.stream])
+            for first in range(0, len(samples), step):
+                recognizer.accept(samples[first : first + step])
+            yield Hypothesis(utterance, recognizer.finish().words)
+            states[utterance.stream] = recognizer.state
 
-    def _hear(
-        self, utterance: Utterance, data: bytes, state: StreamState
-    ) -> tuple[tuple[str, ...], StreamState]:
-        about = utterance.utterance_id, utterance.duration_s
-        decoded = decode_utterance(data, *about, self.features.engine, self.features.conversion)
-        samples = decoded.samples
-        if num_frames(len(samples)) < MIN_FRAMES:
-            raise AudioError("too_short", f"{num_frames(len(samples))} frames: need {MIN_FRAMES}")
-        recognizer = Recognizer(self.exported, self.model, state=state)
-        step = round(self.piece_s * SAMPLE_RATE_HZ)
-        for first in range(0, len(samples), step):
-            recognizer.accept(samples[first : first + step])
-        return recognizer.finish().words, recognizer.state
+
+def _samples(
+    utterance: Utterance, fetched: Fetched | StoreError | AudioError, features: ExtractionConfig
+) -> Float32[np.ndarray, " samples"] | None:
+    """Decode an utterance as extraction does; None for audio that extraction refuses."""
+    if not isinstance(fetched, Fetched):
+        return None
+    about = utterance.utterance_id, utterance.duration_s
+    try:
+        decoded = decode_utterance(fetched.data, *about, features.engine, features.conversion)
+    except AudioError:
+        return None
+    return decoded.samples if num_frames(len(decoded.samples)) >= MIN_FRAMES else None

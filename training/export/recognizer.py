@@ -4,7 +4,7 @@ onnxruntime advances the state of streams from call to call. Features are extrac
 logits the batch's to 1e-4, wherever the stream is cut.
 """
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 
 import numpy as np
 import onnxruntime
@@ -45,18 +45,6 @@ class StreamState:
     hidden: Float32[np.ndarray, "layers streams units"]
     cell: Float32[np.ndarray, "layers streams units"]
 
-    @classmethod
-    def start(cls, num_streams: int, num_layers: int, num_units: int) -> "StreamState":
-        """Return the state before any frame."""
-        recurrent = np.zeros((num_layers, num_streams, num_units), np.float32)
-        return cls(
-            np.zeros(num_streams, np.int64),
-            np.zeros((num_streams, NUM_BINS)),
-            np.zeros((num_streams, NUM_INPUTS), np.float32),
-            recurrent,
-            recurrent,
-        )
-
     def next_utterance(self, unheard: Float32[np.ndarray, "frames bins"]) -> "StreamState":
         """Return the state before the next utterance of one stream, whose causal mean remains.
 
@@ -69,50 +57,41 @@ class StreamState:
         return StreamState(self.count + len(unheard), total, *blank)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Advanced:
-    """Advanced: the logits of some frames, `delay` rows late, and the state after them."""
-
-    logits: Float32[np.ndarray, "streams rows senones"]
-    state: StreamState
-
-
-@dataclass(frozen=True, slots=True)
 class StreamingModel:
     """StreamingModel runs an exported graph by onnxruntime, on one core."""
 
-    graph: bytes
-    session: onnxruntime.InferenceSession = field(init=False)
-
-    def __post_init__(self) -> None:
+    def __init__(self, graph: bytes) -> None:
         options = onnxruntime.SessionOptions()
         # A stream is far below a core; more threads would only wait for each other.
         options.intra_op_num_threads = options.inter_op_num_threads = 1
-        session = onnxruntime.InferenceSession(
-            self.graph, options, providers=["CPUExecutionProvider"]
+        self.session = onnxruntime.InferenceSession(
+            graph, options, providers=["CPUExecutionProvider"]
         )
-        object.__setattr__(self, "session", session)
-
-    @property
-    def num_senones(self) -> int:
-        """Return the number of columns of the logits."""
-        return int(self.session.get_outputs()[0].shape[-1])
+        self.num_senones = int(self.session.get_outputs()[0].shape[-1])
 
     def start(self, num_streams: int = 1) -> StreamState:
         """Return the state of so many streams before any frame."""
         (hidden,) = (each for each in self.session.get_inputs() if each.name == HIDDEN)
         num_layers, _, num_units = hidden.shape
-        return StreamState.start(num_streams, num_layers, num_units)
+        recurrent = np.zeros((num_layers, num_streams, num_units), np.float32)
+        return StreamState(
+            np.zeros(num_streams, np.int64),
+            np.zeros((num_streams, NUM_BINS)),
+            np.zeros((num_streams, NUM_INPUTS), np.float32),
+            recurrent,
+            recurrent,
+        )
 
     def advance(
         self,
         energies: Float32[np.ndarray, "streams frames bins"],
         state: StreamState,
         num_repeats: int = 0,
-    ) -> Advanced:
+    ) -> tuple[Float32[np.ndarray, "streams rows senones"], StreamState]:
         """Hear frames of all streams, a multiple of 3, and the last row `num_repeats` more times.
 
-        ValueError if that is no row.
+        Return the logits, `delay` rows late, and the state after them. ValueError if that is no
+        row.
         """
         num_frames = energies.shape[1]
         if num_frames % STACK or num_frames + num_repeats == 0:
@@ -125,7 +104,7 @@ class StreamingModel:
         names = [LOGITS, *(next_name(each.name) for each in fields(state))]
         logits, count, *others = self.session.run(names, inputs)
         # onnxruntime's integers are C's long long, which NumPy takes for another type than int64.
-        return Advanced(logits, StreamState(count.view(np.int64), *others))
+        return logits, StreamState(count.view(np.int64), *others)
 
 
 ROW_S = STACK * FRAME_SHIFT_MS / 1000
@@ -187,11 +166,12 @@ class AcousticStream:
     ) -> Float32[np.ndarray, "rows senones"]:
         if len(energies) + num_repeats == 0:
             return np.zeros((0, self._model.num_senones), np.float32)
-        advanced = self._model.advance(energies[np.newaxis], self.state, num_repeats)
-        self.state = advanced.state
+        (all_logits,), self.state = self._model.advance(
+            energies[np.newaxis], self.state, num_repeats
+        )
         # The first outputs speak of no row.
-        logits = advanced.logits[0, self._num_early :]
-        self._num_early -= len(advanced.logits[0]) - len(logits)
+        logits: Float32[np.ndarray, "rows senones"] = all_logits[self._num_early :]
+        self._num_early -= len(all_logits) - len(logits)
         return logits
 
 
