@@ -324,25 +324,20 @@ def counts_by_placement(utterances: Iterable[UtteranceErrors]) -> dict[str, Spea
 
 def _compared(counts: SpeakerCounts) -> dict[str, Any]:
     drawn = resample(counts)
+    pairs = [(BASELINE, name) for name in drawn.errors if name != BASELINE]
+    after = sequence_trained(BASELINE), sequence_trained(STUDENT)
+    if drawn.errors.keys() >= set(after):
+        pairs.append(after)
     return {
         "num_speakers": len(counts.speakers),
         "reference_words": int(counts.words.sum()),
         "wer": {name: drawn.word_error_rate(name).to_json() for name in counts.errors},
         "comparisons": [
             {"baseline": baseline, "system": system, **compare(drawn, baseline, system).to_json()}
-            for baseline, system in _pairs(drawn)
+            for baseline, system in pairs
+            if drawn.errors[baseline][0]  # else nothing can be reduced
         ],
     }
-
-
-def _pairs(drawn: Resamples) -> list[tuple[str, str]]:
-    """Pair each model with the baseline, and the student after sMBR with the baseline after it."""
-    pairs = [(BASELINE, name) for name in drawn.errors if name != BASELINE]
-    trained_on = sequence_trained(BASELINE), sequence_trained(STUDENT)
-    if drawn.errors.keys() >= set(trained_on):
-        pairs.append(trained_on)
-    # Nothing is reduced where a baseline has no errors.
-    return [pair for pair in pairs if drawn.errors[pair[0]][0]]
 
 
 def model_scores(models: Mapping[str, ModelScores]) -> dict[str, Any]:

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from pipeline.runs.manifest import Manifest, read_manifest
-from pipeline.runs.names import evaluated_models
 from tests.small_corpus import serially
 from tests.training.evaluate.oracle_run import (
     CONFIG,
@@ -28,7 +27,7 @@ from training.decode.decoder import BestPath
 from training.evaluate import heldout, slices
 from training.evaluate.heldout import evaluate
 from training.evaluate.slices import ModelsToDecode
-from training.evaluate.word_errors import read_errors
+from training.evaluate.word_errors import read_errors, word_errors
 
 SCLITE = Path(shutil.which("sclite") or "/usr/lib/sctk/bin/sclite")
 T = TypeVar("T")
@@ -52,17 +51,6 @@ def trn(data: bytes) -> dict[str, list[str]]:
     return {line[2]: line[1].split() for line in lines}
 
 
-def levenshtein(reference: list[str], hypothesis: list[str]) -> int:
-    """Count the fewest errors by the textbook's recursion, row by row."""
-    row = list(range(len(hypothesis) + 1))
-    for number, word in enumerate(reference, start=1):
-        previous, row[0] = row[0], number
-        for column, other in enumerate(hypothesis, start=1):
-            best = min(previous + (word != other), row[column] + 1, row[column - 1] + 1)
-            previous, row[column] = row[column], best
-    return row[-1]
-
-
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OracleRun]:
     """Return an evaluated run, which tests only read."""
@@ -73,7 +61,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OracleRun]:
 
 
 def test_every_word_is_scored_as_the_files_say(run: OracleRun) -> None:
-    """Rates are those of the trn files under another scorer; no utterance and no word is lost."""
+    """Rates are those of the trn files; no utterance and no word is lost."""
     manifest = read_manifest(run.store, run.run_uri, "evaluation")
     scores, files = scores_of(run), files_of(run)
     rows = {f"s%5F{r.speaker_id[2:]}-{r.utterance_id}": r for r in heldout_rows()}
@@ -87,7 +75,7 @@ def test_every_word_is_scored_as_the_files_say(run: OracleRun) -> None:
             assert words == (references[name] if heard else []), (model, name)
         for placement in ("DP1", "DP2"):
             some = [name for name, each in rows.items() if each.placement == placement]
-            errors = sum(levenshtein(references[name], found[name]) for name in some)
+            errors = sum(word_errors(references[name], found[name]).errors for name in some)
             counts = scores["word_errors"][model][placement]
             assert errors == sum(counts[k] for k in ("substitutions", "insertions", "deletions"))
             assert counts["reference_words"] == sum(len(references[name]) for name in some)
@@ -288,12 +276,6 @@ def test_nothing_to_score_is_refused(
     run = write_oracle_run(tmp_path, monkeypatch, rows)
     with pytest.raises(ValueError, match=message):
         run_evaluation(run)
-
-
-def test_models_after_sequence_training_are_named_in_one_place() -> None:
-    """The names follow the recipe's, in the order of training."""
-    assert evaluated_models([]) == tuple(MODELS)
-    assert evaluated_models(["student", "baseline"]) == (*MODELS, "baseline_smbr", "student_smbr")
 
 
 def test_a_finished_evaluation_is_left_as_it_is(run: OracleRun) -> None:
