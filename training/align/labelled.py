@@ -266,14 +266,15 @@ class UnknownWords:
 
     def _named(self, lexicon: Lexicon, subset: str) -> str:
         """Name the most frequent words, ten at most, and how the lexicon may spell them."""
-        named = [word for word, _ in sorted(self.counts.items(), key=lambda each: (-each[1], each))]
-        similar = similar_words(named[:MAX_NAMED], lexicon)
+        ordered = sorted(self.counts, key=lambda word: (-self.counts[word], word))
+        named, num = ordered[:MAX_NAMED], len(ordered)
+        similar = similar_words(named, lexicon)
         shown = [
             f"{word!r} (it has {similar[word]!r})" if word in similar else repr(word)
-            for word in named[:MAX_NAMED]
+            for word in named
         ]
-        more = ", ..." if len(named) > MAX_NAMED else ""
-        words = "1 word" if len(named) == 1 else f"{len(named)} words"
+        more = ", ..." if num > MAX_NAMED else ""
+        words = "1 word" if num == 1 else f"{num} words"
         return (
             f"lexicon.txt lacks {words}, in {self.num_concerned} of {self.num_utterances} {subset} "
             f"utterances: {', '.join(shown)}{more}"

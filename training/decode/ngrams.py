@@ -145,7 +145,7 @@ def _interpolated_arpa(vocabulary: Collection[str], orders: Iterable[_Order]) ->
 
     Below unigrams P is uniform. gamma(h), the mass that unseen words have, is h's back-off weight.
     """
-    unigrams = {(word,): 0 for word in (*sorted(set(vocabulary)), END)}
+    unigrams: dict[Ngram, int] = {(word,): 0 for word in (*sorted(set(vocabulary)), END)}
     shorter: dict[Ngram, float] = {(): 1 / len(unigrams)}
     probabilities: list[dict[Ngram, float]] = []
     backoff_weights: dict[Ngram, float] = {}

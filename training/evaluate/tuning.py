@@ -4,6 +4,7 @@ Tasks score the speakers once with each model, and decode the scores at any sett
 cluster import this module, so it imports nothing that only a driver has.
 """
 
+import itertools
 import json
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -115,6 +116,8 @@ def _batches(pieces: Iterator[Piece]) -> Iterator[list[Piece]]:
 
 
 T = TypeVar("T", ScoringTask, TrialTask)
+Count = Callable[[Mapping[str, Sequence[DecodingSettings]]], Mapping[str, Sequence[WordErrors]]]
+"""Count the word errors of each model at each of some settings; all models together."""
 
 
 def tune(
@@ -149,8 +152,8 @@ def tune(
         arpas = store_arpas(scratch, language_model, orders)
         decoder = DecoderConfig(config.beam, config.max_active)
         place = DecodingPlace(scratch, corpus_uri, decoder, arpas, models.forms, models.device)
-        trials = Trials(place, ScratchTasks(step.context, models.distribute), models.names)
-        found = search(start, grid, models.names, trials.count)
+        count = trials(place, ScratchTasks(step.context, models.distribute), models.names)
+        found = search(start, grid, models.names, count)
         tally = read_manifest(store, run_uri, features).tally_out
         curves = {name: [point.to_json() for point in curve] for name, curve in found.items()}
         data = json.dumps(curves, indent=1, sort_keys=True).encode()
@@ -185,51 +188,49 @@ def tuned_settings(
     return {name: DecodingSettings.of(each) for name, each in chosen.items()}
 
 
-class Trials:
-    """Trials counts the development speakers' word errors at settings, for all models at once."""
+def trials(place: DecodingPlace, scratch: ScratchTasks, models: Iterable[str]) -> Count:
+    """Return what counts the development speakers' word errors at settings, for all models at once.
 
-    def __init__(self, place: DecodingPlace, scratch: ScratchTasks, models: Iterable[str]) -> None:
-        """Compute the log-likelihoods of each model, where an earlier call has not."""
-        self._place, self._scratch = place, scratch
-        context = place.context
-        parts = slices(read_manifest(context.store, context.run_uri, features_step(DEV)))
-        tasks = [
-            ScoringTask(f"{name}-scores-{part.name}", place, part, name)
-            for name in models
-            for part in parts
-        ]
-        self._parts = parts
-        self._scores = self._run(tasks, score_slice, "score the development speakers")
-        self._num_stages = 0
+    The log-likelihoods of each model are computed now, where an earlier run has not.
+    """
+    context = place.context
+    parts = slices(read_manifest(context.store, context.run_uri, features_step(DEV)))
 
-    def count(self, asked: Mapping[str, Sequence[DecodingSettings]]) -> dict[str, list[WordErrors]]:
-        """Return the word errors of each model at each of the settings that are asked of it."""
-        # After a kill the same search asks the same again, so a number names what was tried.
-        self._num_stages += 1
+    def run(tasks: Sequence[T], function: Callable[[T], Commit], said: str) -> dict[str, Commit]:
+        return {each.task: each for each in scratch.run(tasks, function, said)}
+
+    scoring = [
+        ScoringTask(f"{name}-scores-{part.name}", place, part, name)
+        for name in models
+        for part in parts
+    ]
+    scores = run(scoring, score_slice, "score the development speakers")
+    # After a kill the same search asks the same again, so a stage's number names what was tried.
+    stages = itertools.count(1)
+
+    def count(asked: Mapping[str, Sequence[DecodingSettings]]) -> dict[str, list[WordErrors]]:
+        stage = next(stages)
         tasks = [
             TrialTask(
-                f"{name}-trial-{self._num_stages}-{part.name}",
-                self._place,
-                self._scores[f"{name}-scores-{part.name}"].outputs,
+                f"{name}-trial-{stage}-{part.name}",
+                place,
+                scores[f"{name}-scores-{part.name}"].outputs,
                 tuple(settings),
             )
             for name, settings in asked.items()
-            for part in self._parts
+            for part in parts
         ]
-        commits = self._run(tasks, try_settings, f"decode at stage {self._num_stages} of tuning")
+        commits = run(tasks, try_settings, f"decode at stage {stage} of tuning")
         found: dict[str, list[WordErrors]] = {}
         for name, settings in asked.items():
             found[name] = [WordErrors()] * len(settings)
-            for part in self._parts:
-                commit = commits[f"{name}-trial-{self._num_stages}-{part.name}"]
+            for part in parts:
+                commit = commits[f"{name}-trial-{stage}-{part.name}"]
                 counted = [WordErrors(**each) for each in commit.statistics["errors"]]
                 found[name] = [a + b for a, b in zip(found[name], counted, strict=True)]
         return found
 
-    def _run(
-        self, tasks: Sequence[T], function: Callable[[T], Commit], description: str
-    ) -> dict[str, Commit]:
-        return {each.task: each for each in self._scratch.run(tasks, function, description)}
+    return count
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,10 +245,6 @@ class CurvePoint:
         """Return plain values."""
         counts = {**asdict(self.errors), "wer": self.errors.word_error_rate}
         return {"varied": self.varied, "settings": asdict(self.settings), "word_errors": counts}
-
-
-Count = Callable[[Mapping[str, Sequence[DecodingSettings]]], Mapping[str, Sequence[WordErrors]]]
-"""Count the word errors of each model at each of some settings; all models together."""
 
 
 def search(

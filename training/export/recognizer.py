@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 import onnxruntime
 from jaxtyping import Float32, Float64, Int64
+from scipy.special import log_softmax
 
 from pipeline.filterbank import (
     FRAME_SHIFT_MS,
@@ -230,7 +231,7 @@ class Recognizer:
         return self._transcript(self._search.best(ends_sentence=True), is_final=True)
 
     def _advance(self, logits: Float32[np.ndarray, "rows senones"]) -> None:
-        scores = log_softmax(logits) - self._log_priors
+        scores = log_softmax(logits, axis=1) - self._log_priors
         self._search.advance(np.float32(self._settings.acoustic_scale) * scores)
         self._next_row += len(logits)
 
@@ -243,14 +244,3 @@ class Recognizer:
     def _transcript(self, path: BestPath | None, is_final: bool) -> Transcript:
         words = path.words if path else ()
         return Transcript(words, is_final, ROW_S * self._first_row, ROW_S * self._next_row)
-
-
-def log_softmax(
-    logits: Float32[np.ndarray, "rows senones"],
-) -> Float32[np.ndarray, "rows senones"]:
-    """Return log posteriors."""
-    if not len(logits):
-        return logits
-    relative = logits - logits.max(axis=1, keepdims=True)
-    sums = np.exp(relative).sum(axis=1, keepdims=True)
-    return np.asarray(relative - np.log(sums), dtype=np.float32)

@@ -3,16 +3,15 @@
 import re
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 import pytest
 
 from pipeline.runs.manifest import Manifest, read_manifest
-from tests.small_corpus import serially
+from tests.small_corpus import killed_at, serially
 from tests.training.evaluate.oracle_run import (
     CONFIG,
     LISTENS_FROM,
@@ -30,8 +29,6 @@ from training.evaluate.slices import ModelsToDecode
 from training.evaluate.word_errors import read_errors, word_errors
 
 SCLITE = Path(shutil.which("sclite") or "/usr/lib/sctk/bin/sclite")
-T = TypeVar("T")
-R = TypeVar("R")
 
 
 def run_evaluation(run: OracleRun, distribute=serially) -> Manifest:
@@ -156,22 +153,6 @@ def test_frames_are_held_against_the_teachers_alignment(run: OracleRun) -> None:
         assert rates[0] < 60
 
 
-def fails_after(number: int) -> Callable[..., list[R]]:
-    """Return a cluster that dies after so many tasks."""
-    left = iter(range(number))
-
-    def distribute(elements: Sequence[T], function: Callable[[T], R], description: str) -> list[R]:
-        del description
-        results = []
-        for element in elements:
-            if next(left, None) is None:
-                raise KeyboardInterrupt
-            results.append(function(element))
-        return results
-
-    return distribute
-
-
 def test_a_killed_evaluation_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whenever it was killed, the manifest is the undisturbed one, and no task ran twice."""
     monkeypatch.setattr(slices, "SLICE_MS", 4000)
@@ -182,7 +163,7 @@ def test_a_killed_evaluation_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyP
     for number in (3, num_tasks - 1):
         run = write_oracle_run(tmp_path / f"killed-{number}", monkeypatch, heldout_rows())
         with pytest.raises(KeyboardInterrupt):
-            run_evaluation(run, fails_after(number))
+            run_evaluation(run, killed_at(number + 1))
         assert run_evaluation(run).to_bytes() == expected.to_bytes()
         assert run.heard == undisturbed.heard
 
@@ -276,10 +257,3 @@ def test_nothing_to_score_is_refused(
     run = write_oracle_run(tmp_path, monkeypatch, rows)
     with pytest.raises(ValueError, match=message):
         run_evaluation(run)
-
-
-def test_a_finished_evaluation_is_left_as_it_is(run: OracleRun) -> None:
-    """A second call reads the manifest, and starts no task."""
-    assert run_evaluation(run, fails_after(0)) == read_manifest(
-        run.store, run.run_uri, "evaluation"
-    )

@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from infra.settings import plain
 from infra.store.object_store import ObjectStore, PrefixError
 from pipeline.records import Tally
 from pipeline.runs.engine import StepRun, StepSpec, run_step
@@ -58,16 +57,6 @@ def test_transcripts_are_smoothed_as_the_recipe_says(run: Path) -> None:
     assert arpa_of(run, PLAIN) == witten_bell_arpa(SENTENCES, "abc", 2)
     kneser_ney = replace(PLAIN, smoothing="kneser_ney")
     assert arpa_of(run, kneser_ney, 3) == kneser_ney_arpa(SENTENCES, "abc", 3)
-
-
-def test_default_settings_leave_the_digest_as_it_was() -> None:
-    """Recipes without the newer settings have the digest of four settings, as before."""
-    assert list(plain(PLAIN)) == ["ngram_order", "acoustic_scale", "beam", "max_active"]
-    named = plain(replace(PLAIN, smoothing="kneser_ney", arpa="mine.arpa"))
-    assert {name: named[name] for name in ("smoothing", "arpa")} == {
-        "smoothing": "kneser_ney",
-        "arpa": "mine.arpa",
-    }
 
 
 @pytest.mark.parametrize("smoothing", ["witten_bell", "kneser_ney"])
