@@ -22,7 +22,7 @@ from pipeline.runs.manifest import Manifest, Output, read_manifest, read_output
 from pipeline.runs.names import ALIGNMENT_STEP, DEV, TUNING_STEP, features_step, model_step
 from training.align.labelled import read_lexicon
 from training.decode.decoder import DecoderConfig, decode
-from training.evaluate.language_model import GivenModel, LanguageModelFiles, store_arpas
+from training.evaluate.language_model import LanguageModelFiles, store_arpas
 from training.evaluate.slices import (
     DecodingPlace,
     DecodingTask,
@@ -145,8 +145,8 @@ def tune(
         count_unknown_words(store, run_uri, features, words.pronunciations.keys())
         language_model = files.model(store, run_uri, words, config)
         start, grid = recipe_settings(config), tuning.grid()
-        if isinstance(language_model, GivenModel):
-            del grid["ngram_order"]  # it has its own
+        if language_model.has_own_order:
+            del grid["ngram_order"]
         scratch = step.context.scratch
         orders = {start.ngram_order, *map(int, grid.get("ngram_order", ()))}
         arpas = store_arpas(scratch, language_model, orders)

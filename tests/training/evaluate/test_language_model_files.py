@@ -15,7 +15,7 @@ from pipeline.runs.names import ALIGNMENT_STEP
 from pipeline.shards import Alignment, PartitionRow, write_partition
 from training.decode.lexicon import parse_lexicon
 from training.decode.ngrams import kneser_ney_arpa, witten_bell_arpa
-from training.evaluate.language_model import MAX_BYTES, GivenModel, LanguageModelFiles
+from training.evaluate.language_model import MAX_BYTES, LanguageModelFiles
 from training.settings.decoding import EvaluationConfig
 
 LEXICON = parse_lexicon("a AX\nb B\nc S\n")
@@ -86,7 +86,7 @@ def test_a_given_model_is_used_as_it_is(run: Path) -> None:
     (run / "mine.arpa").write_text(given)
     config = replace(PLAIN, arpa=str(run / "mine.arpa"))
     model = files_of(run, config).model(ObjectStore((str(run),)), str(run), LEXICON, config)
-    assert isinstance(model, GivenModel)
+    assert model.has_own_order
     assert model.arpa(1) == model.arpa(2)
     assert model.statistics["num_dropped_words"] == 1
     assert model.statistics["num_missing_words"] == 1  # c
