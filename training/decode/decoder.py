@@ -53,6 +53,54 @@ class BestPath:
     senones: Int64[np.ndarray, " frames"]
 
 
+class StreamingSearch:
+    """StreamingSearch finds best paths while log-likelihoods arrive, divided by priors and scaled.
+
+    Each frame is searched once; pieces of any lengths give the paths of the whole.
+    """
+
+    def __init__(self, graph: DecodingGraph, config: DecoderConfig) -> None:
+        self._graph = graph
+        # Token passing as Kaldi's FasterDecoder: beam pruning, and histogram pruning by max_active.
+        self._options = kaldi_decoder.FasterDecoderOptions(
+            beam=config.beam, max_active=config.max_active
+        )
+        self.restart()
+
+    def restart(self) -> None:
+        """Begin a new utterance."""
+        self._search = kaldi_decoder.FasterDecoder(self._graph.fst, self._options)
+        self._search.init_decoding()
+
+    def advance(self, log_likelihoods: Float32[np.ndarray, "frames senones"]) -> None:
+        """Search the next frames; ValueError for scores that are not the graph's, or not finite."""
+        num_columns = log_likelihoods.shape[1]
+        if num_columns != self._graph.num_senones:
+            raise ValueError(f"{num_columns} senones: need {self._graph.num_senones}, the graph's")
+        if not np.isfinite(log_likelihoods).all():
+            raise ValueError("log-likelihoods are not finite: check the acoustic model's output")
+        if len(log_likelihoods):
+            offset = self._search.num_frames_decoded()
+            self._search.advance_decoding(kaldi_decoder.DecodableCtc(log_likelihoods, offset))
+
+    @property
+    def has_complete_path(self) -> bool:
+        """Say whether a path so far ends a sentence."""
+        return bool(self._search.reached_final())
+
+    def best(self, ends_sentence: bool) -> BestPath | None:
+        """Return the best path so far; if it `ends_sentence`, one that does so, where there is."""
+        if not self._search.num_frames_decoded():
+            return None
+        found, path = self._search.get_best_path(ends_sentence)
+        if not found:
+            return None
+        _, labels, word_ids, _ = kaldifst.get_linear_symbol_sequence(path)
+        words = tuple(self._graph.words[word_id] for word_id in word_ids)
+        # Label 0 is epsilon, so senone s has the input label s + 1.
+        return BestPath(words, np.asarray(labels, dtype=np.int64) - 1)
+
+
 def best_path(
     graph: DecodingGraph,
     log_likelihoods: Float32[np.ndarray, "frames senones"],
@@ -62,39 +110,9 @@ def best_path(
 
     If no path ends a sentence on the last frame, the best unfinished one is taken.
     """
-    _require_scores(graph, log_likelihoods)
-    search = _search(graph, config.beam, config.max_active)
-    search.decode(kaldi_decoder.DecodableCtc(log_likelihoods))
-    return _traced(graph, search, ends_sentence=True)
-
-
-class StreamingSearch:
-    """StreamingSearch finds best paths while log-likelihoods arrive, those that `best_path` finds.
-
-    Each frame is searched once, whatever the pieces.
-    """
-
-    def __init__(self, graph: DecodingGraph, config: DecoderConfig) -> None:
-        self._graph, self._config = graph, config
-        self.restart()
-
-    def restart(self) -> None:
-        """Begin a new utterance."""
-        self._search = _search(self._graph, self._config.beam, self._config.max_active)
-        self._search.init_decoding()
-
-    def advance(self, log_likelihoods: Float32[np.ndarray, "frames senones"]) -> None:
-        """Search the next frames; ValueError for scores that are not the graph's."""
-        _require_scores(self._graph, log_likelihoods)
-        if len(log_likelihoods):
-            offset = self._search.num_frames_decoded()
-            self._search.advance_decoding(kaldi_decoder.DecodableCtc(log_likelihoods, offset))
-
-    def best(self, ends_sentence: bool) -> BestPath | None:
-        """Return the best path so far; if it `ends_sentence`, one that does so, where there is."""
-        if not self._search.num_frames_decoded():
-            return None
-        return _traced(self._graph, self._search, ends_sentence)
+    search = StreamingSearch(graph, config)
+    search.advance(log_likelihoods)
+    return search.best(ends_sentence=True)
 
 
 def decode(
@@ -114,41 +132,12 @@ def align(
 
     Raises AlignmentError if the frames are too few for the graph's shortest word sequence.
     """
-    _require_scores(graph, log_likelihoods)
-    search = _search(graph, ALIGNMENT_BEAM, np.iinfo(np.int32).max)
-    search.decode(kaldi_decoder.DecodableCtc(log_likelihoods))
-    path = _traced(graph, search, ends_sentence=True) if search.reached_final() else None
+    search = StreamingSearch(graph, DecoderConfig(ALIGNMENT_BEAM, np.iinfo(np.int32).max))
+    search.advance(log_likelihoods)
+    path = search.best(ends_sentence=True) if search.has_complete_path else None
     if path is None:
         raise AlignmentError(f"{len(log_likelihoods)} frames: too few for the words to align")
     return path.senones
-
-
-def _search(graph: DecodingGraph, beam: float, max_active: int) -> kaldi_decoder.FasterDecoder:
-    # Token passing as Kaldi's FasterDecoder: beam pruning, and histogram pruning by max_active.
-    options = kaldi_decoder.FasterDecoderOptions(beam=beam, max_active=max_active)
-    return kaldi_decoder.FasterDecoder(graph.fst, options)
-
-
-def _traced(
-    graph: DecodingGraph, search: kaldi_decoder.FasterDecoder, ends_sentence: bool
-) -> BestPath | None:
-    found, path = search.get_best_path(ends_sentence)
-    if not found:
-        return None
-    _, labels, word_ids, _ = kaldifst.get_linear_symbol_sequence(path)
-    words = tuple(graph.words[word_id] for word_id in word_ids)
-    # Label 0 is epsilon, so senone s has the input label s + 1.
-    return BestPath(words, np.asarray(labels, dtype=np.int64) - 1)
-
-
-def _require_scores(
-    graph: DecodingGraph, log_likelihoods: Float32[np.ndarray, "frames senones"]
-) -> None:
-    num_columns = log_likelihoods.shape[1]
-    if num_columns != graph.num_senones:
-        raise ValueError(f"{num_columns} senones: need {graph.num_senones}, the graph's")
-    if not np.isfinite(log_likelihoods).all():
-        raise ValueError("log-likelihoods are not finite: check the acoustic model's output")
 
 
 T = TypeVar("T")
