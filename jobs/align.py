@@ -78,8 +78,7 @@ def run(job: Job) -> StepResults:
 def unreached_senones(bootstrapped: Manifest) -> str:
     """Say which bound kept the tree below `max_senones`; nothing if it has so many."""
     config = bootstrapped.config["senones"]
-    # Runs that an earlier version began have no bound.
-    bound = bootstrapped.statistic("senone_bound", str, "max_senones")
+    bound = bootstrapped.statistic("senone_bound", str)
     if bound == "max_senones":
         return ""
     num_senones = bootstrapped.statistic("num_senones", int)

@@ -18,18 +18,24 @@ SCORED_PIECE_S = 0.3
 
 def export(job: Job) -> Answer:
     """Write the archive; with --score, transcribe the held-out audio with what was written."""
-    path, name = Path(job.arguments.out), job.arguments.model
-    _require_place(path)
-    _require_model(job, name)
+    path, name, recipe = Path(job.arguments.out), job.arguments.model, job.recipe
+    if path.is_dir() or not path.parent.is_dir():
+        what = "is a folder" if path.is_dir() else f"{path.parent} is no folder"
+        raise ConfigurationError(f"--out {path}: {what}: name a file, such as student.zip")
+    names = evaluated_models(
+        recipe.sequence_training.models, recipe.num_teachers, recipe.targets.rounds
+    )
+    if name not in names:
+        raise ConfigurationError(f"--model {name}: need one of {', '.join(names)}")
     try:
         # Other commands need no ONNX.
         from training.export.archive import read_archive, write_archive  # noqa: PLC0415
-        from training.export.onnx_graph import export_model  # noqa: PLC0415
+        from training.export.export_model import export_model, score_heldout  # noqa: PLC0415
     except ImportError as error:
         raise ConfigurationError(str(error)) from error
     precision: Literal["int8", "float32"] = "int8" if job.arguments.int8 else "float32"
     place = job.store, job.run_uri, job.corpus_uri
-    exported = export_model(*place, job.recipe, name, precision)
+    exported = export_model(*place, recipe, name, precision)
     num_bytes = write_archive(path, exported)
     document: dict[str, Any] = {
         "step": "export",
@@ -42,48 +48,21 @@ def export(job: Job) -> Answer:
     }
     lines = [f"{path}: {name} in {precision}, {num_bytes:,} bytes"]
     if job.arguments.score:
-        document["score"] = score(job, read_archive(path))
-        lines.append(describe_score(document["score"]))
+        found = score_heldout(*place, recipe.features, read_archive(path), SCORED_PIECE_S)
+        errors = found.errors
+        document["score"] = {
+            "word_error_rate": errors.word_error_rate,
+            "errors": errors.errors,
+            "reference_words": errors.reference_words,
+            "utterances": found.num_utterances,
+            "refused": found.num_refused,
+        }
+        refused = f", {found.num_refused} refused as audio" if found.num_refused else ""
+        lines.append(
+            f"held-out WER {errors.word_error_rate:.2f} % ({errors.errors:,} errors in "
+            f"{errors.reference_words:,} words of {found.num_utterances:,} utterances{refused})"
+        )
     return Answer(True, "\n".join(lines), document)
-
-
-def score(job: Job, exported: Any) -> dict[str, Any]:  # noqa: ANN401 - its module needs ONNX
-    """Count the archive's word errors on the run's held-out audio."""
-    from training.export.heldout_score import score_heldout  # noqa: PLC0415 - as above
-
-    place = job.store, job.run_uri, job.corpus_uri
-    found = score_heldout(*place, job.recipe.features, exported, SCORED_PIECE_S)
-    return {
-        "word_error_rate": found.errors.word_error_rate,
-        "errors": found.errors.errors,
-        "reference_words": found.errors.reference_words,
-        "utterances": found.num_utterances,
-        "refused": found.num_refused,
-    }
-
-
-def describe_score(score: dict[str, Any]) -> str:
-    """Format the word error rate with what it counts."""
-    refused = f", {score['refused']} refused as audio" if score["refused"] else ""
-    return (
-        f"held-out WER {score['word_error_rate']:.2f} % ({score['errors']:,} errors in "
-        f"{score['reference_words']:,} words of {score['utterances']:,} utterances{refused})"
-    )
-
-
-def _require_place(path: Path) -> None:
-    if path.is_dir() or not path.parent.is_dir():
-        what = "is a folder" if path.is_dir() else f"{path.parent} is no folder"
-        raise ConfigurationError(f"--out {path}: {what}: name a file, such as student.zip")
-
-
-def _require_model(job: Job, name: str) -> None:
-    recipe = job.recipe
-    names = evaluated_models(
-        recipe.sequence_training.models, recipe.num_teachers, recipe.targets.rounds
-    )
-    if name not in names:
-        raise ConfigurationError(f"--model {name}: need one of {', '.join(names)}")
 
 
 def export_arguments() -> argparse.Namespace:

@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
 from threading import Event
@@ -39,25 +39,6 @@ _ANY_FORM = AudioConversion(RATES_HZ, "mean")
 Samples = Float32[np.ndarray, " samples"]
 
 
-@dataclass(slots=True)
-class Cost:
-    """Cost: the seconds that pieces took, from their last sample to their words."""
-
-    audio_s: float = 0.0
-    piece_s: list[float] = field(default_factory=list)
-
-    def document(self, look_ahead_s: float) -> dict[str, float]:
-        """Return speech, real-time factor and latencies in seconds; 95 of 100 pieces are faster."""
-        compute_s = sum(self.piece_s)
-        return {
-            "audio_s": round(self.audio_s, 3),
-            "real_time_factor": compute_s / self.audio_s if self.audio_s else 0.0,
-            "latency_median_s": float(np.median(self.piece_s)) if self.piece_s else 0.0,
-            "latency_95_s": float(np.quantile(self.piece_s, 0.95)) if self.piece_s else 0.0,
-            "look_ahead_s": look_ahead_s,
-        }
-
-
 def main() -> None:
     """Parse the command line and transcribe; exit with 0, 1, 2 or 130."""
     arguments = transcribe_arguments()
@@ -65,10 +46,9 @@ def main() -> None:
         transcribe(arguments)
     except KeyboardInterrupt:
         sys.exit(130)
-    except (ConfigurationError, ImportError) as error:
-        sys.exit(_fail(error, 2))
-    except (AudioError, OSError, ValueError) as error:
-        sys.exit(_fail(error, 1))
+    except (ConfigurationError, ImportError, AudioError, OSError, ValueError) as error:
+        print(f"transcribe: {error}", file=sys.stderr, flush=True)
+        sys.exit(2 if isinstance(error, ConfigurationError | ImportError) else 1)
     sys.exit(0)
 
 
@@ -88,33 +68,39 @@ def transcribe(arguments: argparse.Namespace) -> None:
     if pause_s is None:
         pause_s = 0.0 if is_file else LIVE_PAUSE_S
     recognizer = Recognizer(exported, StreamingModel(exported.network), pause_s)
-    printer, cost = Printer(arguments.json), Cost()
+    printer = Printer(arguments.json)
+    audio_s = 0.0
+    seconds: list[float] = []  # of each piece, from its last sample to its words
     for samples in pieces(arguments.source, round(arguments.piece_ms * SAMPLE_RATE_HZ / 1000)):
         started = time.perf_counter()
         printer.show(recognizer.accept(samples))
-        cost.piece_s.append(time.perf_counter() - started)
-        cost.audio_s += len(samples) / SAMPLE_RATE_HZ
+        seconds.append(time.perf_counter() - started)
+        audio_s += len(samples) / SAMPLE_RATE_HZ
     started = time.perf_counter()
     printer.show(recognizer.finish())
-    cost.piece_s.append(time.perf_counter() - started)
-    printer.end(cost.document(exported.settings.delay * ROW_S))
+    seconds.append(time.perf_counter() - started)
+    cost = {
+        "audio_s": round(audio_s, 3),
+        "real_time_factor": sum(seconds) / audio_s if audio_s else 0.0,
+        "latency_median_s": float(np.median(seconds)),
+        "latency_95_s": float(np.quantile(seconds, 0.95)),
+        "look_ahead_s": exported.settings.delay * ROW_S,
+    }
+    printer.end(cost)
 
 
 def pieces(source: str, piece_samples: int) -> Iterator[Samples]:
     """Yield 16 kHz mono samples of a source, piece by piece."""
     if source == STANDARD_INPUT:
-        return standard_input_pieces(piece_samples)
-    if source == MICROPHONE:
-        return microphone_pieces(piece_samples)
-    samples = decode_audio(Path(source).read_bytes(), _ANY_FORM)
-    firsts = range(0, len(samples), piece_samples)
-    return (samples[first : first + piece_samples] for first in firsts)
-
-
-def standard_input_pieces(piece_samples: int) -> Iterator[Samples]:
-    """Yield what another program writes, to its end, which Ctrl-C makes too where it records."""
-    with first_interrupt():
-        yield from pcm_pieces(sys.stdin.buffer, piece_samples)
+        # What another program writes, to its end, which Ctrl-C makes too where it records.
+        with first_interrupt():
+            yield from pcm_pieces(sys.stdin.buffer, piece_samples)
+    elif source == MICROPHONE:
+        yield from microphone_pieces(piece_samples)
+    else:
+        samples = decode_audio(Path(source).read_bytes(), _ANY_FORM)
+        for first in range(0, len(samples), piece_samples):
+            yield samples[first : first + piece_samples]
 
 
 def microphone_pieces(piece_samples: int) -> Iterator[Samples]:
@@ -235,11 +221,6 @@ def _number(bounds: Range) -> Any:  # noqa: ANN401 - argparse calls it
         return value
 
     return read
-
-
-def _fail(error: Exception, code: int) -> int:
-    print(f"transcribe: {error}", file=sys.stderr, flush=True)
-    return code
 
 
 if __name__ == "__main__":

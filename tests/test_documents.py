@@ -144,18 +144,21 @@ def test_examples_import_what_exists(document: Path) -> None:
             exec(ast.unparse(node), {})  # an ImportError is the failure
 
 
-@pytest.mark.parametrize("name", ["pipeline", "infra"])
+@pytest.mark.parametrize(
+    "name", ["pipeline", "infra", "jobs", "training", "training/decode", "training/export"]
+)
 def test_package_examples_run(name: str, tmp_path: Path) -> None:
-    """The examples of pipeline's and infra's guides run as they are, on a second of noise."""
+    """A guide's examples run as they are, one after the other, on a second of noise."""
     noise = 0.1 * np.random.default_rng(0).standard_normal(16_000)
     soundfile.write(tmp_path / "utterance.flac", noise, 16_000)
     blocks = re.findall(r"^```python\n(.*?)^```", text_of(ROOT / name / "README.md"), re.M | re.S)
-    assert len(blocks) == 1
-    program = blocks[0].replace("/tmp/mine", str(tmp_path))
+    assert blocks
+    program = "".join(blocks).replace("/tmp/mine", str(tmp_path / "mine"))
+    (tmp_path / "example.py").write_text(program)
     done = subprocess.run(
-        [sys.executable, "-c", program],
+        [sys.executable, "example.py"],
         cwd=tmp_path,
-        env={"PYTHONPATH": str(ROOT)},
+        env={"PYTHONPATH": f"{ROOT}:{tmp_path}"},
         capture_output=True,
         text=True,
         check=False,

@@ -58,8 +58,8 @@ from pipeline.steps.ingestion.manifest_records import RecordRules
 from pipeline.steps.ingestion.manifest_rows import Row
 from pipeline.steps.ingestion.placed_audio import Simulation
 from training.align.labelled import CorpusLexicon, UnknownWords
-from training.decode.arpa import RestrictedArpa, read_arpa
 from training.decode.lexicon import Lexicon, decode_lexicon, rare_phones
+from training.decode.ngrams import RestrictedArpa, read_arpa
 from training.evaluate.language_model import LanguageModelFile, TextSentences
 from training.settings.decoding import EvaluationConfig
 

@@ -85,14 +85,14 @@ from pipeline.runs.names import (
 from pipeline.runs.sealed_json import unseal
 from pipeline.steps.features import AUDIO_REASONS
 from pipeline.steps.targets import MEAN_MASS, TEACHER_FAILED
-from training.evaluate.scores import counts_by_placement
-from training.evaluate.significance import (
+from training.evaluate.scores import (
     LEVEL,
     NUM_RESAMPLES,
     SEED,
     Resamples,
     SpeakerCounts,
     compare,
+    counts_by_placement,
     resample,
 )
 from training.evaluate.word_errors import UtteranceErrors, joined, of_models, read_errors

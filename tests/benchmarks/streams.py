@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from pipeline.filterbank import SAMPLE_RATE_HZ
-from training.export.onnx_graph import in_int8, streaming_graph
+from training.export.export_model import in_int8, streaming_graph
 from training.export.recognizer import EnergyStream, StreamingModel
 from training.models.lstm import LstmModel
 from training.settings.models import LstmConfig
@@ -45,10 +45,10 @@ def network_s(model: StreamingModel, num_streams: int, num_pieces: int) -> float
     """Return the seconds of the network of all streams together, after a call to warm up."""
     generator = np.random.default_rng(0)
     energies = generator.normal(5, 3, size=(num_streams, 30, 64)).astype(np.float32)
-    state = model.advance(energies, model.start(num_streams)).state
+    state = model.advance(energies, model.start(num_streams))[1]
     started = time.process_time()
     for _ in range(num_pieces):
-        state = model.advance(energies, state).state
+        state = model.advance(energies, state)[1]
     return time.process_time() - started
 
 

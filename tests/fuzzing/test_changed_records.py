@@ -34,8 +34,16 @@ from tests.fuzzing.outcomes import FUZZ, REFUSED, outcome
 from training.checkpoints.checkpointer import CheckpointRecord, RankObject
 from training.checkpoints.place import Place
 from training.decode.senones import parse_senone_tree
-from training.evaluate.decoded import DecodedUtterance, DecodedWord, read_decoded, write_decoded
-from training.evaluate.word_errors import UtteranceErrors, WordErrors, read_errors, write_errors
+from training.evaluate.word_errors import (
+    DecodedUtterance,
+    DecodedWord,
+    UtteranceErrors,
+    WordErrors,
+    read_decoded,
+    read_errors,
+    write_decoded,
+    write_errors,
+)
 from training.settings.decoding import DecodingSettings
 
 ANY = dict[str, Any]

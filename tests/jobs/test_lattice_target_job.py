@@ -36,7 +36,7 @@ from tests.training.targets.unlabelled_toy_run import (
 )
 from tests.whole_path.processes import TINY
 from training.decode.graph import decoding_graph, encode_graph
-from training.decode.smoothing import witten_bell_arpa
+from training.decode.ngrams import witten_bell_arpa
 from training.models.store import make_model
 
 LABELS = sequence_trained(TEACHER)

@@ -4,7 +4,7 @@ import heapq
 import math
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
@@ -68,10 +68,6 @@ class ShardSample:
 
     rows: list[FeatureRow] = field(default_factory=list)
     unselected: Tally = field(default_factory=Tally)
-
-    def leave_out(self, row: FeatureRow) -> None:
-        """Count a row that was not drawn."""
-        self.unselected += Tally(1, row.duration_ms)
 
 
 def bootstrap(
@@ -145,8 +141,12 @@ def check_transcripts(
 
 
 def _draw(context: StepContext, max_hours: float) -> dict[str, ShardSample]:
-    shards = read_manifest(context.store, context.run_uri, features_step(LABELLED)).outputs
-    samples = draw_rows(_shards_in_order(context, shards), max_hours)
+    def read(output: Output) -> list[FeatureRow]:
+        return read_features(read_output(context.store, context.run_uri, output))
+
+    outputs = read_manifest(context.store, context.run_uri, features_step(LABELLED)).outputs
+    shards = enumerate(prefetch(read, outputs, READ_AHEAD))
+    samples = draw_rows(((task_name(number), rows) for number, (_, rows) in shards), max_hours)
     if not any(sample.rows for sample in samples.values()):
         raise ValueError(
             f"bootstrap.max_hours = {max_hours:g}: need more: the utterance that comes "
@@ -185,16 +185,6 @@ def one_after_another(elements: Any, function: Any, description: str) -> list[An
     return [function(element) for element in elements]
 
 
-def _shards_in_order(
-    context: StepContext, shards: Sequence[Output]
-) -> Iterator[tuple[str, list[FeatureRow]]]:
-    def read(output: Output) -> list[FeatureRow]:
-        return read_features(read_output(context.store, context.run_uri, output))
-
-    for number, (_, rows) in enumerate(prefetch(read, shards, READ_AHEAD)):
-        yield task_name(number), rows
-
-
 def draw_rows(
     shards: Iterable[tuple[str, list[FeatureRow]]], max_hours: float
 ) -> dict[str, ShardSample]:
@@ -206,21 +196,23 @@ def draw_rows(
     limit_ms = max_hours * MS_PER_HOUR or math.inf
     samples: dict[str, ShardSample] = {}
     drawn: list[_Drawn] = []
-    total_ms, end = 0, (sys.maxsize, 0)
+    total_ms, end = 0, (-sys.maxsize, 0)
     for name, rows in shards:
         samples[name] = ShardSample()
-        for number, (row, place) in enumerate(zip(rows, draw_places(rows), strict=True)):
-            if place >= end:
-                samples[name].leave_out(row)
+        for number, (row, (rank, priority)) in enumerate(zip(rows, draw_places(rows), strict=True)):
+            if (-rank, -priority) <= end:
+                samples[name].unselected += Tally(1, row.duration_ms)
                 continue
-            heapq.heappush(drawn, _Drawn((-place[0], -place[1]), name, number, _detached(row)))
+            # Features are views of their shard, which one drawn row would keep in memory.
+            own = replace(row, features=row.features.copy())
+            heapq.heappush(drawn, _Drawn((-rank, -priority), name, number, own))
             total_ms += row.duration_ms
             # The last of the draw goes first, and with it all that would come after it.
             while total_ms > limit_ms:
                 last = heapq.heappop(drawn)
-                samples[last.shard].leave_out(last.row)
+                samples[last.shard].unselected += Tally(1, last.row.duration_ms)
                 total_ms -= last.row.duration_ms
-                end = (-last.key[0], -last.key[1])
+                end = last.key
     for each in sorted(drawn, key=lambda each: each.number):
         samples[each.shard].rows.append(each.row)
     return samples
@@ -247,8 +239,3 @@ def draw_places(rows: Sequence[FeatureRow]) -> list[tuple[int, int]]:
         ranks[index] = num_seen[rows[index].speaker_id]
         num_seen[rows[index].speaker_id] += 1
     return list(zip(ranks, hashes, strict=True))
-
-
-def _detached(row: FeatureRow) -> FeatureRow:
-    # Features are views of their shard, which one drawn row would keep in memory.
-    return replace(row, features=row.features.copy())

@@ -103,8 +103,9 @@ def transcribed(row: FeatureRow) -> TranscribedUtterance:
 def unknown_words_of(row: FeatureRow, lexicon: Lexicon) -> Unaligned | None:
     """Return why an utterance cannot be aligned by the lexicon; None if it has all words."""
     unknown = lexicon.unaligned((row.text or "").split())
-    named = ", ".join(map(repr, unknown))
-    return Unaligned(f"not in {LEXICON_FILE}: {named}", "unknown_word") if unknown else None
+    if not unknown:
+        return None
+    return Unaligned(f"not in {LEXICON_FILE}: {', '.join(map(repr, unknown))}", "unknown_word")
 
 
 def commit_aligned(
@@ -118,9 +119,28 @@ def commit_aligned(
 
     An utterance without alignment becomes a ledger row, so that the tallies balance.
     """
-    pairs = [(row, alignments[row.utterance_id]) for row in rows]
-    aligned = [aligned_row(row, found) for row, found in pairs if not isinstance(found, Unaligned)]
-    failed = [ledger_row(row, found) for row, found in pairs if isinstance(found, Unaligned)]
+    aligned: list[PartitionRow] = []
+    failed: list[Quarantined] = []
+    counts: Counter[int] = Counter()
+    for row in rows:
+        found = alignments[row.utterance_id]
+        if isinstance(found, Unaligned):
+            why = (found.reason, found.detail, 0, row.duration_ms)
+            failed.append(Quarantined(row.utterance_id, row.audio_uri, *why))
+            continue
+        aligned.append(
+            PartitionRow(
+                utterance_id=row.utterance_id,
+                speaker_id=row.speaker_id,
+                duration_ms=row.duration_ms,
+                text=row.text,
+                features=row.features,
+                targets=Alignment(found),
+                offset=0,
+                placement=row.placement,
+            )
+        )
+        counts.update(found.tolist())
     tally = Tally(len(aligned), sum(row.duration_ms for row in aligned))
     outputs = (
         (context.put_output(name, ".parquet", write_partition(aligned), tally),) if aligned else ()
@@ -133,7 +153,7 @@ def commit_aligned(
         tally_in=tally + Tally.of(failed) + unselected,
         quarantined=Tally.of(failed),
         unselected=unselected,
-        statistics={"senones": senone_histogram(aligned)},
+        statistics={"senones": [list(each) for each in sorted(counts.items())]},
     )
     return context.commit(record)
 
@@ -157,36 +177,6 @@ def sum_histograms(tasks: Sequence[Statistics]) -> Statistics:
         for senone, count in statistics["senones"]:
             counts[senone] += count
     return {"senones": [list(each) for each in sorted(counts.items())]}
-
-
-def aligned_row(row: FeatureRow, senones: Senones) -> PartitionRow:
-    """Join a feature row with its senones."""
-    return PartitionRow(
-        utterance_id=row.utterance_id,
-        speaker_id=row.speaker_id,
-        duration_ms=row.duration_ms,
-        text=row.text,
-        features=row.features,
-        targets=Alignment(senones),
-        offset=0,
-        placement=row.placement,
-    )
-
-
-def ledger_row(row: FeatureRow, found: Unaligned) -> Quarantined:
-    """Make the ledger row of an utterance that cannot be aligned with its transcript."""
-    return Quarantined(
-        row.utterance_id, row.audio_uri, found.reason, found.detail, 0, row.duration_ms
-    )
-
-
-def senone_histogram(rows: list[PartitionRow]) -> list[list[int]]:
-    """Count the 10 ms frames of each senone that occurs."""
-    present = [row.targets.senones for row in rows if isinstance(row.targets, Alignment)]
-    if not present:
-        return []
-    senones, counts = np.unique(np.concatenate(present), return_counts=True)
-    return [[int(senone), int(count)] for senone, count in zip(senones, counts, strict=True)]
 
 
 def labelled_transcripts(store: ObjectStore, run_uri: str) -> list[list[str]]:
@@ -276,14 +266,15 @@ class UnknownWords:
 
     def _named(self, lexicon: Lexicon, subset: str) -> str:
         """Name the most frequent words, ten at most, and how the lexicon may spell them."""
-        named = [word for word, _ in sorted(self.counts.items(), key=lambda each: (-each[1], each))]
-        similar = similar_words(named[:MAX_NAMED], lexicon)
+        ordered = sorted(self.counts, key=lambda word: (-self.counts[word], word))
+        named, num = ordered[:MAX_NAMED], len(ordered)
+        similar = similar_words(named, lexicon)
         shown = [
             f"{word!r} (it has {similar[word]!r})" if word in similar else repr(word)
-            for word in named[:MAX_NAMED]
+            for word in named
         ]
-        more = ", ..." if len(named) > MAX_NAMED else ""
-        words = "1 word" if len(named) == 1 else f"{len(named)} words"
+        more = ", ..." if num > MAX_NAMED else ""
+        words = "1 word" if num == 1 else f"{num} words"
         return (
             f"lexicon.txt lacks {words}, in {self.num_concerned} of {self.num_utterances} {subset} "
             f"utterances: {', '.join(shown)}{more}"

@@ -40,19 +40,16 @@ class Mixture:
 
     def split(self, num_gaussians: int) -> "Mixture":
         """Split the heaviest Gaussians, one after the other, until there are `num_gaussians`."""
-        mixture = self
-        while len(mixture.weights) < num_gaussians:
-            mixture = mixture._split_heaviest()
-        return mixture
-
-    def _split_heaviest(self) -> "Mixture":
-        heaviest = int(np.argmax(self.weights))
-        shift = SPLIT_DISTANCE * np.sqrt(self.variances[heaviest])
-        weights = np.append(self.weights, self.weights[heaviest] / 2)
-        weights[heaviest] /= 2
-        means = np.vstack([self.means, self.means[heaviest] + shift])
-        means[heaviest] -= shift
-        return Mixture(weights, means, np.vstack([self.variances, self.variances[heaviest]]))
+        weights, means, variances = self.weights, self.means, self.variances
+        while len(weights) < num_gaussians:
+            heaviest = int(np.argmax(weights))
+            shift = SPLIT_DISTANCE * np.sqrt(variances[heaviest])
+            weights = np.append(weights, weights[heaviest] / 2)
+            weights[heaviest] /= 2
+            means = np.vstack([means, means[heaviest] + shift])
+            means[heaviest] -= shift
+            variances = np.vstack([variances, variances[heaviest]])
+        return Mixture(weights, means, variances)
 
     def reestimate(self, frames: Float32[np.ndarray, "frames dimension"]) -> "Mixture":
         """Take one step of expectation maximization; a Gaussian with too few frames is kept."""
@@ -136,28 +133,19 @@ def speaker_cepstra(
     utterances: Iterable[TranscribedUtterance],
 ) -> dict[str, Float32[np.ndarray, "frames 39"]]:
     """Return cepstra by utterance id, with each speaker's mean 0 and standard deviation 1."""
-    by_speaker: dict[str, list[TranscribedUtterance]] = {}
+    by_speaker: dict[str, dict[str, Float32[np.ndarray, "frames 39"]]] = {}
     for utterance in utterances:
-        by_speaker.setdefault(utterance.speaker_id, []).append(utterance)
-    return {
-        utterance_id: normalized
-        for spoken in by_speaker.values()
-        for utterance_id, normalized in _normalized(spoken).items()
-    }
-
-
-def _normalized(
-    utterances: Sequence[TranscribedUtterance],
-) -> dict[str, Float32[np.ndarray, "frames 39"]]:
-    raw = {utterance.utterance_id: cepstra(utterance.features) for utterance in utterances}
-    # Energies still vary with the causal mean, so all of a speaker's utterances are pooled.
-    frames = np.concatenate(list(raw.values())).astype(np.float64)
-    mean = frames.mean(axis=0)
-    deviation = np.maximum(frames.std(axis=0), MIN_STANDARD_DEVIATION)
-    return {
-        utterance_id: ((values - mean) / deviation).astype(np.float32)
-        for utterance_id, values in raw.items()
-    }
+        own = by_speaker.setdefault(utterance.speaker_id, {})
+        own[utterance.utterance_id] = cepstra(utterance.features)
+    normalized = {}
+    for spoken in by_speaker.values():
+        # Energies still vary with the causal mean, so all of a speaker's utterances are pooled.
+        frames = np.concatenate(list(spoken.values())).astype(np.float64)
+        mean = frames.mean(axis=0)
+        deviation = np.maximum(frames.std(axis=0), MIN_STANDARD_DEVIATION)
+        for utterance_id, values in spoken.items():
+            normalized[utterance_id] = ((values - mean) / deviation).astype(np.float32)
+    return normalized
 
 
 STATES_PER_PHONE = 3
@@ -169,12 +157,6 @@ class Bootstrap:
 
     alignments: dict[str, PhoneAlignment]
     failures: dict[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class _Example:
-    frames: Float32[np.ndarray, "frames dimension"]
-    graph: DecodingGraph
 
 
 def bootstrap_alignment(
@@ -189,16 +171,13 @@ def bootstrap_alignment(
         lexicon.require(lexicon.transcript(utterance.words))
     paths, failures = _flat_start(utterances, lexicon)
     cepstra = speaker_cepstra(utterances)
-    examples = {
-        utterance.utterance_id: _Example(
-            cepstra[utterance.utterance_id],
-            monophone_graph(lexicon, utterance.words, STATES_PER_PHONE),
-        )
+    graphs = {
+        utterance.utterance_id: monophone_graph(lexicon, utterance.words, STATES_PER_PHONE)
         for utterance in utterances
         if utterance.utterance_id in paths
     }
-    if examples:
-        paths = _train(examples, paths, len(lexicon.phones) * STATES_PER_PHONE, config)
+    if graphs:
+        paths = _train(graphs, cepstra, paths, len(lexicon.phones) * STATES_PER_PHONE, config)
     return Bootstrap({name: _phone_alignment(path) for name, path in paths.items()}, failures)
 
 
@@ -208,7 +187,10 @@ def _flat_start(
     """Spread each utterance's states evenly over its frames, with silence at both edges."""
     paths, failures = {}, {}
     for utterance in utterances:
-        states = _first_states(utterance.words, lexicon)
+        spelled = [lexicon.spoken(word)[0] for word in lexicon.transcript(utterance.words)]
+        spoken = [phone for pronunciation in spelled for phone in pronunciation]
+        phones = np.array([lexicon.phone_ids[phone] for phone in (SILENCE, *spoken, SILENCE)])
+        states = (phones[:, np.newaxis] * STATES_PER_PHONE + np.arange(STATES_PER_PHONE)).ravel()
         num_frames = len(utterance.features)
         if not utterance.words:
             failures[utterance.utterance_id] = NO_WORDS
@@ -221,51 +203,34 @@ def _flat_start(
     return paths, failures
 
 
-def _first_states(words: Sequence[str], lexicon: Lexicon) -> Int64[np.ndarray, " states"]:
-    spelled = [lexicon.spoken(word)[0] for word in lexicon.transcript(words)]
-    spoken = [phone for pronunciation in spelled for phone in pronunciation]
-    phones = np.array([lexicon.phone_ids[phone] for phone in (SILENCE, *spoken, SILENCE)])
-    return (phones[:, np.newaxis] * STATES_PER_PHONE + np.arange(STATES_PER_PHONE)).ravel()
-
-
 def _train(
-    examples: Mapping[str, _Example],
-    paths: dict[str, Int64[np.ndarray, " frames"]],
+    graphs: Mapping[str, DecodingGraph],
+    cepstra: Mapping[str, Float32[np.ndarray, "_frames dimension"]],
+    paths: dict[str, Int64[np.ndarray, " _frames"]],
     num_states: int,
     config: BootstrapConfig,
-) -> dict[str, Int64[np.ndarray, " frames"]]:
-    frames = np.concatenate([example.frames for example in examples.values()])
+) -> dict[str, Int64[np.ndarray, " _frames"]]:
+    frames = np.concatenate([cepstra[name] for name in graphs])
     mixtures = [Mixture.standard(frames.shape[1])] * num_states
     passes = range(config.num_iterations)
     for iteration in progress_bar(passes, description="bootstrap alignment", unit="pass"):
         # The Gaussians of a state may double every second iteration.
         max_gaussians = min(config.max_gaussians, 1 << (iteration // 2))
-        states = np.concatenate([paths[name] for name in examples])
-        mixtures = _reestimated(mixtures, frames, states, max_gaussians, config)
+        states = np.concatenate([paths[name] for name in graphs])
+        for state in range(num_states):
+            own = frames[states == state]
+            if not len(own):
+                continue
+            # More Gaussians than the frames support would model single utterances.
+            affordable = len(own) // config.min_frames_per_gaussian
+            larger = mixtures[state].split(min(max_gaussians, affordable))
+            mixtures[state] = larger.reestimate(own).reestimate(own)
         # Viterbi: the new path assigns each frame to a state for the next iteration.
         paths = {
-            name: align(example.graph, log_likelihoods(example.frames, mixtures))
-            for name, example in examples.items()
+            name: align(graph, log_likelihoods(cepstra[name], mixtures))
+            for name, graph in graphs.items()
         }
     return paths
-
-
-def _reestimated(
-    mixtures: Sequence[Mixture],
-    frames: Float32[np.ndarray, "frames dimension"],
-    states: Int64[np.ndarray, " frames"],
-    max_gaussians: int,
-    config: BootstrapConfig,
-) -> list[Mixture]:
-    """Split Gaussians, and take two EM steps of each state's mixture on the state's frames."""
-    updated = []
-    for state, mixture in enumerate(mixtures):
-        own = frames[states == state]
-        # More Gaussians than the frames support would model single utterances.
-        affordable = len(own) // config.min_frames_per_gaussian
-        larger = mixture.split(min(max_gaussians, affordable))
-        updated.append(larger.reestimate(own).reestimate(own) if len(own) else mixture)
-    return updated
 
 
 def _phone_alignment(path: Int64[np.ndarray, " frames"]) -> PhoneAlignment:

@@ -65,35 +65,18 @@ def triphone_statistics(
         raise ValueError("no alignments: need at least one utterance to grow a tree")
     names = sorted(alignments)
     segments = np.concatenate([alignments[name].triphones for name in names])
-    sums, squares = (
-        np.concatenate([_segment_sums(cepstra[name], alignments[name], power) for name in names])
-        for power in (1, 2)
-    )
     durations = np.concatenate([alignments[name].durations for name in names]).astype(np.float64)
     # Add up the segments of equal triphones.
     triphones, rows = np.unique(segments, axis=0, return_inverse=True)
-    total = GaussianStatistics(
-        np.bincount(rows, durations),
-        _sum_rows(rows, sums, len(triphones)),
-        _sum_rows(rows, squares, len(triphones)),
-    )
-    return triphones, total
-
-
-def _segment_sums(
-    frames: Float32[np.ndarray, "frames dimension"], alignment: PhoneAlignment, power: int
-) -> Float64[np.ndarray, "segments dimension"]:
-    return np.add.reduceat(frames.astype(np.float64) ** power, alignment.starts, axis=0)
-
-
-def _sum_rows(
-    rows: Int[np.ndarray, " segments"],
-    values: Float64[np.ndarray, "segments dimension"],
-    num_sets: int,
-) -> Float64[np.ndarray, "sets dimension"]:
-    total = np.zeros((num_sets, values.shape[1]))
-    np.add.at(total, rows, values)
-    return total
+    moments = []
+    for power in (1, 2):
+        of_segments = [
+            np.add.reduceat(cepstra[name].astype(np.float64) ** power, alignments[name].starts)
+            for name in names
+        ]
+        moments.append(np.zeros((len(triphones), of_segments[0].shape[1])))
+        np.add.at(moments[-1], rows, np.concatenate(of_segments))
+    return triphones, GaussianStatistics(np.bincount(rows, durations), *moments)
 
 
 Bound = Literal["max_senones", "min_count", "contexts"]
@@ -199,9 +182,11 @@ def _grow(
         if not candidates:
             return _unsplit_bound(leaves, questions)
         _, _, leaf, question = heapq.heappop(candidates)
-        _split(leaf, question)
-        for branch in leaf.branches:
-            consider(branch)
+        inside = question.phones[_neighbours(leaf.triphones, question.side)]
+        leaf.question = question
+        for rows in (inside, ~inside):
+            leaf.branches.append(_Leaf(leaf.triphones[rows], leaf.statistics.select(rows)))
+            consider(leaf.branches[-1])
     return "max_senones"
 
 
@@ -219,41 +204,23 @@ def _unsplit_bound(
     return "contexts"
 
 
-def _split(leaf: _Leaf, question: _Question) -> None:
-    inside = question.phones[_neighbours(leaf.triphones, question.side)]
-    leaf.question = question
-    leaf.branches = [
-        _Leaf(leaf.triphones[rows], leaf.statistics.select(rows)) for rows in (inside, ~inside)
-    ]
-
-
 def _best_question(
     leaf: _Leaf, questions: Bool[np.ndarray, "questions phones"], min_count: int
 ) -> _Question | None:
     best: _Question | None = None
+    whole = leaf.statistics.pool(np.ones((1, len(leaf.statistics)))).log_likelihoods()
     sides: tuple[Side, Side] = ("left", "right")
     for side in sides:
         # Pooling by a 0-1 matrix scores all questions of a side in one product.
         members = questions[:, _neighbours(leaf.triphones, side)].astype(np.float64)
-        gains = _gains(leaf.statistics, members, min_count)
+        inside, outside = leaf.statistics.pool(members), leaf.statistics.pool(1 - members)
+        # Young, Odell and Woodland's criterion: two Gaussians' log-likelihood less one's.
+        gains = inside.log_likelihoods() + outside.log_likelihoods() - whole
+        gains[np.minimum(inside.counts, outside.counts) < min_count] = -np.inf
         winner = int(np.argmax(gains))
         if gains[winner] > (best.gain if best else 0.0):
             best = _Question(side, questions[winner], float(gains[winner]))
     return best
-
-
-def _gains(
-    statistics: GaussianStatistics,
-    members: Float64[np.ndarray, "questions sets"],
-    min_count: int,
-) -> Float64[np.ndarray, " questions"]:
-    """Return each question's gain in log-likelihood; -inf where a side would be too small."""
-    inside, outside = statistics.pool(members), statistics.pool(1 - members)
-    whole = statistics.pool(np.ones((1, len(statistics)))).log_likelihoods()
-    # Young, Odell and Woodland's criterion: two Gaussians' log-likelihood less one's.
-    gains = inside.log_likelihoods() + outside.log_likelihoods() - whole
-    large_enough = np.minimum(inside.counts, outside.counts) >= min_count
-    return np.where(large_enough, gains, -np.inf)
 
 
 def _neighbours(triphones: Int32[np.ndarray, "sets 3"], side: Side) -> Int32[np.ndarray, " sets"]:

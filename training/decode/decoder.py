@@ -1,4 +1,4 @@
-"""Search best paths through decoding graphs: words, or the senone of every frame.
+"""Search decoding graphs for best paths: words, the senone of every frame, each word's frames.
 
 `SearchProcess` searches in a process of its own, so that no utterance holds up a rank or a step:
 kaldi-decoder holds the GIL while it searches, and no thread of a rank would answer the others.
@@ -6,10 +6,11 @@ kaldi-decoder holds the GIL while it searches, and no thread of a rank would ans
 
 import tempfile
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
+from itertools import pairwise
+from typing import NamedTuple, TypeVar
 
 import kaldi_decoder
 import kaldifst
@@ -18,6 +19,8 @@ from jaxtyping import Float32, Int64
 
 from infra.bounded_process import BoundedProcess, CallError
 from training.decode.graph import DecodingGraph
+from training.decode.lexicon import SILENCE_ID, Lexicon
+from training.decode.senones import SenoneTree
 
 # Wide enough to keep the path of a known word sequence, whatever the network's scores are.
 ALIGNMENT_BEAM = 1000.0
@@ -50,6 +53,54 @@ class BestPath:
     senones: Int64[np.ndarray, " frames"]
 
 
+class StreamingSearch:
+    """StreamingSearch finds best paths while log-likelihoods arrive, divided by priors and scaled.
+
+    Each frame is searched once; pieces of any lengths give the paths of the whole.
+    """
+
+    def __init__(self, graph: DecodingGraph, config: DecoderConfig) -> None:
+        self._graph = graph
+        # Token passing as Kaldi's FasterDecoder: beam pruning, and histogram pruning by max_active.
+        self._options = kaldi_decoder.FasterDecoderOptions(
+            beam=config.beam, max_active=config.max_active
+        )
+        self.restart()
+
+    def restart(self) -> None:
+        """Begin a new utterance."""
+        self._search = kaldi_decoder.FasterDecoder(self._graph.fst, self._options)
+        self._search.init_decoding()
+
+    def advance(self, log_likelihoods: Float32[np.ndarray, "frames senones"]) -> None:
+        """Search the next frames; ValueError for scores that are not the graph's, or not finite."""
+        num_columns = log_likelihoods.shape[1]
+        if num_columns != self._graph.num_senones:
+            raise ValueError(f"{num_columns} senones: need {self._graph.num_senones}, the graph's")
+        if not np.isfinite(log_likelihoods).all():
+            raise ValueError("log-likelihoods are not finite: check the acoustic model's output")
+        if len(log_likelihoods):
+            offset = self._search.num_frames_decoded()
+            self._search.advance_decoding(kaldi_decoder.DecodableCtc(log_likelihoods, offset))
+
+    @property
+    def has_complete_path(self) -> bool:
+        """Say whether a path so far ends a sentence."""
+        return bool(self._search.reached_final())
+
+    def best(self, ends_sentence: bool) -> BestPath | None:
+        """Return the best path so far; if it `ends_sentence`, one that does so, where there is."""
+        if not self._search.num_frames_decoded():
+            return None
+        found, path = self._search.get_best_path(ends_sentence)
+        if not found:
+            return None
+        _, labels, word_ids, _ = kaldifst.get_linear_symbol_sequence(path)
+        words = tuple(self._graph.words[word_id] for word_id in word_ids)
+        # Label 0 is epsilon, so senone s has the input label s + 1.
+        return BestPath(words, np.asarray(labels, dtype=np.int64) - 1)
+
+
 def best_path(
     graph: DecodingGraph,
     log_likelihoods: Float32[np.ndarray, "frames senones"],
@@ -59,38 +110,9 @@ def best_path(
 
     If no path ends a sentence on the last frame, the best unfinished one is taken.
     """
-    search = _search(graph, log_likelihoods, config.beam, config.max_active)
-    return _traced(graph, search, ends_sentence=True)
-
-
-class StreamingSearch:
-    """StreamingSearch finds best paths while log-likelihoods arrive, those that `best_path` finds.
-
-    Each frame is searched once, whatever the pieces.
-    """
-
-    def __init__(self, graph: DecodingGraph, config: DecoderConfig) -> None:
-        self._graph, self._config = graph, config
-        self.restart()
-
-    def restart(self) -> None:
-        """Begin a new utterance."""
-        options = _options(self._config.beam, self._config.max_active)
-        self._search = kaldi_decoder.FasterDecoder(self._graph.fst, options)
-        self._search.init_decoding()
-
-    def advance(self, log_likelihoods: Float32[np.ndarray, "frames senones"]) -> None:
-        """Search the next frames; ValueError for scores that are not the graph's."""
-        _require_scores(self._graph, log_likelihoods)
-        if len(log_likelihoods):
-            offset = self._search.num_frames_decoded()
-            self._search.advance_decoding(kaldi_decoder.DecodableCtc(log_likelihoods, offset))
-
-    def best(self, ends_sentence: bool) -> BestPath | None:
-        """Return the best path so far; if it `ends_sentence`, one that does so, where there is."""
-        if not self._search.num_frames_decoded():
-            return None
-        return _traced(self._graph, self._search, ends_sentence)
+    search = StreamingSearch(graph, config)
+    search.advance(log_likelihoods)
+    return search.best(ends_sentence=True)
 
 
 def decode(
@@ -110,52 +132,12 @@ def align(
 
     Raises AlignmentError if the frames are too few for the graph's shortest word sequence.
     """
-    search = _search(graph, log_likelihoods, ALIGNMENT_BEAM, np.iinfo(np.int32).max)
-    found, path = search.get_best_path()
-    if not (found and search.reached_final()):
+    search = StreamingSearch(graph, DecoderConfig(ALIGNMENT_BEAM, np.iinfo(np.int32).max))
+    search.advance(log_likelihoods)
+    path = search.best(ends_sentence=True) if search.has_complete_path else None
+    if path is None:
         raise AlignmentError(f"{len(log_likelihoods)} frames: too few for the words to align")
-    _, labels, _, _ = kaldifst.get_linear_symbol_sequence(path)
-    # Label 0 is epsilon, so senone s has the input label s + 1.
-    return np.asarray(labels, dtype=np.int64) - 1
-
-
-def _search(
-    graph: DecodingGraph,
-    log_likelihoods: Float32[np.ndarray, "frames senones"],
-    beam: float,
-    max_active: int,
-) -> kaldi_decoder.FasterDecoder:
-    _require_scores(graph, log_likelihoods)
-    search = kaldi_decoder.FasterDecoder(graph.fst, _options(beam, max_active))
-    search.decode(kaldi_decoder.DecodableCtc(log_likelihoods))
-    return search
-
-
-def _options(beam: float, max_active: int) -> kaldi_decoder.FasterDecoderOptions:
-    # Token passing as Kaldi's FasterDecoder: beam pruning, and histogram pruning by max_active.
-    return kaldi_decoder.FasterDecoderOptions(beam=beam, max_active=max_active)
-
-
-def _traced(
-    graph: DecodingGraph, search: kaldi_decoder.FasterDecoder, ends_sentence: bool
-) -> BestPath | None:
-    found, path = search.get_best_path(ends_sentence)
-    if not found:
-        return None
-    _, labels, word_ids, _ = kaldifst.get_linear_symbol_sequence(path)
-    words = tuple(graph.words[word_id] for word_id in word_ids)
-    # Label 0 is epsilon, so senone s has the input label s + 1.
-    return BestPath(words, np.asarray(labels, dtype=np.int64) - 1)
-
-
-def _require_scores(
-    graph: DecodingGraph, log_likelihoods: Float32[np.ndarray, "frames senones"]
-) -> None:
-    num_columns = log_likelihoods.shape[1]
-    if num_columns != graph.num_senones:
-        raise ValueError(f"{num_columns} senones: need {graph.num_senones}, the graph's")
-    if not np.isfinite(log_likelihoods).all():
-        raise ValueError("log-likelihoods are not finite: check the acoustic model's output")
+    return path.senones
 
 
 T = TypeVar("T")
@@ -213,3 +195,82 @@ class SearchProcess(BoundedProcess[DecodingGraph]):
         except CallError as error:
             remedy = "lower the beam, or max_active where the search has one"
             raise SearchError(f"{num_frames} frames: the search {error}: {remedy}") from error
+
+
+class Span(NamedTuple):
+    """Span is a word's first frame, and the frame after its last one."""
+
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Node:
+    """_Node: a phone of the word of this number, -1 if between words; None follows at the end."""
+
+    phone: int
+    word: int
+    following: "Sequence[_Node | None]"
+
+
+class _State(NamedTuple):
+    """_State is a phone of the transcript, the phone before it and the node after it."""
+
+    node: _Node
+    previous_phone: int
+    following: _Node | None
+
+
+def word_spans(
+    senones: Int64[np.ndarray, " frames"], words: Sequence[str], lexicon: Lexicon, tree: SenoneTree
+) -> list[Span]:
+    """Return the frames of each word on a path of these senones.
+
+    A graph writes a word early or late, as determinization and phonetic context move its label; the
+    path's senones are those of the words' phones, in order. A search that ended within a word
+    leaves frames that no whole transcript explains; then the words share the utterance evenly.
+    """
+    firsts = _first_nodes(words, lexicon)
+    active = [_State(node, SILENCE_ID, after) for node in firsts for after in node.following]
+    trace: list[dict[_State, _State]] = []
+    for number, senone in enumerate(senones.tolist()):
+        reached: dict[_State, _State] = {}
+        for state in active:
+            node, _, following = state
+            possible = [state]
+            if number and following is not None:
+                possible += [_State(following, node.phone, each) for each in following.following]
+            for new in possible:
+                right = SILENCE_ID if new.following is None else new.following.phone
+                if tree.table[new.previous_phone, new.node.phone, right] == senone:
+                    reached.setdefault(new, state)
+        trace.append(reached)
+        active = list(reached)
+    ended = next((state for state in active if state.following is None), None)
+    if not trace or ended is None:
+        bounds = [len(senones) * word // max(len(words), 1) for word in range(len(words) + 1)]
+        return [Span(start, end) for start, end in pairwise(bounds)]
+    spans: dict[int, Span] = {}
+    for frame in reversed(range(len(trace))):
+        word = ended.node.word
+        spans[word] = Span(frame, spans[word].end if word in spans else frame + 1)
+        ended = trace[frame][ended]
+    return [spans[word] for word in range(len(words))]
+
+
+def _first_nodes(words: Sequence[str], lexicon: Lexicon) -> list[_Node]:
+    """Link the phones of the words, with optional silences; return those that may be first."""
+    following: list[_Node | None] = [None]
+    firsts: list[_Node] = []
+    # From the last word back, so that what follows a phone is known.
+    for number in reversed(range(len(words))):
+        after_word = [*following, _Node(SILENCE_ID, -1, following)]
+        firsts = []
+        for pronunciation in lexicon.pronunciations[words[number]]:
+            after: Sequence[_Node | None] = after_word
+            for phone in reversed(pronunciation):
+                node = _Node(lexicon.phone_ids[phone], number, after)
+                after = [node]
+            firsts.append(node)
+        following = [*firsts]
+    return [*firsts, _Node(SILENCE_ID, -1, following)] if words else []

@@ -17,8 +17,8 @@ from typing import NamedTuple
 
 import kaldifst
 
-from training.decode.arpa import END, START, ArpaEntry, Ngram, read_arpa
 from training.decode.lexicon import SILENCE_ID, Lexicon
+from training.decode.ngrams import END, START, Ngram, read_arpa
 from training.decode.senones import NO_WORDS, SenoneTree
 
 EPSILON = 0
@@ -85,13 +85,6 @@ class GrammarWeights:
 AS_ESTIMATED = GrammarWeights()
 
 
-@dataclass(frozen=True)
-class _Entry:
-    ngram: Ngram
-    cost: float
-    backoff_cost: float
-
-
 def linear_grammar(words: Sequence[str], word_ids: Mapping[str, int]) -> kaldifst.StdVectorFst:
     """Build the acceptor of exactly one word sequence."""
     arcs = [Arc(i, i + 1, word_ids[w], word_ids[w], 0.0) for i, w in enumerate(words)]
@@ -105,46 +98,37 @@ def ngram_grammar(
 
     Raises ValueError for malformed text and for words that `word_ids` lacks.
     """
-    entries = [_weighted(entry, weights) for entry in read_arpa(arpa, word_ids)]
-    states = _history_states(entries)
-    arcs = [arc for entry in entries for arc in _arcs(entry, states, word_ids)]
-    # As in Kaldi's arpa2fst, </s> is no arc: its cost ends the sentence.
-    final_costs = {
-        states[entry.ngram[:-1]]: entry.cost for entry in entries if entry.ngram[-1] == END
-    }
-    return compile_transducer(arcs, final_costs, states.get((START,), states[()]))
-
-
-def _history_states(entries: Sequence[_Entry]) -> dict[Ngram, int]:
-    """Number the empty history and every n-gram that longer ones may continue."""
+    entries = read_arpa(arpa, word_ids)
     order = max((len(entry.ngram) for entry in entries), default=0)
+    # A state for the empty history, and for every n-gram that longer ones may continue.
     histories = [e.ngram for e in entries if len(e.ngram) < order and e.ngram[-1] != END]
-    return {history: number for number, history in enumerate(dict.fromkeys([(), *histories]))}
+    states = {history: number for number, history in enumerate(dict.fromkeys([(), *histories]))}
 
+    def longest_history(ngram: Ngram) -> int:
+        return next(states[ngram[i:]] for i in range(len(ngram) + 1) if ngram[i:] in states)
 
-def _arcs(entry: _Entry, states: Mapping[Ngram, int], word_ids: Mapping[str, int]) -> Iterator[Arc]:
-    *_, word = entry.ngram
-    # The word leads to the longest history that the model has.
-    if word not in (START, END):
-        target = states[_longest_history(entry.ngram, states)]
-        label = word_ids[word]
-        yield Arc(states[entry.ngram[:-1]], target, label, label, entry.cost)
-    # A history backs off to the next shorter one.
-    if entry.ngram in states:
-        shorter = states[_longest_history(entry.ngram[1:], states)]
-        backoff_label = word_ids[BACKOFF_WORD]
-        yield Arc(states[entry.ngram], shorter, backoff_label, EPSILON, entry.backoff_cost)
-
-
-def _longest_history(ngram: Ngram, states: Mapping[Ngram, int]) -> Ngram:
-    return next(ngram[i:] for i in range(len(ngram) + 1) if ngram[i:] in states)
-
-
-def _weighted(entry: ArpaEntry, weights: GrammarWeights) -> _Entry:
     # ARPA's log10 probabilities become OpenFst's costs in natural logarithms.
     scale = -weights.scale * math.log(10)
-    penalty = 0.0 if entry.ngram[-1] == END else weights.insertion_penalty
-    return _Entry(entry.ngram, entry.log_probability * scale + penalty, entry.log_backoff * scale)
+    arcs: list[Arc] = []
+    final_costs: dict[int, float] = {}
+    for entry in entries:
+        *history, word = entry.ngram
+        penalty = 0.0 if word == END else weights.insertion_penalty
+        cost = entry.log_probability * scale + penalty
+        if word == END:
+            # As in Kaldi's arpa2fst, </s> is no arc: its cost ends the sentence.
+            final_costs[states[tuple(history)]] = cost
+        elif word != START:
+            # The word leads to the longest history that the model has.
+            label = word_ids[word]
+            source, target = states[tuple(history)], longest_history(entry.ngram)
+            arcs.append(Arc(source, target, label, label, cost))
+        if entry.ngram in states:
+            # A history backs off to the next shorter one.
+            source, shorter = states[entry.ngram], longest_history(entry.ngram[1:])
+            backoff_cost = entry.log_backoff * scale
+            arcs.append(Arc(source, shorter, word_ids[BACKOFF_WORD], EPSILON, backoff_cost))
+    return compile_transducer(arcs, final_costs, states.get((START,), states[()]))
 
 
 SILENCE_PROBABILITY = 0.5  # before the first word, and after every word
@@ -152,33 +136,26 @@ _START, _LOOP, _SILENCE = 0, 1, 2
 Labels = tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class Spelling:
-    """Spelling is one pronunciation of a word: its output label and its input labels."""
+def _lexicon_transducer(
+    lexicon: Lexicon,
+    spoken: Lexicon,
+    words: tuple[str, ...],
+    labels_of: Callable[[int], Labels],
+    num_labels: int,
+) -> tuple[kaldifst.StdVectorFst, range]:
+    """Build L of the `spoken` words, any number in a row; return the labels that disambiguate, too.
 
-    word_id: int
-    labels: Labels
-
-
-@dataclass(frozen=True)
-class LexiconTransducer:
-    """LexiconTransducer is L, with the input labels that only disambiguate its paths."""
-
-    fst: kaldifst.StdVectorFst
-    disambiguation_labels: range
-
-
-def lexicon_transducer(
-    spellings: Sequence[Spelling], silence: Labels, num_labels: int, backoff_word_id: int
-) -> LexiconTransducer:
-    """Build L of `spellings`, any number of words in a row; labels 1..num_labels are phones.
-
-    Disambiguation labels follow the phones: one for the grammar's back-off, some for homophones and
-    words that begin other words, one for the end of a silence. Without them L o G cannot be
-    determinized.
+    Phone ids are those of the whole `lexicon`; labels 1..num_labels are phones. Disambiguation
+    labels follow them: one for the grammar's back-off, some for homophones and words that begin
+    other words, one for the end of a silence. Without them L o G cannot be determinized.
     """
+    spellings = [
+        (word_id, tuple(x for phone in spelled for x in labels_of(lexicon.phone_ids[phone])))
+        for word_id, word in enumerate(words)
+        for spelled in spoken.pronunciations.get(word, ())
+    ]
     # Mohri et al. call these symbols #1, #2, ...; Kaldi's add_lex_disambig.pl numbers them so.
-    numbers = _disambiguation_numbers(spellings)
+    numbers = _disambiguation_numbers([labels for _, labels in spellings])
     backoff, after_silence = num_labels + 1, num_labels + 2 + max(numbers, default=0)
     states = count(_SILENCE + 1)
     no_silence_cost = -math.log(1 - SILENCE_PROBABILITY)
@@ -187,15 +164,14 @@ def lexicon_transducer(
         Arc(_START, _LOOP, EPSILON, EPSILON, no_silence_cost),
         Arc(_START, _SILENCE, EPSILON, EPSILON, silence_cost),
         # #0 passes through L, so that the grammar's back-off survives composition.
-        Arc(_LOOP, _LOOP, backoff, backoff_word_id, 0.0),
-        *_chain((*silence, after_silence), EPSILON, {_LOOP: 0.0}, _SILENCE, states),
+        Arc(_LOOP, _LOOP, backoff, words.index(BACKOFF_WORD), 0.0),
+        *_chain((*labels_of(SILENCE_ID), after_silence), EPSILON, {_LOOP: 0.0}, _SILENCE, states),
     ]
     ends = {_LOOP: no_silence_cost, _SILENCE: silence_cost}
-    for spelling, number in zip(spellings, numbers, strict=True):
-        labels = spelling.labels + ((backoff + number,) if number else ())
-        arcs += _chain(labels, spelling.word_id, ends, _LOOP, states)
-    fst = compile_transducer(arcs, {_LOOP: 0.0})
-    return LexiconTransducer(fst, range(backoff, after_silence + 1))
+    for (word_id, spelled), number in zip(spellings, numbers, strict=True):
+        labels = (*spelled, backoff + number) if number else spelled
+        arcs += _chain(labels, word_id, ends, _LOOP, states)
+    return compile_transducer(arcs, {_LOOP: 0.0}), range(backoff, after_silence + 1)
 
 
 def _chain(
@@ -211,16 +187,14 @@ def _chain(
         yield Arc(source, end, labels[-1], output, cost)
 
 
-def _disambiguation_numbers(spellings: Sequence[Spelling]) -> list[int]:
+def _disambiguation_numbers(spellings: Sequence[Labels]) -> list[int]:
     """Return 0 for a spelling that is unique and begins no other, else 1, 2, ... among equals."""
-    frequency = Counter(spelling.labels for spelling in spellings)
+    frequency = Counter(spellings)
     beginnings = {labels[:length] for labels in frequency for length in range(1, len(labels))}
     used: Counter[Labels] = Counter()
     numbers = []
-    for spelling in spellings:
-        labels = spelling.labels
-        ambiguous = frequency[labels] > 1 or labels in beginnings
-        used[labels] += ambiguous
+    for labels in spellings:
+        used[labels] += frequency[labels] > 1 or labels in beginnings
         numbers.append(used[labels])
     return numbers
 
@@ -264,7 +238,6 @@ def add_self_loops(fst: kaldifst.StdVectorFst) -> kaldifst.StdVectorFst:
 
 
 _DISAMBIGUATION = 1 << 20  # above every senone; disambiguation labels while minimizing
-PhoneLabels = Callable[[int], Labels]
 
 
 @dataclass(frozen=True)
@@ -302,8 +275,8 @@ def monophone_graph(lexicon: Lexicon, words: Sequence[str], num_states: int) -> 
 
     spoken, table, grammar = _transcript(lexicon, words)
     num_labels = len(lexicon.phones) * num_states
-    transducer = _lexicon_transducer(lexicon, spoken, table, states, num_labels)
-    states_to_words = _determinized(kaldifst.compose(transducer.fst, grammar))
+    transducer, _ = _lexicon_transducer(lexicon, spoken, table, states, num_labels)
+    states_to_words = _determinized(kaldifst.compose(transducer, grammar))
     plain = relabel_inputs(states_to_words, lambda label: label if label <= num_labels else EPSILON)
     return DecodingGraph(add_self_loops(plain), table, num_labels)
 
@@ -324,26 +297,6 @@ def _word_table(lexicon: Lexicon) -> tuple[str, ...]:
     return ("<eps>", *sorted(lexicon.pronunciations), BACKOFF_WORD)
 
 
-def _lexicon_transducer(
-    lexicon: Lexicon,
-    spoken: Lexicon,
-    words: tuple[str, ...],
-    labels_of: PhoneLabels,
-    num_labels: int,
-) -> LexiconTransducer:
-    """Build L of the `spoken` words; phone ids are those of the whole `lexicon`."""
-    spellings = [
-        Spelling(
-            word_id, tuple(x for phone in spelled for x in labels_of(lexicon.phone_ids[phone]))
-        )
-        for word_id, word in enumerate(words)
-        for spelled in spoken.pronunciations.get(word, ())
-    ]
-    return lexicon_transducer(
-        spellings, labels_of(SILENCE_ID), num_labels, words.index(BACKOFF_WORD)
-    )
-
-
 def _senone_graph(
     lexicon: Lexicon,
     spoken: Lexicon,
@@ -353,14 +306,14 @@ def _senone_graph(
 ) -> DecodingGraph:
     if tree.phones != lexicon.phones:
         raise ValueError("the tree was grown for other phones: grow it again for this lexicon")
-    transducer = _lexicon_transducer(
+    transducer, disambiguation = _lexicon_transducer(
         lexicon, spoken, words, lambda phone: (phone + 1,), len(lexicon.phones)
     )
     # L o G: phones to words.
-    phones_to_words = _determinized(kaldifst.compose(transducer.fst, grammar))
+    phones_to_words = _determinized(kaldifst.compose(transducer, grammar))
     # C: windows of three phones; each window's senone becomes the input label.
     contexts, windows = kaldifst.compose_context(
-        disambig_syms=list(transducer.disambiguation_labels),
+        disambig_syms=list(disambiguation),
         context_width=3,
         central_position=1,
         ifst=phones_to_words,

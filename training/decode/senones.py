@@ -79,18 +79,10 @@ def parse_senone_tree(text: str) -> SenoneTree:
     try:
         fields = json.loads(text)
         phones = tuple(str(phone) for phone in fields["phones"])
-        tables = tuple(fields["roots"])
-    except (ValueError, KeyError, TypeError, RecursionError, OverflowError) as error:
-        raise _not_a_tree(error) from error
-    try:
-        return SenoneTree(phones, tuple(_from_table(root, len(phones)) for root in tables))
-    except (KeyError, TypeError, RecursionError, OverflowError) as error:
-        raise _not_a_tree(error) from error
-
-
-def _not_a_tree(error: Exception) -> ValueError:
-    said = printable(repr(error))
-    return ValueError(f"not a senone tree: {said}: need what to_json writes")
+        return SenoneTree(phones, tuple(_from_table(root, len(phones)) for root in fields["roots"]))
+    except (json.JSONDecodeError, KeyError, TypeError, RecursionError, OverflowError) as error:
+        said = printable(repr(error))
+        raise ValueError(f"not a senone tree: {said}: need what to_json writes") from error
 
 
 def _leaves(node: Node) -> Iterator[int]:

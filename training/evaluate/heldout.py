@@ -17,7 +17,7 @@ from infra.settings import plain
 from infra.store.object_store import ObjectStore
 from pipeline.filterbank import FRAME_SHIFT_MS
 from pipeline.records import WITHOUT_PLACEMENT, Tally
-from pipeline.runs.commit import Commit, Repetition, StepContext, once
+from pipeline.runs.commit import Commit, Repetition, once
 from pipeline.runs.engine import ScratchTasks, StepResult, StepRun, StepSpec, run_step
 from pipeline.runs.manifest import Manifest, Output, read_manifest, read_output, subsets_of_run
 from pipeline.runs.names import (
@@ -37,14 +37,24 @@ from pipeline.shards import FeatureRow
 from pipeline.splicing import STACK, low_rate_alignment
 from training.align.labelled import read_lexicon
 from training.align.network_alignment import align_row, read_tree
-from training.decode.decoder import BestPath, DecoderConfig, best_path
-from training.decode.graph import DecodingGraph
-from training.decode.lexicon import Lexicon
-from training.decode.senones import SenoneTree, Unaligned
-from training.decode.word_times import word_spans
-from training.evaluate.decoded import (
+from training.decode.decoder import BestPath, DecoderConfig, Span, best_path, word_spans
+from training.decode.senones import Unaligned
+from training.evaluate.language_model import LanguageModelFiles, store_arpas
+from training.evaluate.scores import ModelScores, model_scores, speaker_scores, word_error_scores
+from training.evaluate.slices import (
+    DecodingPlace,
+    DecodingTask,
+    ModelsToDecode,
+    Slice,
+    count_unknown_words,
+    scored_pieces,
+    slices,
+)
+from training.evaluate.tuning import recipe_settings, tuned_settings
+from training.evaluate.word_errors import (
     DecodedUtterance,
     DecodedWord,
+    UtteranceErrors,
     file_order,
     hypothesis_ctm,
     hypothesis_trn,
@@ -52,67 +62,26 @@ from training.evaluate.decoded import (
     reference_stm,
     reference_trn,
     write_decoded,
+    write_errors,
 )
-from training.evaluate.language_model import LanguageModelFiles, store_arpas
-from training.evaluate.scores import ModelScores, model_scores, speaker_scores, word_error_scores
-from training.evaluate.slices import (
-    DecodingPlace,
-    ModelsToDecode,
-    Piece,
-    Slice,
-    count_unknown_words,
-    scored_pieces,
-    slices,
-)
-from training.evaluate.tuning import recipe_settings, tuned_settings
-from training.evaluate.word_errors import UtteranceErrors, write_errors
 from training.models.parameter_count import num_parameters
-from training.models.store import TrainedModel
 from training.settings.decoding import DecodingSettings, EvaluationConfig
 
 _LOW_RATE_MS = STACK * FRAME_SHIFT_MS
 
 
 @dataclass(frozen=True, slots=True)
-class AlignedBefore:
-    """AlignedBefore: the slice as the first model decoded it, with the labels of its alignment."""
+class HypothesisTask(DecodingTask):
+    """HypothesisTask is one slice to decode with one model, at its settings.
 
-    decoded: Output
+    `labels` are the scale at which this task's model aligns the transcripts, or else the slice as
+    an earlier model decoded it, with the labels of its alignment.
+    """
 
-
-@dataclass(frozen=True, slots=True)
-class AlignsAt:
-    """AlignsAt: this task's model aligns the transcripts, at the alignment's acoustic scale."""
-
-    acoustic_scale: float
-
-
-@dataclass(frozen=True, slots=True)
-class HypothesisTask:
-    """HypothesisTask is one slice to decode with one model, at its settings."""
-
-    name: str
-    place: DecodingPlace
     rows: Slice
     model: str
     settings: DecodingSettings
-    labels: AlignedBefore | AlignsAt
-
-    @property
-    def context(self) -> StepContext:
-        """The step's context."""
-        return self.place.context
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Decoder:
-    """_Decoder holds model, lexicon, tree and graph of a task."""
-
-    task: HypothesisTask
-    model: TrainedModel
-    lexicon: Lexicon
-    tree: SenoneTree
-    graph: DecodingGraph
+    labels: float | Output
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -120,7 +89,7 @@ class _Found:
     """_Found is kept of a piece once its logits are released."""
 
     first_frame: int
-    path: BestPath | None
+    has_failed: bool
     words: tuple[DecodedWord, ...]
     best_senones: np.ndarray
     labels: tuple[int, ...]
@@ -129,60 +98,49 @@ class _Found:
 @once
 def decode_slice(task: HypothesisTask) -> Commit:
     """Decode the utterances of a slice on a worker; its logits never leave the task."""
-    place = task.place
+    context, place = task.context, task.place
     lexicon, tree = place.lexicon_and_tree()
     (graph,) = place.graphs(lexicon, tree, [task.settings])
-    decoder = _Decoder(task, place.model(task.model), lexicon, tree, graph)
-    rows = place.rows(task.rows)
+    model, rows = place.model(task.model), place.rows(task.rows)
+    known: dict[str, tuple[int, ...]] = {}
+    if isinstance(task.labels, Output):
+        before = read_decoded(read_output(context.store, context.run_uri, task.labels))
+        known = {each.utterance_id: each.labels for each in before}
     found: dict[int, list[_Found]] = defaultdict(list)
-    for piece in scored_pieces(rows, decoder.model):
-        found[piece.row].append(_decode(decoder, rows[piece.row], piece))
-    known = _labels_before(task)
+    for piece in scored_pieces(rows, model):
+        row, scores = rows[piece.row], piece.log_likelihoods
+        path = best_path(graph, task.settings.acoustic_scale * scores, place.decoder)
+        # Posteriors are the likelihoods times the priors; the best senone is theirs.
+        log_posteriors = scores + model.log_priors.numpy()
+        words: tuple[DecodedWord, ...] = ()
+        if path is not None:
+            spans = word_spans(path.senones, path.words, lexicon, tree)
+            words = _timed_words(path, spans, log_posteriors, piece.first_frame)
+        labels: tuple[int, ...] = ()
+        is_whole = len(scores) == len(row.features) // STACK
+        if not isinstance(task.labels, Output) and is_whole:
+            aligned = align_row(row, task.labels * scores, lexicon, tree)
+            # A transcript with a word that the lexicon lacks has errors to count, and no alignment.
+            if not isinstance(aligned, Unaligned):
+                labels = tuple(low_rate_alignment(aligned, 0).tolist())
+        best = log_posteriors.argmax(axis=1)
+        found[piece.row].append(_Found(piece.first_frame, path is None, words, best, labels))
     utterances = [
         _decoded(row, sorted(found[number], key=lambda each: each.first_frame), known)
         for number, row in enumerate(rows)
     ]
     tally = Tally(len(rows), sum(row.duration_ms for row in rows))
-    output = task.context.put_output(task.name, ".jsonl", write_decoded(utterances), tally)
-    fingerprint = task.context.fingerprint
-    return task.context.commit(
-        Commit(task.name, fingerprint, (output,), None, tally_in=tally, quarantined=Tally())
-    )
-
-
-def _labels_before(task: HypothesisTask) -> Mapping[str, tuple[int, ...]]:
-    if isinstance(task.labels, AlignsAt):
-        return {}
-    store, run_uri = task.context.store, task.context.run_uri
-    before = read_decoded(read_output(store, run_uri, task.labels.decoded))
-    return {each.utterance_id: each.labels for each in before}
-
-
-def _decode(decoder: _Decoder, row: FeatureRow, piece: Piece) -> _Found:
-    """Search the best path of a piece, and align it where this task's model aligns."""
-    task, scores = decoder.task, piece.log_likelihoods
-    path = best_path(decoder.graph, task.settings.acoustic_scale * scores, task.place.decoder)
-    # Posteriors are the likelihoods times the priors; the best senone is theirs.
-    log_posteriors = scores + decoder.model.log_priors.numpy()
-    words = _timed_words(decoder, path, log_posteriors, piece.first_frame) if path else ()
-    is_whole = len(scores) == len(row.features) // STACK
-    labels: tuple[int, ...] = ()
-    if isinstance(task.labels, AlignsAt) and is_whole:
-        scaled = task.labels.acoustic_scale * scores
-        aligned = align_row(row, scaled, decoder.lexicon, decoder.tree)
-        # A transcript with a word that the lexicon lacks has errors to count, and no alignment.
-        if not isinstance(aligned, Unaligned):
-            labels = tuple(low_rate_alignment(aligned, 0).tolist())
-    return _Found(piece.first_frame, path, words, log_posteriors.argmax(axis=1), labels)
+    output = context.put_output(task.name, ".jsonl", write_decoded(utterances), tally)
+    record = (task.name, context.fingerprint, (output,), None)
+    return context.commit(Commit(*record, tally_in=tally, quarantined=Tally()))
 
 
 def _timed_words(
-    decoder: _Decoder,
     path: BestPath,
+    spans: Sequence[Span],
     log_posteriors: Float32[np.ndarray, "frames senones"],
     first_frame: int,
 ) -> tuple[DecodedWord, ...]:
-    spans = word_spans(path.senones, path.words, decoder.lexicon, decoder.tree)
     of_path = log_posteriors[np.arange(len(path.senones)), path.senones]
     return tuple(
         DecodedWord(
@@ -217,7 +175,7 @@ def _decoded(
         duration_ms=row.duration_ms,
         reference=tuple((row.text or "").split()),
         words=tuple(word for piece in pieces for word in piece.words),
-        has_failed=any(piece.path is None for piece in pieces),
+        has_failed=any(piece.has_failed for piece in pieces),
         num_aligned=len(labels),
         num_correct=int(np.count_nonzero(best == labels)),
         labels=own,
@@ -262,11 +220,17 @@ def evaluate(
         )
         tasks = ScratchTasks(step.context, models.distribute)
         decoded = decode_all(place, tasks, settings, models, config.acoustic_scale)
+        num_senones = read_tree(store, run_uri).num_senones
         about: dict[str, Any] = {"decoding": plain(settings)} if is_tuned else {}
-        about["models"] = model_sizes(models, read_tree(store, run_uri).num_senones)
-        statistics: dict[str, Any] = {"language_model": dict(language_model.statistics)}
-        statistics["num_unknown_words"] = unknown
-        return scored(step, fold(step.context, decoded), about, statistics)
+        about["models"] = {
+            model: {"num_parameters": num_parameters(form, num_senones)}
+            for model, form in models.forms.items()
+        }
+        statistics = {
+            "language_model": dict(language_model.statistics),
+            "num_unknown_words": unknown,
+        }
+        return _scored(step, decoded, about, statistics)
 
     spec = StepSpec(
         store,
@@ -296,48 +260,42 @@ def decode_all(
     context = place.context
     parts = slices(read_manifest(context.store, context.run_uri, features_step(HELDOUT)))
 
-    def task(model: str, part: Slice, labels: AlignedBefore | AlignsAt) -> HypothesisTask:
+    def task(model: str, part: Slice, labels: float | Output) -> HypothesisTask:
         name = f"{model}-{part.name}"
         return HypothesisTask(name, place, part, model, settings[model], labels)
 
-    aligns = AlignsAt(alignment_scale)
     first = TEACHER if TEACHER in models.names else BASELINE
-    aligning = [task(first, each, aligns) for each in parts]
+    aligning = [task(first, each, alignment_scale) for each in parts]
     aligned = scratch.run(aligning, decode_slice, f"decode with {first}")
-    labels = [AlignedBefore(commit.outputs[0]) for commit in aligned]
+    labels = [commit.outputs[0] for commit in aligned]
     others = [name for name in models.names if name != first]
     tasks = [task(name, *pair) for name in others for pair in zip(parts, labels, strict=True)]
     commits = iter(scratch.run(tasks, decode_slice, f"decode with {', '.join(others)}"))
     return {first: aligned, **{name: [next(commits) for _ in parts] for name in others}}
 
 
-def model_sizes(models: ModelsToDecode, num_senones: int) -> dict[str, dict[str, int]]:
-    """Return the number of weights of each model."""
-    return {
-        name: {"num_parameters": num_parameters(form, num_senones)}
-        for name, form in models.forms.items()
-    }
+def _scored(
+    step: StepRun,
+    decoded: Mapping[str, Sequence[Commit]],
+    about: Mapping[str, Any],
+    statistics: Mapping[str, Any],
+) -> Manifest:
+    """Store each model's hypotheses, the errors by utterance, and the scores.
 
-
-@dataclass(frozen=True, slots=True)
-class Folded:
-    """Folded: all hypotheses, as files and as counts by utterance and by model."""
-
-    files: Mapping[str, Output]
-    utterances: Sequence[UtteranceErrors]
-    models: Mapping[str, ModelScores]
-
-
-def fold(context: StepContext, decoded: Mapping[str, Sequence[Commit]]) -> Folded:
-    """Store each model's hypotheses, and add up errors by utterance.
-
-    One model's hypotheses are in memory at a time, beside the errors by utterance of all.
+    One model's hypotheses are in memory at a time, beside the errors by utterance of all. The
+    manifest's tallies are those of the utterances.
     """
+    context = step.context
     files: dict[str, Output] = {}
     models: dict[str, ModelScores] = {}
     errors: dict[str, UtteranceErrors] = {}
     for name, commits in decoded.items():
-        utterances = read_hypotheses(context, commits)
+        utterances = [
+            replace(each, labels=())  # which only tasks need, and which take most of the memory
+            for commit in commits
+            for each in read_decoded(read_output(context.store, context.run_uri, commit.outputs[0]))
+        ]
+        utterances.sort(key=file_order)
         texts = {f"{name}.trn": hypothesis_trn, f"{name}.ctm": hypothesis_ctm}
         if not models:
             texts |= {"reference.trn": reference_trn, "reference.stm": reference_stm}
@@ -351,36 +309,17 @@ def fold(context: StepContext, decoded: Mapping[str, Sequence[Commit]]) -> Folde
             errors[each.utterance_id] = UtteranceErrors(
                 each.utterance_id, each.speaker_id, each.placement, each.duration_ms, own
             )
-    return Folded(files, list(errors.values()), models)
-
-
-def read_hypotheses(context: StepContext, commits: Sequence[Commit]) -> list[DecodedUtterance]:
-    """Read what tasks decoded with one model, in the order of the scoring files."""
-    utterances = [
-        replace(each, labels=())  # which only tasks need, and which take most of the memory
-        for commit in commits
-        for each in read_decoded(read_output(context.store, context.run_uri, commit.outputs[0]))
-    ]
-    return sorted(utterances, key=file_order)
-
-
-def scored(
-    step: StepRun, folded: Folded, about: Mapping[str, Any], statistics: Mapping[str, Any]
-) -> Manifest:
-    """Store scores and errors by utterance; the manifest's tallies are those of the utterances."""
-    context = step.context
+    scored = list(errors.values())
     heldout = read_manifest(context.store, context.run_uri, features_step(HELDOUT)).tally_out
-    evaluated = Tally(len(folded.utterances), sum(each.duration_ms for each in folded.utterances))
+    evaluated = Tally(len(scored), sum(each.duration_ms for each in scored))
     assert evaluated == heldout, "every utterance is scored, once"
-    errors = write_errors(folded.utterances)
-    files = {
-        **folded.files,
-        "errors.jsonl": context.put_output(EVALUATION_ERRORS, ".jsonl", errors, heldout),
-    }
+    files["errors.jsonl"] = context.put_output(
+        EVALUATION_ERRORS, ".jsonl", write_errors(scored), heldout
+    )
     scores = {
-        **word_error_scores(folded.utterances),
-        **speaker_scores(folded.utterances),
-        **model_scores(folded.models),
+        **word_error_scores(scored),
+        **speaker_scores(scored),
+        **model_scores(models),
         **about,
         "files": {name: output.key for name, output in files.items()},
     }

@@ -3,8 +3,9 @@
 import gzip
 import io
 import zlib
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,14 @@ from pipeline.runs.commit import StepContext
 from pipeline.runs.manifest import Output, sha256
 from pipeline.runs.names import LANGUAGE_MODEL_SETTINGS
 from training.align.labelled import labelled_transcripts, transcript_reads
-from training.decode.arpa import UNKNOWN, RestrictedArpa, restrict_arpa
 from training.decode.lexicon import Lexicon
-from training.decode.smoothing import kneser_ney_arpa, witten_bell_arpa
+from training.decode.ngrams import (
+    UNKNOWN,
+    RestrictedArpa,
+    kneser_ney_arpa,
+    restrict_arpa,
+    witten_bell_arpa,
+)
 from training.settings.decoding import EvaluationConfig
 
 MAX_BYTES = 64 * 2**20
@@ -120,38 +126,12 @@ class TextSentences:
 
 
 @dataclass(frozen=True, slots=True)
-class EstimatedModel:
-    """EstimatedModel makes n-gram models of sentences; UNKNOWN replaces words without lexicon."""
+class LanguageModel:
+    """LanguageModel: `arpa(order)` returns ARPA text; the user's own model has its own order."""
 
-    sentences: Sequence[Sequence[str]]
-    lexicon: Lexicon
-    smoothing: str
-    statistics: Mapping[str, Any] = field(default_factory=dict)
-
-    def arpa(self, order: int) -> str:
-        """Return ARPA text of the model of this order."""
-        return _ESTIMATE[self.smoothing](self.sentences, self.lexicon.pronunciations, order)
-
-
-@dataclass(frozen=True, slots=True)
-class GivenModel:
-    """GivenModel is the user's own ARPA, over the words of the lexicon."""
-
-    restricted: RestrictedArpa
-
-    @property
-    def statistics(self) -> Mapping[str, Any]:
-        """Return what the lexicon took from the model."""
-        return {
-            "num_dropped_words": self.restricted.num_dropped_words,
-            "num_dropped_ngrams": self.restricted.num_dropped_ngrams,
-            "num_missing_words": self.restricted.num_missing_words,
-        }
-
-    def arpa(self, order: int) -> str:
-        """Return ARPA text; the order is the model's own."""
-        del order
-        return self.restricted.text
+    arpa: Callable[[int], str]
+    has_own_order: bool
+    statistics: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,14 +162,20 @@ class LanguageModelFiles:
 
     def model(
         self, store: ObjectStore, run_uri: str, lexicon: Lexicon, config: EvaluationConfig
-    ) -> EstimatedModel | GivenModel:
+    ) -> LanguageModel:
         """Return the user's ARPA, or what estimates models of the labelled transcripts and text.
 
         ValueError for a malformed ARPA, with its line.
         """
         words = lexicon.pronunciations.keys()
         if (arpa := self.by_setting.get("arpa")) is not None:
-            return GivenModel(arpa.arpa(words))
+            given = arpa.arpa(words)
+            counts = {
+                "num_dropped_words": given.num_dropped_words,
+                "num_dropped_ngrams": given.num_dropped_ngrams,
+                "num_missing_words": given.num_missing_words,
+            }
+            return LanguageModel(lambda _: given.text, has_own_order=True, statistics=counts)
         sentences = _known(labelled_transcripts(store, run_uri), words)
         statistics: dict[str, Any] = {}
         if (text := self.by_setting.get("language_model_text")) is not None:
@@ -200,11 +186,16 @@ class LanguageModelFiles:
                 "num_unknown_words": extra.num_unknown,
             }
             sentences += extra.sentences
-        return EstimatedModel(sentences, lexicon, config.smoothing, statistics)
+        estimate = _ESTIMATE[config.smoothing]
+        return LanguageModel(
+            partial(estimate, sentences, lexicon.pronunciations),
+            has_own_order=False,
+            statistics=statistics,
+        )
 
 
 def store_arpas(
-    context: StepContext, model: EstimatedModel | GivenModel, orders: Iterable[int]
+    context: StepContext, model: LanguageModel, orders: Iterable[int]
 ) -> dict[int, Output]:
     """Store the model of each order for a step's tasks, which build graphs of it."""
     return {

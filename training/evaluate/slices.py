@@ -6,7 +6,6 @@ Workers of a cluster import this module, so it imports nothing that only a drive
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from itertools import pairwise
 
 import numpy as np
@@ -64,6 +63,10 @@ class Slice:
     stop: int
 
 
+_KEPT_GRAPHS: dict[tuple[str, Output, GrammarWeights], DecodingGraph] = {}
+"""The graphs that this process keeps, as its next task most often wants the same."""
+
+
 @dataclass(frozen=True, slots=True)
 class DecodingPlace:
     """DecodingPlace holds what all tasks of a decoding step share.
@@ -109,25 +112,27 @@ class DecodingPlace:
             )
             for each in settings
         ]
-        kept = _kept_graphs()
-        for key in kept.keys() - set(wanted):
-            del kept[key]
+        for key in _KEPT_GRAPHS.keys() - set(wanted):
+            del _KEPT_GRAPHS[key]
         for key in wanted:
-            if key not in kept:
+            if key not in _KEPT_GRAPHS:
                 _, arpa, weights = key
-                store, run_uri = self.context.store, self.context.run_uri
-                text = read_output(store, run_uri, arpa).decode()
-                kept[key] = decoding_graph(lexicon, tree, text, weights)
-        return [kept[key] for key in wanted]
+                text = read_output(self.context.store, self.context.run_uri, arpa).decode()
+                _KEPT_GRAPHS[key] = decoding_graph(lexicon, tree, text, weights)
+        return [_KEPT_GRAPHS[key] for key in wanted]
 
 
-_GraphKey = tuple[str, Output, GrammarWeights]
+@dataclass(frozen=True, slots=True)
+class DecodingTask:
+    """DecodingTask is a task of a decoding step: its name, and what it shares with all others."""
 
+    name: str
+    place: DecodingPlace
 
-@cache
-def _kept_graphs() -> dict[_GraphKey, DecodingGraph]:
-    """Return the graphs that this process keeps, as its next task most often wants the same."""
-    return {}
+    @property
+    def context(self) -> StepContext:
+        """The step's context."""
+        return self.place.context
 
 
 def slices(features: Manifest) -> list[Slice]:

@@ -4,9 +4,10 @@ Tasks score the speakers once with each model, and decode the scores at any sett
 cluster import this module, so it imports nothing that only a driver has.
 """
 
+import itertools
 import json
 from collections import defaultdict
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
@@ -15,16 +16,16 @@ import torch
 from infra.settings import plain
 from infra.store.object_store import ObjectStore
 from pipeline.records import Tally
-from pipeline.runs.commit import Commit, Repetition, StepContext, once
+from pipeline.runs.commit import Commit, Repetition, once
 from pipeline.runs.engine import ScratchTasks, StepResult, StepRun, StepSpec, run_step
 from pipeline.runs.manifest import Manifest, Output, read_manifest, read_output
 from pipeline.runs.names import ALIGNMENT_STEP, DEV, TUNING_STEP, features_step, model_step
-from pipeline.shards import FeatureRow
 from training.align.labelled import read_lexicon
 from training.decode.decoder import DecoderConfig, decode
-from training.evaluate.language_model import GivenModel, LanguageModelFiles, store_arpas
+from training.evaluate.language_model import LanguageModelFiles, store_arpas
 from training.evaluate.slices import (
     DecodingPlace,
+    DecodingTask,
     ModelsToDecode,
     Piece,
     Slice,
@@ -41,33 +42,19 @@ _MAX_STORED_SCORES = 2**26
 
 
 @dataclass(frozen=True, slots=True)
-class ScoringTask:
+class ScoringTask(DecodingTask):
     """ScoringTask is one slice whose log-likelihoods a model computes, for all trials to read."""
 
-    name: str
-    place: DecodingPlace
     rows: Slice
     model: str
 
-    @property
-    def context(self) -> StepContext:
-        """The step's context."""
-        return self.place.context
-
 
 @dataclass(frozen=True, slots=True)
-class TrialTask:
+class TrialTask(DecodingTask):
     """TrialTask is the stored scores of one slice, to decode at several settings."""
 
-    name: str
-    place: DecodingPlace
     scores: tuple[Output, ...]
     settings: tuple[DecodingSettings, ...]
-
-    @property
-    def context(self) -> StepContext:
-        """The step's context."""
-        return self.place.context
 
 
 @once
@@ -75,13 +62,17 @@ def score_slice(task: ScoringTask) -> Commit:
     """Store the log-likelihoods of a slice in float32, so that trials decode evaluation's bits."""
     rows = task.place.rows(task.rows)
     context = task.context
-    outputs = tuple(
-        context.put_output(task.name, ".npz", _encode(rows, batch), Tally())
-        for batch in _batches(scored_pieces(rows, task.place.model(task.model)))
-    )
-    return context.commit(
-        Commit(task.name, context.fingerprint, outputs, None, tally_in=Tally(), quarantined=Tally())
-    )
+    outputs = []
+    for batch in _batches(scored_pieces(rows, task.place.model(task.model))):
+        encoded = encode_state(
+            [
+                (p.row, p.first_frame, rows[p.row].text or "", torch.from_numpy(p.log_likelihoods))
+                for p in batch
+            ]
+        )
+        outputs.append(context.put_output(task.name, ".npz", encoded, Tally()))
+    record = (task.name, context.fingerprint, tuple(outputs), None)
+    return context.commit(Commit(*record, tally_in=Tally(), quarantined=Tally()))
 
 
 @once
@@ -100,20 +91,16 @@ def try_settings(task: TrialTask) -> Commit:
                 decode(graph, each.acoustic_scale * scores.numpy(), task.place.decoder)
                 for each, graph in zip(task.settings, graphs, strict=True)
             ]
-    errors = [
-        sum((_errors(references[row], words[row], number) for row in words), WordErrors())
-        for number in range(len(task.settings))
-    ]
+    errors = [WordErrors()] * len(task.settings)
+    for row, pieces in words.items():
+        for number in range(len(task.settings)):
+            found = [word for first in sorted(pieces) for word in pieces[first][number]]
+            errors[number] += word_errors(references[row], found)
     statistics = {"errors": [asdict(each) for each in errors]}
     record = (task.name, context.fingerprint, (), None)
     return context.commit(
         Commit(*record, tally_in=Tally(), quarantined=Tally(), statistics=statistics)
     )
-
-
-def _errors(reference: list[str], pieces: dict[int, list[list[str]]], number: int) -> WordErrors:
-    found = [word for first in sorted(pieces) for word in pieces[first][number]]
-    return word_errors(reference, found)
 
 
 def _batches(pieces: Iterator[Piece]) -> Iterator[list[Piece]]:
@@ -128,16 +115,9 @@ def _batches(pieces: Iterator[Piece]) -> Iterator[list[Piece]]:
         yield batch
 
 
-def _encode(rows: list[FeatureRow], batch: list[Piece]) -> bytes:
-    return encode_state(
-        [
-            (p.row, p.first_frame, rows[p.row].text or "", torch.from_numpy(p.log_likelihoods))
-            for p in batch
-        ]
-    )
-
-
 T = TypeVar("T", ScoringTask, TrialTask)
+Count = Callable[[Mapping[str, Sequence[DecodingSettings]]], Mapping[str, Sequence[WordErrors]]]
+"""Count the word errors of each model at each of some settings; all models together."""
 
 
 def tune(
@@ -165,20 +145,20 @@ def tune(
         count_unknown_words(store, run_uri, features, words.pronunciations.keys())
         language_model = files.model(store, run_uri, words, config)
         start, grid = recipe_settings(config), tuning.grid()
-        if isinstance(language_model, GivenModel):
-            del grid["ngram_order"]  # it has its own
+        if language_model.has_own_order:
+            del grid["ngram_order"]
         scratch = step.context.scratch
         orders = {start.ngram_order, *map(int, grid.get("ngram_order", ()))}
         arpas = store_arpas(scratch, language_model, orders)
         decoder = DecoderConfig(config.beam, config.max_active)
         place = DecodingPlace(scratch, corpus_uri, decoder, arpas, models.forms, models.device)
-        trials = Trials(place, ScratchTasks(step.context, models.distribute), models.names)
-        found = search_all({name: search(start, grid) for name in models.names}, trials.count)
+        count = trials(place, ScratchTasks(step.context, models.distribute), models.names)
+        found = search(start, grid, models.names, count)
         tally = read_manifest(store, run_uri, features).tally_out
-        curves = {name: [point.to_json() for point in each.curve] for name, each in found.items()}
+        curves = {name: [point.to_json() for point in curve] for name, curve in found.items()}
         data = json.dumps(curves, indent=1, sort_keys=True).encode()
         output = step.context.put_output("curves", ".json", data, tally)
-        settings = {name: asdict(each.settings) for name, each in found.items()}
+        settings = {name: asdict(best_of(curve).settings) for name, curve in found.items()}
         return step.lossless(tally, (output,), {"settings": settings})
 
     resolved = {"evaluation": plain(config), "tuning": plain(tuning)}
@@ -208,51 +188,49 @@ def tuned_settings(
     return {name: DecodingSettings.of(each) for name, each in chosen.items()}
 
 
-class Trials:
-    """Trials counts the development speakers' word errors at settings, for all models at once."""
+def trials(place: DecodingPlace, scratch: ScratchTasks, models: Iterable[str]) -> Count:
+    """Return what counts the development speakers' word errors at settings, for all models at once.
 
-    def __init__(self, place: DecodingPlace, scratch: ScratchTasks, models: Iterable[str]) -> None:
-        """Compute the log-likelihoods of each model, where an earlier call has not."""
-        self._place, self._scratch = place, scratch
-        context = place.context
-        parts = slices(read_manifest(context.store, context.run_uri, features_step(DEV)))
-        tasks = [
-            ScoringTask(f"{name}-scores-{part.name}", place, part, name)
-            for name in models
-            for part in parts
-        ]
-        self._parts = parts
-        self._scores = self._run(tasks, score_slice, "score the development speakers")
-        self._num_stages = 0
+    The log-likelihoods of each model are computed now, where an earlier run has not.
+    """
+    context = place.context
+    parts = slices(read_manifest(context.store, context.run_uri, features_step(DEV)))
 
-    def count(self, asked: Mapping[str, Sequence[DecodingSettings]]) -> dict[str, list[WordErrors]]:
-        """Return the word errors of each model at each of the settings that are asked of it."""
-        # After a kill the same search asks the same again, so a number names what was tried.
-        self._num_stages += 1
+    def run(tasks: Sequence[T], function: Callable[[T], Commit], said: str) -> dict[str, Commit]:
+        return {each.task: each for each in scratch.run(tasks, function, said)}
+
+    scoring = [
+        ScoringTask(f"{name}-scores-{part.name}", place, part, name)
+        for name in models
+        for part in parts
+    ]
+    scores = run(scoring, score_slice, "score the development speakers")
+    # After a kill the same search asks the same again, so a stage's number names what was tried.
+    stages = itertools.count(1)
+
+    def count(asked: Mapping[str, Sequence[DecodingSettings]]) -> dict[str, list[WordErrors]]:
+        stage = next(stages)
         tasks = [
             TrialTask(
-                f"{name}-trial-{self._num_stages}-{part.name}",
-                self._place,
-                self._scores[f"{name}-scores-{part.name}"].outputs,
+                f"{name}-trial-{stage}-{part.name}",
+                place,
+                scores[f"{name}-scores-{part.name}"].outputs,
                 tuple(settings),
             )
             for name, settings in asked.items()
-            for part in self._parts
+            for part in parts
         ]
-        commits = self._run(tasks, try_settings, f"decode at stage {self._num_stages} of tuning")
+        commits = run(tasks, try_settings, f"decode at stage {stage} of tuning")
         found: dict[str, list[WordErrors]] = {}
         for name, settings in asked.items():
             found[name] = [WordErrors()] * len(settings)
-            for part in self._parts:
-                commit = commits[f"{name}-trial-{self._num_stages}-{part.name}"]
+            for part in parts:
+                commit = commits[f"{name}-trial-{stage}-{part.name}"]
                 counted = [WordErrors(**each) for each in commit.statistics["errors"]]
                 found[name] = [a + b for a, b in zip(found[name], counted, strict=True)]
         return found
 
-    def _run(
-        self, tasks: Sequence[T], function: Callable[[T], Commit], description: str
-    ) -> dict[str, Commit]:
-        return {each.task: each for each in self._scratch.run(tasks, function, description)}
+    return count
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,53 +247,34 @@ class CurvePoint:
         return {"varied": self.varied, "settings": asdict(self.settings), "word_errors": counts}
 
 
-@dataclass(frozen=True, slots=True)
-class Tuned:
-    """Tuned holds the chosen settings, and all that were tried."""
-
-    settings: DecodingSettings
-    curve: Sequence[CurvePoint]
-
-
-Search = Generator[Sequence[DecodingSettings], Sequence[WordErrors], Tuned]
-"""A search yields settings to try, is sent their word errors, and returns what it has chosen."""
-
-
-def search(start: DecodingSettings, grid: Mapping[str, Sequence[int | float]]) -> Search:
-    """Choose one setting after the other: the value of the fewest word errors.
+def search(
+    start: DecodingSettings,
+    grid: Mapping[str, Sequence[int | float]],
+    models: Iterable[str],
+    count: Count,
+) -> dict[str, list[CurvePoint]]:
+    """Choose one setting after the other: the value of the fewest word errors; return the curves.
 
     A value must gain an error to replace what `start` states or the grid lists before it. Decodes
     once for the start and each other value: the grid's sum, where all its pairs were a product.
     """
-    (errors,) = yield [start]
-    best = CurvePoint("start", start, errors)
-    curve = [best]
+    counted = count({name: [start] for name in models})
+    curves = {name: [CurvePoint("start", start, errors)] for name, (errors,) in counted.items()}
     for setting, values in grid.items():
-        varied = dict.fromkeys(best.settings.with_value(setting, value) for value in values)
-        tried = [each for each in varied if each != best.settings]
-        if not tried:
+        tried = {}
+        for name, curve in curves.items():
+            best = best_of(curve).settings
+            varied = dict.fromkeys(best.with_value(setting, value) for value in values)
+            tried[name] = [each for each in varied if each != best]
+        # No model has changed this setting before, so all try the same values.
+        if not any(tried.values()):
             continue
-        counted = yield tried
-        points = [CurvePoint(setting, *each) for each in zip(tried, counted, strict=True)]
-        curve += points
-        best = min([best, *points], key=lambda point: point.errors.errors)
-    return Tuned(best.settings, curve)
+        for name, errors in count(tried).items():
+            pairs = zip(tried[name], errors, strict=True)
+            curves[name] += [CurvePoint(setting, *each) for each in pairs]
+    return curves
 
 
-def search_all(
-    searches: Mapping[str, Search],
-    count: Callable[[Mapping[str, Sequence[DecodingSettings]]], Mapping[str, Sequence[WordErrors]]],
-) -> dict[str, Tuned]:
-    """Run searches side by side: `count` gets what all of them ask, so that it counts together."""
-    found: dict[str, Tuned] = {}
-    asked = {name: next(each) for name, each in searches.items()}
-    while asked:
-        counted = count(asked)
-        still: dict[str, Sequence[DecodingSettings]] = {}
-        for name in asked:
-            try:
-                still[name] = searches[name].send(counted[name])
-            except StopIteration as end:
-                found[name] = end.value
-        asked = still
-    return {name: found[name] for name in searches}
+def best_of(curve: Sequence[CurvePoint]) -> CurvePoint:
+    """Return the first point of the fewest errors."""
+    return min(curve, key=lambda point: point.errors.errors)

@@ -4,11 +4,12 @@ onnxruntime advances the state of streams from call to call. Features are extrac
 logits the batch's to 1e-4, wherever the stream is cut.
 """
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 
 import numpy as np
 import onnxruntime
 from jaxtyping import Float32, Float64, Int64
+from scipy.special import log_softmax
 
 from pipeline.filterbank import (
     FRAME_SHIFT_MS,
@@ -45,18 +46,6 @@ class StreamState:
     hidden: Float32[np.ndarray, "layers streams units"]
     cell: Float32[np.ndarray, "layers streams units"]
 
-    @classmethod
-    def start(cls, num_streams: int, num_layers: int, num_units: int) -> "StreamState":
-        """Return the state before any frame."""
-        recurrent = np.zeros((num_layers, num_streams, num_units), np.float32)
-        return cls(
-            np.zeros(num_streams, np.int64),
-            np.zeros((num_streams, NUM_BINS)),
-            np.zeros((num_streams, NUM_INPUTS), np.float32),
-            recurrent,
-            recurrent,
-        )
-
     def next_utterance(self, unheard: Float32[np.ndarray, "frames bins"]) -> "StreamState":
         """Return the state before the next utterance of one stream, whose causal mean remains.
 
@@ -69,50 +58,41 @@ class StreamState:
         return StreamState(self.count + len(unheard), total, *blank)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Advanced:
-    """Advanced: the logits of some frames, `delay` rows late, and the state after them."""
-
-    logits: Float32[np.ndarray, "streams rows senones"]
-    state: StreamState
-
-
-@dataclass(frozen=True, slots=True)
 class StreamingModel:
     """StreamingModel runs an exported graph by onnxruntime, on one core."""
 
-    graph: bytes
-    session: onnxruntime.InferenceSession = field(init=False)
-
-    def __post_init__(self) -> None:
+    def __init__(self, graph: bytes) -> None:
         options = onnxruntime.SessionOptions()
         # A stream is far below a core; more threads would only wait for each other.
         options.intra_op_num_threads = options.inter_op_num_threads = 1
-        session = onnxruntime.InferenceSession(
-            self.graph, options, providers=["CPUExecutionProvider"]
+        self.session = onnxruntime.InferenceSession(
+            graph, options, providers=["CPUExecutionProvider"]
         )
-        object.__setattr__(self, "session", session)
-
-    @property
-    def num_senones(self) -> int:
-        """Return the number of columns of the logits."""
-        return int(self.session.get_outputs()[0].shape[-1])
+        self.num_senones = int(self.session.get_outputs()[0].shape[-1])
 
     def start(self, num_streams: int = 1) -> StreamState:
         """Return the state of so many streams before any frame."""
         (hidden,) = (each for each in self.session.get_inputs() if each.name == HIDDEN)
         num_layers, _, num_units = hidden.shape
-        return StreamState.start(num_streams, num_layers, num_units)
+        recurrent = np.zeros((num_layers, num_streams, num_units), np.float32)
+        return StreamState(
+            np.zeros(num_streams, np.int64),
+            np.zeros((num_streams, NUM_BINS)),
+            np.zeros((num_streams, NUM_INPUTS), np.float32),
+            recurrent,
+            recurrent,
+        )
 
     def advance(
         self,
         energies: Float32[np.ndarray, "streams frames bins"],
         state: StreamState,
         num_repeats: int = 0,
-    ) -> Advanced:
+    ) -> tuple[Float32[np.ndarray, "streams rows senones"], StreamState]:
         """Hear frames of all streams, a multiple of 3, and the last row `num_repeats` more times.
 
-        ValueError if that is no row.
+        Return the logits, `delay` rows late, and the state after them. ValueError if that is no
+        row.
         """
         num_frames = energies.shape[1]
         if num_frames % STACK or num_frames + num_repeats == 0:
@@ -125,7 +105,7 @@ class StreamingModel:
         names = [LOGITS, *(next_name(each.name) for each in fields(state))]
         logits, count, *others = self.session.run(names, inputs)
         # onnxruntime's integers are C's long long, which NumPy takes for another type than int64.
-        return Advanced(logits, StreamState(count.view(np.int64), *others))
+        return logits, StreamState(count.view(np.int64), *others)
 
 
 ROW_S = STACK * FRAME_SHIFT_MS / 1000
@@ -187,11 +167,12 @@ class AcousticStream:
     ) -> Float32[np.ndarray, "rows senones"]:
         if len(energies) + num_repeats == 0:
             return np.zeros((0, self._model.num_senones), np.float32)
-        advanced = self._model.advance(energies[np.newaxis], self.state, num_repeats)
-        self.state = advanced.state
+        (all_logits,), self.state = self._model.advance(
+            energies[np.newaxis], self.state, num_repeats
+        )
         # The first outputs speak of no row.
-        logits = advanced.logits[0, self._num_early :]
-        self._num_early -= len(advanced.logits[0]) - len(logits)
+        logits: Float32[np.ndarray, "rows senones"] = all_logits[self._num_early :]
+        self._num_early -= len(all_logits) - len(logits)
         return logits
 
 
@@ -250,7 +231,7 @@ class Recognizer:
         return self._transcript(self._search.best(ends_sentence=True), is_final=True)
 
     def _advance(self, logits: Float32[np.ndarray, "rows senones"]) -> None:
-        scores = log_softmax(logits) - self._log_priors
+        scores = log_softmax(logits, axis=1) - self._log_priors
         self._search.advance(np.float32(self._settings.acoustic_scale) * scores)
         self._next_row += len(logits)
 
@@ -263,14 +244,3 @@ class Recognizer:
     def _transcript(self, path: BestPath | None, is_final: bool) -> Transcript:
         words = path.words if path else ()
         return Transcript(words, is_final, ROW_S * self._first_row, ROW_S * self._next_row)
-
-
-def log_softmax(
-    logits: Float32[np.ndarray, "rows senones"],
-) -> Float32[np.ndarray, "rows senones"]:
-    """Return log posteriors."""
-    if not len(logits):
-        return logits
-    relative = logits - logits.max(axis=1, keepdims=True)
-    sums = np.exp(relative).sum(axis=1, keepdims=True)
-    return np.asarray(relative - np.log(sums), dtype=np.float32)

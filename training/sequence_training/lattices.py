@@ -44,7 +44,7 @@ from training.align.network_alignment import (
 from training.decode.decoder import GraphFile, SearchError, SearchProcess
 from training.decode.graph import DecodingGraph, decoding_graph
 from training.decode.lexicon import Lexicon
-from training.decode.smoothing import witten_bell_arpa
+from training.decode.ngrams import witten_bell_arpa
 from training.distributed import collectives
 from training.distributed.collectives import run_own_tasks
 from training.distributed.process_group import CPU, ProcessGroup

@@ -32,7 +32,7 @@ from training.align.network_alignment import log_likelihoods, read_tree
 from training.decode.decoder import DecoderConfig, decode
 from training.decode.graph import DecodingGraph, decoding_graph
 from training.decode.lexicon import parse_lexicon
-from training.decode.smoothing import kneser_ney_arpa, witten_bell_arpa
+from training.decode.ngrams import kneser_ney_arpa, witten_bell_arpa
 from training.evaluate.word_errors import word_errors
 from training.models.store import TrainedModel, load_model
 from training.settings.recipe import Recipe

@@ -23,7 +23,7 @@ import numpy as np
 
 from pipeline.runs.names import BASELINE, STUDENT, TEACHER, sequence_trained
 from tests.benchmarks.rotation.scores import SECOND_TEACHER
-from training.evaluate.significance import Estimate, SpeakerCounts, resample
+from training.evaluate.scores import Estimate, SpeakerCounts, resample
 
 ORACLE = "oracle"
 PLAIN_ROWS = (BASELINE, TEACHER, SECOND_TEACHER, STUDENT, ORACLE)

@@ -33,7 +33,7 @@ from jobs.planning.run_plan import (
 from jobs.planning.volumes import num_training_frames, num_tuned_settings
 from jobs.planning.workload import Requests, Volume, Work, Workload, planned_workload
 from jobs.run_table import CERTIFY, EVALUATE, INGEST, REPORT, STEPS
-from training.evaluate.tuning import recipe_settings, search, search_all
+from training.evaluate.tuning import recipe_settings, search
 from training.evaluate.word_errors import WordErrors
 from training.fit.model_specs import sequence_fit, student_fit, teacher_fit
 from training.models.parameter_count import num_parameters
@@ -254,7 +254,7 @@ def test_tuning_decodes_at_as_many_settings_as_it_tries() -> None:
         return {"student": [WordErrors(1, 0, 0, 2)] * len(asked["student"])}
 
     start = recipe_settings(HOURS_1M.evaluation)
-    search_all({"student": search(start, HOURS_1M.tuning.grid())}, count)
+    search(start, HOURS_1M.tuning.grid(), ["student"], count)
     assert num_tuned_settings(HOURS_1M) == len(tried) > 10
     with_arpa = replace(HOURS_1M, evaluation=replace(HOURS_1M.evaluation, arpa="own.arpa"))
     assert num_tuned_settings(with_arpa) == len(tried) - 2

@@ -29,10 +29,15 @@ from pipeline.runs.sealed_json import seal
 from tests.job_programs import RunJob, Said
 from tests.jobs.job_records import RECORD
 from tests.whole_path.processes import TINY
-from training.evaluate.decoded import DecodedUtterance, reference_trn
 from training.evaluate.scores import speaker_scores, word_error_scores
 from training.evaluate.tuning import CurvePoint
-from training.evaluate.word_errors import UtteranceErrors, WordErrors, write_errors
+from training.evaluate.word_errors import (
+    DecodedUtterance,
+    UtteranceErrors,
+    WordErrors,
+    reference_trn,
+    write_errors,
+)
 from training.settings.decoding import DecodingSettings
 from training.settings.recipe import read_recipe
 

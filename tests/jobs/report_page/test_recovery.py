@@ -24,7 +24,7 @@ from tests.jobs.report_page.reported_run import (
     write_reported_run,
     write_step,
 )
-from training.evaluate.significance import SpeakerCounts, resample
+from training.evaluate.scores import SpeakerCounts, resample
 
 pytestmark = pytest.mark.usefixtures("plain_drawings")
 

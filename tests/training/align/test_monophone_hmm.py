@@ -100,17 +100,6 @@ def test_silence_lies_at_the_edges_where_energy_is_low(
     assert np.quantile(drops, 0.1) > 2
 
 
-def test_alignments_are_reproducible(
-    utterances: list[TranscribedUtterance], lexicon: Lexicon
-) -> None:
-    """Two runs in one process give the same alignments bit for bit."""
-    config = BootstrapConfig(num_iterations=3)
-    first, second = (bootstrap_alignment(utterances[:12], lexicon, config) for _ in range(2))
-    for name, alignment in first.alignments.items():
-        np.testing.assert_array_equal(alignment.phones, second.alignments[name].phones)
-        np.testing.assert_array_equal(alignment.starts, second.alignments[name].starts)
-
-
 def test_utterances_that_cannot_be_aligned_are_named(
     utterances: list[TranscribedUtterance], lexicon: Lexicon
 ) -> None:

@@ -8,6 +8,7 @@ import torch
 
 from pipeline.filterbank import NUM_BINS
 from pipeline.shards import FeatureRow
+from tests.training.align.labelled_run import SENTENCES, row
 from tests.training.decode.toy_language import toy_lexicon, toy_tree
 from training.align import network_alignment
 from training.align.network_alignment import (
@@ -22,7 +23,6 @@ from training.models.store import TrainedModel
 from training.settings.models import LstmConfig
 
 TREE, LEXICON = toy_tree(), toy_lexicon()
-SENTENCES = ("see a cab", "sake", "be cabs", "a bee see sake")
 
 
 def network(num_senones: int = TREE.num_senones) -> TrainedModel:
@@ -34,23 +34,12 @@ def network(num_senones: int = TREE.num_senones) -> TrainedModel:
 
 def rows(num: int, longest: int) -> list[FeatureRow]:
     generator = np.random.default_rng(7)
-    template = FeatureRow(
-        utterance_id="",
-        speaker_id="speaker",
-        duration_ms=1000,
-        created_at="2020-01-01T00:00:00.000+00:00",
-        audio_uri="audio",
-        audio_etag="",
-        text="",
-        placement=None,
-        features=np.zeros((1, NUM_BINS), np.float16),
-    )
     return [
-        replace(
-            template,
-            utterance_id=f"utterance-{number}",
-            text=SENTENCES[number % len(SENTENCES)],
-            features=generator.normal(size=(frames, NUM_BINS)).astype(np.float16),
+        row(
+            f"utterance-{number}",
+            "speaker",
+            generator.normal(size=(frames, NUM_BINS)).astype(np.float16),
+            SENTENCES[number % len(SENTENCES)],
         )
         for number, frames in enumerate(generator.integers(90, longest, num).tolist())
     ]
@@ -60,13 +49,13 @@ def test_batches_change_no_alignment(monkeypatch: pytest.MonkeyPatch) -> None:
     """Scores differ by float32 rounding with the batch's size, and the senones not at all."""
     some, trained = rows(40, 400), network()
     at_once = log_likelihoods(some, trained, 0.3)
-    alone = [log_likelihoods([row], trained, 0.3)[0] for row in some]
+    alone = [log_likelihoods([each], trained, 0.3)[0] for each in some]
     for one, other in zip(at_once, alone, strict=True):
         np.testing.assert_allclose(one, other, atol=1e-5)
     whole = network_alignments(some, trained, LEXICON, TREE, 0.3)
     monkeypatch.setattr(network_alignment, "MAX_PADDED_FRAMES", 500)
     batched = network_alignments(some, trained, LEXICON, TREE, 0.3)
-    assert batched.keys() == whole.keys() == {row.utterance_id for row in some}
+    assert batched.keys() == whole.keys() == {each.utterance_id for each in some}
     for name, senones in whole.items():
         assert isinstance(senones, np.ndarray)
         np.testing.assert_array_equal(batched[name], senones)
@@ -112,24 +101,24 @@ def test_lengths_are_batched(lengths: list[int], batches: list[list[int]]) -> No
 
 def test_what_cannot_be_aligned_is_named() -> None:
     """An utterance with fewer frames than its words need has a reason in place of senones."""
-    (row,) = rows(1, 400)
-    short = replace(row, features=row.features[:6])
-    some = [short, replace(row, utterance_id="u")]
+    (long,) = rows(1, 400)
+    short = replace(long, features=long.features[:6])
+    some = [short, replace(long, utterance_id="u")]
     found = network_alignments(some, network(), LEXICON, TREE, 0.3)
-    assert found[row.utterance_id] == Unaligned("2 frames: too few for the words to align")
+    assert found[short.utterance_id] == Unaligned("2 frames: too few for the words to align")
     assert isinstance(found["u"], np.ndarray)
 
 
 def test_an_unknown_word_is_named_or_is_spoken_noise() -> None:
     """Without spoken noise the utterance is left out; with it, it has the noise's senone."""
-    (row,) = (replace(each, text="see wasp") for each in rows(1, 200))
-    found = network_alignments([row], network(), LEXICON, TREE, 0.3)
+    (wasp,) = (replace(each, text="see wasp") for each in rows(1, 200))
+    found = network_alignments([wasp], network(), LEXICON, TREE, 0.3)
     unknown = Unaligned("not in lexicon.txt: 'wasp'", "unknown_word")
-    assert found == {row.utterance_id: unknown}
+    assert found == {wasp.utterance_id: unknown}
     noisy = LEXICON.with_spoken_noise()
     tree = SenoneTree(noisy.phones, tuple(range(len(noisy.phones))))
-    found = network_alignments([row], network(tree.num_senones), noisy, tree, 0.3)
-    senones = found[row.utterance_id]
+    found = network_alignments([wasp], network(tree.num_senones), noisy, tree, 0.3)
+    senones = found[wasp.utterance_id]
     assert isinstance(senones, np.ndarray)
     spoken = [noisy.phones[each] for each in dict.fromkeys(senones.tolist())]
     assert [each for each in spoken if each != "SIL"] == ["S", "IY", "SPN"]
@@ -148,10 +137,7 @@ def test_only_scores_leave_the_models_device(
     model = LstmModel(config, NUM_SENONES).eval()
     trained = TrainedModel(model, torch.zeros(NUM_SENONES)).to(META)
     features = [np.ones((length, NUM_BINS), np.float16) for length in (30, 12)]
-    rows = [
-        FeatureRow(f"u{n}", "s", 900, "", "", "", "a", None, each)
-        for n, each in enumerate(features)
-    ]
+    rows = [row(f"u{n}", "s", each) for n, each in enumerate(features)]
     left = []
 
     def leave(values: torch.Tensor) -> torch.Tensor:

@@ -17,8 +17,6 @@ from pipeline.runs.names import (
     alignment_steps,
     realignment_rounds,
 )
-from pipeline.runs.outputs import OutputsInParts
-from tests.pipeline.runs.small_commits import set_small_bounds
 from tests.small_corpus import serially
 from tests.training.align.labelled_run import (
     FEATURES,
@@ -74,25 +72,6 @@ def test_a_killed_realignment_resumes_shard_by_shard(place: Place) -> None:
         store.delete(uri)
     assert realign(*place, only, SETTINGS, 0.0, serially).manifest.to_bytes() == resumed.to_bytes()
     assert realign(*place, only, SETTINGS, 0.0, serially).was_finished
-
-
-def test_a_realignment_of_many_shards_folds_its_commits(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Outputs in parts, and the manifest's totals and counts are those of a driver that holds."""
-    store, run_uri, _ = place
-    (only,) = realignment_rounds(1)
-    store_network(place, only.aligner)
-    held = realign(*place, only, SETTINGS, 0.0, serially).manifest
-    for uri in [each.uri for each in store.list(join_uri(run_uri, ALIGNMENT_STEP))]:
-        store.delete(uri)
-    set_small_bounds(monkeypatch, max_listed=1)
-    folded = realign(*place, only, SETTINGS, 0.0, serially).manifest
-    assert isinstance(folded.outputs, OutputsInParts)
-    assert tuple(folded.outputs) == held.outputs
-    assert len(held.outputs) == NUM_SHARDS
-    assert folded.statistics == held.statistics
-    assert (folded.tally_in, folded.tally_out) == (held.tally_in, held.tally_out)
 
 
 def test_the_first_of_two_attempts_is_taken(place: Place) -> None:

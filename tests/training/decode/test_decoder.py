@@ -1,4 +1,4 @@
-"""Search graphs for best paths: sentences of the grammar are found, and no others."""
+"""Best paths are sentences of the grammar, with senones and words where they were planted."""
 
 import itertools
 import subprocess
@@ -11,23 +11,33 @@ from tests.training.decode.toy_language import (
     oracle_log_likelihoods,
     senones_of,
     toy_lexicon,
+    toy_speech,
     toy_tree,
 )
-from training.decode.decoder import AlignmentError, DecoderConfig, align, decode
+from training.decode.decoder import (
+    AlignmentError,
+    DecoderConfig,
+    Span,
+    align,
+    best_path,
+    decode,
+    word_spans,
+)
 from training.decode.graph import DecodingGraph, alignment_graph, decoding_graph
-from training.decode.lexicon import parse_lexicon
-from training.decode.smoothing import witten_bell_arpa
+from training.decode.lexicon import SILENCE_ID, parse_lexicon
+from training.decode.ngrams import witten_bell_arpa
+from training.decode.senones import PhoneAlignment, expand_to_frames, senone_alignment
 
-TREE = toy_tree()
-WORDS = ["a", "bee", "cab", "cabs", "see", "sake"]
+TREE, LEXICON = toy_tree(), toy_lexicon()
+WORDS = ["a", "bee", "cab", "cabs", "sake", "see"]
 SENTENCES = [["see", "a", "cab"], ["a", "bee"], ["cabs"], ["sake", "a"]]
 WIDE = DecoderConfig(beam=1000.0)
 
 
 @pytest.fixture(scope="module")
 def graph() -> DecodingGraph:
-    arpa = witten_bell_arpa(SENTENCES, toy_lexicon().pronunciations)
-    return decoding_graph(toy_lexicon(), TREE, arpa)
+    arpa = witten_bell_arpa(SENTENCES, LEXICON.pronunciations)
+    return decoding_graph(LEXICON, TREE, arpa)
 
 
 def _planted(words: list[str], frames_a_senone: int = 2) -> list[int]:
@@ -53,22 +63,22 @@ def test_align_returns_the_planted_senones(words: list[str]) -> None:
     for frames_a_senone in (1, 5):
         planted = _planted(words, frames_a_senone)
         scores = oracle_log_likelihoods(planted, TREE.num_senones)
-        found = align(alignment_graph(toy_lexicon(), TREE, words), scores)
+        found = align(alignment_graph(LEXICON, TREE, words), scores)
         np.testing.assert_array_equal(found, planted)
 
 
 def test_align_keeps_its_words_against_the_evidence() -> None:
     """With the logits of one sentence and the words of another, the path spells the words."""
     scores = oracle_log_likelihoods(_planted(["cabs", "see"], 4), TREE.num_senones)
-    found = align(alignment_graph(toy_lexicon(), TREE, ["sake"]), scores)
+    found = align(alignment_graph(LEXICON, TREE, ["sake"]), scores)
     phones = [int(np.argwhere(TREE.table == senone)[0, 1]) for senone in found]
-    spelled = [toy_lexicon().phones[phone] for phone, _ in itertools.groupby(phones)]
+    spelled = [LEXICON.phones[phone] for phone, _ in itertools.groupby(phones)]
     assert [phone for phone in spelled if phone != "SIL"] == ["S", "EY", "K"]
 
 
 def test_silence_between_words_and_at_the_edges_is_optional(graph: DecodingGraph) -> None:
     """Words decode alike with and without silences between them and at the edges."""
-    ids = toy_lexicon().phone_ids
+    ids = LEXICON.phone_ids
     for phones in (["S", "IY", "AX"], ["S", "IY", "SIL", "AX", "SIL"]):
         padded = [0, *(ids[phone] for phone in phones), 0]
         senones = [TREE.senone(*padded[i - 1 : i + 2]) for i in range(1, len(padded) - 1)]
@@ -82,8 +92,8 @@ def test_best_path_against_every_alignment() -> None:
     """For random logits and one word, no path beats `align`'s by more than the graph's costs."""
     random = np.random.default_rng(0)
     scores = random.normal(size=(6, TREE.num_senones), scale=3).astype(np.float32)
-    found = align(alignment_graph(toy_lexicon(), TREE, ["cab"]), scores)
-    ids = [toy_lexicon().phone_ids[phone] for phone in ("K", "AE", "B")]
+    found = align(alignment_graph(LEXICON, TREE, ["cab"]), scores)
+    ids = [LEXICON.phone_ids[phone] for phone in ("K", "AE", "B")]
     best = -np.inf
     for first, last in itertools.product([[], [0]], repeat=2):
         padded = [0, *first, *ids, *last, 0]
@@ -97,16 +107,15 @@ def test_best_path_against_every_alignment() -> None:
 
 def test_alignment_needs_a_frame_for_every_phone() -> None:
     """Too few frames, no words and unknown words are refused with the reason."""
-    lexicon = toy_lexicon()
     two_frames = np.zeros((2, TREE.num_senones), np.float32)
     with pytest.raises(AlignmentError, match="2 frames: too few"):
-        align(alignment_graph(lexicon, TREE, ["cabs"]), two_frames)
+        align(alignment_graph(LEXICON, TREE, ["cabs"]), two_frames)
     with pytest.raises(AlignmentError, match="0 frames: too few"):
-        align(alignment_graph(lexicon, TREE, ["cabs"]), two_frames[:0])
+        align(alignment_graph(LEXICON, TREE, ["cabs"]), two_frames[:0])
     with pytest.raises(ValueError, match="no words"):
-        alignment_graph(lexicon, TREE, [])
+        alignment_graph(LEXICON, TREE, [])
     with pytest.raises(ValueError, match=r"'wasp'.*lexicon\.txt"):
-        alignment_graph(lexicon, TREE, ["see", "wasp"])
+        alignment_graph(LEXICON, TREE, ["see", "wasp"])
 
 
 def test_unusable_log_likelihoods_are_refused(graph: DecodingGraph) -> None:
@@ -134,3 +143,93 @@ def test_package_imports_in_any_order() -> None:
     for first in ("graph", "decoder", "senones", "lexicon"):
         command = [sys.executable, "-c", program.format(first)]
         subprocess.run(command, check=True, timeout=300)
+
+
+def speak(words: list[str], random: np.random.Generator) -> tuple[np.ndarray, list[Span]]:
+    """Draw pronunciations, silences and durations; return the frames' senones and the truth."""
+    phones, owners = [], []
+    for number in range(len(words) + 1):
+        if random.random() < 0.5:
+            phones, owners = [*phones, SILENCE_ID], [*owners, -1]
+        if number < len(words):
+            spelled = random.choice(len(LEXICON.pronunciations[words[number]]))
+            spoken = [
+                LEXICON.phone_ids[phone] for phone in LEXICON.pronunciations[words[number]][spelled]
+            ]
+            phones, owners = [*phones, *spoken], [*owners, *[number] * len(spoken)]
+    padded = [SILENCE_ID, *phones, SILENCE_ID]
+    senones = [TREE.senone(*padded[i - 1 : i + 2]) for i in range(1, len(padded) - 1)]
+    durations = random.integers(1, 5, len(phones))
+    of_frames = np.repeat(owners, durations)
+    spans = [
+        Span(int(frames[0]), int(frames[-1]) + 1)
+        for frames in (np.flatnonzero(of_frames == number) for number in range(len(words)))
+    ]
+    return np.repeat(senones, durations).astype(np.int64), spans
+
+
+def test_words_are_where_they_were_spoken() -> None:
+    """Of 60 sentences every word has its frames, but where two phones of one senone meet."""
+    random = np.random.default_rng(4)
+    num_words = num_right = 0
+    for _ in range(60):
+        words = [str(word) for word in random.choice(WORDS, random.integers(1, 6))]
+        senones, truth = speak(words, random)
+        found = word_spans(senones, words, LEXICON, TREE)
+        assert [span.start for span in found] == sorted(span.start for span in found)
+        num_words += len(words)
+        num_right += sum(one == other for one, other in zip(found, truth, strict=True))
+    # The toy's tree has 40 senones: silence between two words is the end of the first one's.
+    assert num_right >= 0.97 * num_words
+
+
+def test_decoded_words_have_the_times_of_their_phones() -> None:
+    """A graph moves its words' labels; the times of what it decodes are those of the speech."""
+    graph = decoding_graph(LEXICON, TREE, witten_bell_arpa([["see", "a"]], LEXICON.pronunciations))
+    random = np.random.default_rng(5)
+    for _ in range(20):
+        words = [str(word) for word in random.choice(["see", "sake"], 4)]
+        senones, truth = speak(words, random)
+        scores = oracle_log_likelihoods(senones.tolist(), TREE.num_senones, 60)
+        path = best_path(graph, scores, DecoderConfig(beam=1000.0))
+        assert path is not None
+        assert path.senones.tolist() == senones.tolist()
+        assert word_spans(path.senones, path.words, LEXICON, TREE) == truth
+
+
+@pytest.mark.parametrize(
+    ("num_frames", "words", "spans"),
+    [(0, [], []), (7, [], []), (0, ["a"], [(0, 0)]), (7, ["cab", "a"], [(0, 3), (3, 7)])],
+)
+def test_frames_without_an_explanation_are_shared(
+    num_frames: int, words: list[str], spans: list[tuple[int, int]]
+) -> None:
+    """A search that ended within a word leaves frames of no transcript: words share them evenly."""
+    silence = np.full(num_frames, TREE.senone(0, 0, 0), np.int64)
+    assert word_spans(silence, words, LEXICON, TREE) == spans
+
+
+def test_context_crosses_words_and_is_silence_at_the_edges() -> None:
+    """A phone's context is its neighbours in the utterance, and silence beyond it."""
+    alignment = PhoneAlignment(np.array([3, 5, 4], np.int32), np.array([0, 2, 6], np.int32), 9)
+    assert alignment.durations.tolist() == [2, 4, 3]
+    assert alignment.triphones.tolist() == [[0, 3, 5], [3, 5, 4], [5, 4, 0]]
+
+
+def test_senones_follow_the_tree_frame_by_frame() -> None:
+    """Every frame has the leaf of its own triphone."""
+    tree, alignment = toy_tree(), toy_speech(1)[1]["utterance-0"]
+    senones = senone_alignment(alignment, tree)
+    assert senones.dtype == np.uint16
+    assert len(senones) == alignment.num_frames
+    for segment, start in enumerate(alignment.starts):
+        assert senones[start] == tree.senone(*alignment.triphones[segment].tolist())
+
+
+@pytest.mark.parametrize("offset", [0, 1, 2])
+def test_expanding_inverts_the_low_rate_view(offset: int) -> None:
+    """`alignment[offset + 1 :: 3]` of the expanded senones gives them back."""
+    senones = np.arange(20, dtype=np.int64)
+    frames = expand_to_frames(senones, offset, 64)
+    assert len(frames) == 64
+    np.testing.assert_array_equal(frames[offset + 1 :: 3][:20], senones)

@@ -19,9 +19,10 @@ from pipeline.filterbank import NUM_BINS
 from pipeline.records import Tally
 from pipeline.runs.engine import StepRun, StepSpec, run_step
 from pipeline.runs.manifest import Manifest, read_manifest, read_output
-from pipeline.runs.names import ALIGNMENT_STEP, BOOTSTRAP_STEP, DEV, HELDOUT, features_step
+from pipeline.runs.names import ALIGNMENT_STEP, BOOTSTRAP_STEP, DEV, HELDOUT
 from pipeline.runs.names import model_step as step_of_model
-from pipeline.shards import Alignment, FeatureRow, PartitionRow, write_features, write_partition
+from pipeline.shards import Alignment, FeatureRow, PartitionRow, write_partition
+from tests.training.align.labelled_run import write_features_of
 from tests.training.decode.toy_language import LEXICON_TXT, senones_of, toy_tree
 from training.evaluate import slices
 from training.models.lstm import LstmModel
@@ -109,19 +110,6 @@ class OracleRun:
         """List the objects in a folder of the run."""
         return [found.uri for found in self.store.list(f"{self.run_uri}/{folder}")]
 
-    def write_subset(self, subset: str, shards: list[list[FeatureRow]]) -> None:
-        """Write the features of a subset."""
-
-        def write(step: StepRun) -> Manifest:
-            tallies = [Tally(len(each), sum(row.duration_ms for row in each)) for each in shards]
-            outputs = tuple(
-                step.context.put_output(f"{number:06d}", ".parquet", write_features(rows), tally)
-                for number, (rows, tally) in enumerate(zip(shards, tallies, strict=True))
-            )
-            return step.lossless(sum(tallies, Tally()), outputs)
-
-        run_step(StepSpec(self.store, self.run_uri, features_step(subset), {}), write)
-
 
 def write_oracle_run(
     folder: Path, monkeypatch: pytest.MonkeyPatch, rows: list[FeatureRow], dev: bool = False
@@ -131,11 +119,11 @@ def write_oracle_run(
     (folder / "corpus").mkdir(parents=True)
     (folder / "corpus" / "lexicon.txt").write_text(LEXICON_TXT)
     middle = len(rows) // 2
-    run.write_subset(HELDOUT, [some for some in (rows[:middle], rows[middle:]) if some])
+    parts = [some for some in (rows[:middle], rows[middle:]) if some]
+    write_features_of(run.store, run.run_uri, HELDOUT, parts)
     if dev:
-        run.write_subset(
-            DEV, [[replace(each, speaker_id=f"dev-{each.speaker_id}") for each in rows]]
-        )
+        developers = [replace(each, speaker_id=f"dev-{each.speaker_id}") for each in rows]
+        write_features_of(run.store, run.run_uri, DEV, [developers])
     aligned = [
         PartitionRow(
             f"l{n}", "s", 1, " ".join(words), np.zeros((9, NUM_BINS), np.float16), labels, 0

@@ -3,17 +3,15 @@
 import re
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 import pytest
 
 from pipeline.runs.manifest import Manifest, read_manifest
-from pipeline.runs.names import evaluated_models
-from tests.small_corpus import serially
+from tests.small_corpus import killed_at, serially
 from tests.training.evaluate.oracle_run import (
     CONFIG,
     LISTENS_FROM,
@@ -28,11 +26,9 @@ from training.decode.decoder import BestPath
 from training.evaluate import heldout, slices
 from training.evaluate.heldout import evaluate
 from training.evaluate.slices import ModelsToDecode
-from training.evaluate.word_errors import read_errors
+from training.evaluate.word_errors import read_errors, word_errors
 
 SCLITE = Path(shutil.which("sclite") or "/usr/lib/sctk/bin/sclite")
-T = TypeVar("T")
-R = TypeVar("R")
 
 
 def run_evaluation(run: OracleRun, distribute=serially) -> Manifest:
@@ -52,17 +48,6 @@ def trn(data: bytes) -> dict[str, list[str]]:
     return {line[2]: line[1].split() for line in lines}
 
 
-def levenshtein(reference: list[str], hypothesis: list[str]) -> int:
-    """Count the fewest errors by the textbook's recursion, row by row."""
-    row = list(range(len(hypothesis) + 1))
-    for number, word in enumerate(reference, start=1):
-        previous, row[0] = row[0], number
-        for column, other in enumerate(hypothesis, start=1):
-            best = min(previous + (word != other), row[column] + 1, row[column - 1] + 1)
-            previous, row[column] = row[column], best
-    return row[-1]
-
-
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OracleRun]:
     """Return an evaluated run, which tests only read."""
@@ -73,7 +58,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OracleRun]:
 
 
 def test_every_word_is_scored_as_the_files_say(run: OracleRun) -> None:
-    """Rates are those of the trn files under another scorer; no utterance and no word is lost."""
+    """Rates are those of the trn files; no utterance and no word is lost."""
     manifest = read_manifest(run.store, run.run_uri, "evaluation")
     scores, files = scores_of(run), files_of(run)
     rows = {f"s%5F{r.speaker_id[2:]}-{r.utterance_id}": r for r in heldout_rows()}
@@ -87,7 +72,7 @@ def test_every_word_is_scored_as_the_files_say(run: OracleRun) -> None:
             assert words == (references[name] if heard else []), (model, name)
         for placement in ("DP1", "DP2"):
             some = [name for name, each in rows.items() if each.placement == placement]
-            errors = sum(levenshtein(references[name], found[name]) for name in some)
+            errors = sum(word_errors(references[name], found[name]).errors for name in some)
             counts = scores["word_errors"][model][placement]
             assert errors == sum(counts[k] for k in ("substitutions", "insertions", "deletions"))
             assert counts["reference_words"] == sum(len(references[name]) for name in some)
@@ -168,22 +153,6 @@ def test_frames_are_held_against_the_teachers_alignment(run: OracleRun) -> None:
         assert rates[0] < 60
 
 
-def fails_after(number: int) -> Callable[..., list[R]]:
-    """Return a cluster that dies after so many tasks."""
-    left = iter(range(number))
-
-    def distribute(elements: Sequence[T], function: Callable[[T], R], description: str) -> list[R]:
-        del description
-        results = []
-        for element in elements:
-            if next(left, None) is None:
-                raise KeyboardInterrupt
-            results.append(function(element))
-        return results
-
-    return distribute
-
-
 def test_a_killed_evaluation_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whenever it was killed, the manifest is the undisturbed one, and no task ran twice."""
     monkeypatch.setattr(slices, "SLICE_MS", 4000)
@@ -194,7 +163,7 @@ def test_a_killed_evaluation_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyP
     for number in (3, num_tasks - 1):
         run = write_oracle_run(tmp_path / f"killed-{number}", monkeypatch, heldout_rows())
         with pytest.raises(KeyboardInterrupt):
-            run_evaluation(run, fails_after(number))
+            run_evaluation(run, killed_at(number + 1))
         assert run_evaluation(run).to_bytes() == expected.to_bytes()
         assert run.heard == undisturbed.heard
 
@@ -288,16 +257,3 @@ def test_nothing_to_score_is_refused(
     run = write_oracle_run(tmp_path, monkeypatch, rows)
     with pytest.raises(ValueError, match=message):
         run_evaluation(run)
-
-
-def test_models_after_sequence_training_are_named_in_one_place() -> None:
-    """The names follow the recipe's, in the order of training."""
-    assert evaluated_models([]) == tuple(MODELS)
-    assert evaluated_models(["student", "baseline"]) == (*MODELS, "baseline_smbr", "student_smbr")
-
-
-def test_a_finished_evaluation_is_left_as_it_is(run: OracleRun) -> None:
-    """A second call reads the manifest, and starts no task."""
-    assert run_evaluation(run, fails_after(0)) == read_manifest(
-        run.store, run.run_uri, "evaluation"
-    )

@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from infra.settings import plain
 from infra.store.object_store import ObjectStore, PrefixError
 from pipeline.filterbank import NUM_BINS
 from pipeline.records import Tally
@@ -16,8 +15,8 @@ from pipeline.runs.manifest import Manifest, sha256
 from pipeline.runs.names import ALIGNMENT_STEP
 from pipeline.shards import Alignment, PartitionRow, write_partition
 from training.decode.lexicon import parse_lexicon
-from training.decode.smoothing import kneser_ney_arpa, witten_bell_arpa
-from training.evaluate.language_model import MAX_BYTES, GivenModel, LanguageModelFiles
+from training.decode.ngrams import kneser_ney_arpa, witten_bell_arpa
+from training.evaluate.language_model import MAX_BYTES, LanguageModelFiles
 from training.settings.decoding import EvaluationConfig
 
 LEXICON = parse_lexicon("a AX\nb B\nc S\n")
@@ -61,16 +60,6 @@ def test_transcripts_are_smoothed_as_the_recipe_says(run: Path) -> None:
     assert arpa_of(run, kneser_ney, 3) == kneser_ney_arpa(SENTENCES, "abc", 3)
 
 
-def test_default_settings_leave_the_digest_as_it_was() -> None:
-    """Recipes without the newer settings have the digest of four settings, as before."""
-    assert list(plain(PLAIN)) == ["ngram_order", "acoustic_scale", "beam", "max_active"]
-    named = plain(replace(PLAIN, smoothing="kneser_ney", arpa="mine.arpa"))
-    assert {name: named[name] for name in ("smoothing", "arpa")} == {
-        "smoothing": "kneser_ney",
-        "arpa": "mine.arpa",
-    }
-
-
 @pytest.mark.parametrize("smoothing", ["witten_bell", "kneser_ney"])
 def test_text_joins_the_transcripts(run: Path, smoothing: str) -> None:
     """A text's sentences count beside the transcripts; unknown words are counted, not predicted."""
@@ -98,7 +87,7 @@ def test_a_given_model_is_used_as_it_is(run: Path) -> None:
     (run / "mine.arpa").write_text(given)
     config = replace(PLAIN, arpa=str(run / "mine.arpa"))
     model = files_of(run, config).model(ObjectStore((str(run),)), str(run), LEXICON, config)
-    assert isinstance(model, GivenModel)
+    assert model.has_own_order
     assert model.arpa(1) == model.arpa(2)
     assert model.statistics["num_dropped_words"] == 1
     assert model.statistics["num_missing_words"] == 1  # c

@@ -38,11 +38,11 @@ from tests.training.evaluate.oracle_run import (
 )
 from training.decode.decoder import DecoderConfig, decode
 from training.decode.graph import DecodingGraph, GrammarWeights, decoding_graph, encode_graph
-from training.decode.smoothing import witten_bell_arpa
+from training.decode.ngrams import witten_bell_arpa
 from training.evaluate import heldout, slices, tuning
 from training.evaluate.heldout import HypothesisTask, decode_slice, evaluate
 from training.evaluate.slices import ModelsToDecode, scored_pieces
-from training.evaluate.tuning import Tuned, search, search_all, tune, tuned_settings
+from training.evaluate.tuning import CurvePoint, best_of, search, tune, tuned_settings
 from training.evaluate.word_errors import WordErrors, word_errors
 from training.fit.model_specs import (
     aligner_fit,
@@ -59,9 +59,9 @@ from training.settings.recipe import read_recipe
 START = DecodingSettings(acoustic_scale=0.3, ngram_order=3)
 
 
-def run_search(start: DecodingSettings, grid, count) -> Tuned:
-    """Run one search, and count what it asks for."""
-    return search_all({"": search(start, grid)}, lambda asked: {"": count(asked[""])})[""]
+def run_search(start: DecodingSettings, grid, count) -> list[CurvePoint]:
+    """Search for one model, and count what it asks for."""
+    return search(start, grid, [""], lambda asked: {"": count(asked[""])})[""]
 
 
 class Decoded:
@@ -90,13 +90,13 @@ def test_the_best_of_the_grid_is_found() -> None:
     """Each setting's best value is chosen at the best of those before; each is decoded once."""
     best = DecodingSettings(0.2, 4, 1.25, 0.5)
     decoded = Decoded(best)
-    tuned = run_search(START, TuningConfig().grid(), decoded)
-    assert tuned.settings == best
+    curve = run_search(START, TuningConfig().grid(), decoded)
+    assert best_of(curve).settings == best
     assert len(decoded.asked) == len(set(decoded.asked)) == 1 + 6 + 2 + 2 + 2
-    assert [point.settings for point in tuned.curve] == decoded.asked
-    assert tuned.curve[0].settings == START
-    assert min(point.errors.errors for point in tuned.curve) == 0
-    scales = [point.settings.acoustic_scale for point in tuned.curve if point.varied != "start"]
+    assert [point.settings for point in curve] == decoded.asked
+    assert curve[0].settings == START
+    assert min(point.errors.errors for point in curve) == 0
+    scales = [point.settings.acoustic_scale for point in curve if point.varied != "start"]
     assert scales[:6] == [0.1, 0.15, 0.2, 0.25, 0.4, 0.5]
 
 
@@ -106,21 +106,20 @@ def test_equal_errors_leave_the_recipes_settings() -> None:
     def none(settings: Sequence[DecodingSettings]) -> list[WordErrors]:
         return [WordErrors(reference_words=9) for _ in settings]
 
-    assert run_search(START, TuningConfig().grid(), none).settings == START
+    assert best_of(run_search(START, TuningConfig().grid(), none)).settings == START
 
     def fewer_elsewhere(settings: Sequence[DecodingSettings]) -> list[WordErrors]:
         return [WordErrors(int(each.acoustic_scale == 0.3), reference_words=9) for each in settings]
 
-    assert run_search(START, {"acoustic_scale": (0.5, 0.1)}, fewer_elsewhere).settings == replace(
-        START, acoustic_scale=0.5
-    )
+    curve = run_search(START, {"acoustic_scale": (0.5, 0.1)}, fewer_elsewhere)
+    assert best_of(curve).settings == replace(START, acoustic_scale=0.5)
 
 
 def test_an_empty_list_decodes_nothing() -> None:
     """A setting without other values costs no decoding, and stays."""
     decoded = Decoded(DecodingSettings(0.1, 3))
-    tuned = run_search(START, {"acoustic_scale": (), "ngram_order": (3,)}, decoded)
-    assert (tuned.settings, decoded.asked) == (START, [START])
+    curve = run_search(START, {"acoustic_scale": (), "ngram_order": (3,)}, decoded)
+    assert (len(curve), decoded.asked) == (1, [START])
 
 
 def test_searches_of_several_models_are_counted_together() -> None:
@@ -134,8 +133,8 @@ def test_searches_of_several_models_are_counted_together() -> None:
         return {name: counts[name](settings) for name, settings in asked.items()}
 
     grid = TuningConfig().grid()
-    found = search_all({name: search(START, grid) for name in best}, count)
-    assert {name: each.settings for name, each in found.items()} == best
+    found = search(START, grid, best, count)
+    assert {name: best_of(curve).settings for name, curve in found.items()} == best
     assert stages[0] == {"a": 1, "b": 1, "c": 1}
     assert len(stages) == 5
     for name, each in best.items():

@@ -20,8 +20,7 @@ from tests.training.export.heard_run import heard_recipe, write_heard_run
 from training.align.network_alignment import log_likelihoods
 from training.decode.decoder import DecoderConfig, StreamingSearch, decode
 from training.export.archive import ExportedModel, read_archive, write_archive
-from training.export.heldout_score import score_heldout, transcribe_heldout
-from training.export.onnx_graph import export_model
+from training.export.export_model import export_model, score_heldout, transcribe_heldout
 from training.export.recognizer import EnergyStream, Recognizer, StreamingModel
 from training.models.store import load_model
 

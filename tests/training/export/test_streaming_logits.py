@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pipeline.filterbank import NUM_BINS
 from pipeline.normalization import CausalMean, Moments
 from pipeline.splicing import splice
-from training.export.onnx_graph import in_int8, require_exportable, streaming_graph
+from training.export.export_model import in_int8, require_exportable, streaming_graph
 from training.export.recognizer import AcousticStream, StreamingModel
 from training.models.lstm import LstmModel
 from training.settings.models import ConformerConfig, LstmConfig
@@ -92,7 +92,7 @@ def test_the_features_inside_are_those_of_extraction_to_the_bit() -> None:
     heard, state = energies(300), EXPORTED[STUDENT].start()
     stored = splice(CausalMean().subtract(heard, np.float16), 0)
     for row in range(100):
-        state = EXPORTED[STUDENT].advance(heard[np.newaxis, 3 * row : 3 * row + 3], state).state
+        state = EXPORTED[STUDENT].advance(heard[np.newaxis, 3 * row : 3 * row + 3], state)[1]
         np.testing.assert_array_equal(state.last_row[0], stored[row].astype(np.float32))
 
 
@@ -116,7 +116,7 @@ def test_a_long_stream_needs_the_sum_in_float64() -> None:
     total = np.full((1, NUM_BINS), count * LOUD + 0.25)
     heard = energies(3)
     begun = type(state)(np.array([count]), total, state.last_row, state.hidden, state.cell)
-    after = EXPORTED[STUDENT].advance(heard[np.newaxis], begun).state
+    after = EXPORTED[STUDENT].advance(heard[np.newaxis], begun)[1]
     mean = CausalMean(count, total[0].copy())
     expected = mean.subtract(heard, np.float16)
     np.testing.assert_array_equal(after.last_row[0], expected.reshape(-1).astype(np.float32))
@@ -127,9 +127,9 @@ def test_streams_beside_each_other_do_not_mix() -> None:
     """Three streams in one call have the logits that each has alone."""
     exported = EXPORTED[STUDENT]
     heard = np.stack([energies(12, seed) for seed in range(3)])
-    together = exported.advance(heard, exported.start(3)).logits
+    together = exported.advance(heard, exported.start(3))[0]
     for number in range(3):
-        alone = exported.advance(heard[number : number + 1], exported.start()).logits
+        alone = exported.advance(heard[number : number + 1], exported.start())[0]
         np.testing.assert_allclose(together[number], alone[0], rtol=0, atol=1e-5)
 
 
@@ -141,8 +141,8 @@ def test_int8_is_near_float32_and_smaller() -> None:
     assert len(data) < 0.4 * len(network.SerializeToString())
     plain, rounded = StreamingModel(network.SerializeToString()), StreamingModel(data)
     heard = energies(90)[np.newaxis]
-    expected = plain.advance(heard, plain.start()).logits
-    found = rounded.advance(heard, rounded.start()).logits
+    expected = plain.advance(heard, plain.start())[0]
+    found = rounded.advance(heard, rounded.start())[0]
     difference = np.abs(found - expected).max()
     assert 0 < difference < 0.1 * np.ptp(expected)
 

@@ -26,7 +26,7 @@ from tests.whole_path.processes import TINY
 from training.align.network_alignment import log_likelihoods
 from training.decode.decoder import DecoderConfig, decode
 from training.decode.graph import decoding_graph
-from training.decode.smoothing import witten_bell_arpa
+from training.decode.ngrams import witten_bell_arpa
 from training.distributed import process_group
 from training.distributed.simulated_group import simulate_ranks
 from training.evaluate.word_errors import WordErrors, word_errors

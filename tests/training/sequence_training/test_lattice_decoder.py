@@ -17,7 +17,7 @@ from tests.training.decode.toy_language import (
 )
 from tests.training.sequence_training.random_lattices import Path, paths_of, random_lattice, seeds
 from training.decode.graph import Arc, DecodingGraph, arcs_of, decoding_graph, final_costs_of
-from training.decode.smoothing import witten_bell_arpa
+from training.decode.ngrams import witten_bell_arpa
 from training.sequence_training import lattice_decoder
 from training.sequence_training.lattice_decoder import (
     LatticeArc,

@@ -38,7 +38,7 @@ from tests.training.targets.unlabelled_toy_run import (
 )
 from training.decode import decoder
 from training.decode.graph import GrammarWeights, decoding_graph, encode_graph
-from training.decode.smoothing import witten_bell_arpa
+from training.decode.ngrams import witten_bell_arpa
 from training.models.store import load_model
 from training.sequence_training.forward_backward import state_posteriors
 from training.sequence_training.lattice_decoder import LatticeBeams, decode_lattice

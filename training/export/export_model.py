@@ -1,33 +1,50 @@
-"""Export a run's LSTM as an ONNX graph from log-mel energies to logits, state as tensors.
+"""Export a run's LSTM as an ONNX graph, and count the word errors of what was exported.
 
-Causal mean, splicing, global mean and variance are inside, as the paper has them (003 II-B, IV-B2).
-The operators are ONNX's own, so any runtime can run the graph. The decoding graph and the settings
-are those that the run's evaluation decodes with.
+The graph leads from log-mel energies to logits, with the state as tensors. Causal mean, splicing,
+global mean and variance are inside, as the paper has them (003 II-B, IV-B2). The operators are
+ONNX's own, so any runtime can run the graph. The decoding graph and the settings are those that the
+run's evaluation decodes with.
 """
 
 import tempfile
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
+from jaxtyping import Float32
 from onnx import TensorProto, helper, numpy_helper
 from onnxruntime.quantization import quantize_dynamic
 from torch import Tensor
 
-from infra.store.object_store import ObjectStore
-from pipeline.filterbank import NUM_BINS
+from infra.store.object_store import Fetched, ObjectStore, StoreError
+from pipeline.audio.decode import decode_utterance
+from pipeline.audio.errors import AudioError
+from pipeline.filterbank import NUM_BINS, SAMPLE_RATE_HZ
+from pipeline.filterbank.log_mel import num_frames
 from pipeline.normalization import MeanNormalization
-from pipeline.runs.manifest import subsets_of_run
-from pipeline.runs.names import ALIGNMENT_STEP, DEV, features_step, model_step
+from pipeline.records import Utterance, parse_utterance
+from pipeline.runs.manifest import read_manifest, read_output, subsets_of_run
+from pipeline.runs.names import (
+    ALIGNMENT_STEP,
+    DEV,
+    HELDOUT,
+    features_step,
+    model_step,
+    selection_step,
+)
 from pipeline.splicing import NUM_INPUTS, STACK
+from pipeline.steps.features import MIN_FRAMES, ExtractionConfig, audio_objects
 from training.align.labelled import read_lexicon
 from training.align.network_alignment import read_tree
-from training.decode.graph import DecodingGraph, GrammarWeights, decoding_graph
+from training.decode.graph import GrammarWeights, decoding_graph
 from training.decode.lexicon import SILENCE_ID
 from training.evaluate.language_model import LanguageModelFiles
 from training.evaluate.tuning import recipe_settings, tuned_settings
+from training.evaluate.word_errors import WordErrors, word_errors
 from training.export.archive import ExportedModel, ExportedSettings, ExportPrecision
 from training.export.recognizer import (
     CELL,
@@ -38,11 +55,13 @@ from training.export.recognizer import (
     LOGITS,
     NUM_REPEATS,
     SUM,
+    Recognizer,
+    StreamingModel,
+    StreamState,
     next_name,
 )
 from training.models.lstm import LstmModel
 from training.models.store import load_model
-from training.settings.decoding import DecodingSettings
 from training.settings.models import LstmConfig, ModelConfig
 from training.settings.recipe import Recipe
 
@@ -286,20 +305,91 @@ def export_model(
         log_priors=tuple(trained.log_priors.tolist()),
     )
     data = in_int8(network) if precision == "int8" else network.SerializeToString()
-    graph = _graph(store, run_uri, corpus_uri, recipe, name, settings)
-    return ExportedModel(data, graph, exported)
-
-
-def _graph(
-    store: ObjectStore,
-    run_uri: str,
-    corpus_uri: str,
-    recipe: Recipe,
-    name: str,
-    settings: DecodingSettings,
-) -> DecodingGraph:
     lexicon = read_lexicon(store, run_uri, corpus_uri, [ALIGNMENT_STEP, model_step(name)]).parse()
     files = LanguageModelFiles.read(store, corpus_uri, recipe.evaluation)
     arpa = files.model(store, run_uri, lexicon, recipe.evaluation).arpa(settings.ngram_order)
     weights = GrammarWeights(settings.language_model_scale, settings.insertion_penalty)
-    return decoding_graph(lexicon, read_tree(store, run_uri), arpa, weights)
+    return ExportedModel(data, decoding_graph(lexicon, tree, arpa, weights), exported)
+
+
+@dataclass(frozen=True, slots=True)
+class Hypothesis:
+    """Hypothesis: the words of an utterance; None where its audio was refused."""
+
+    utterance: Utterance
+    words: tuple[str, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class HeldoutScore:
+    """HeldoutScore: word errors over the utterances whose audio can be heard, and the others."""
+
+    errors: WordErrors
+    num_utterances: int
+    num_refused: int
+
+
+def score_heldout(
+    store: ObjectStore,
+    run_uri: str,
+    corpus_uri: str,
+    features: ExtractionConfig,
+    exported: ExportedModel,
+    piece_s: float,
+) -> HeldoutScore:
+    """Count the word errors of the held-out subset, heard in pieces of `piece_s` seconds."""
+    errors, num_utterances, num_refused = WordErrors(), 0, 0
+    for found in transcribe_heldout(store, run_uri, corpus_uri, features, exported, piece_s):
+        if found.words is None:
+            num_refused += 1
+            continue
+        num_utterances += 1
+        errors += word_errors((found.utterance.text or "").split(), found.words)
+    return HeldoutScore(errors, num_utterances, num_refused)
+
+
+def transcribe_heldout(
+    store: ObjectStore,
+    run_uri: str,
+    corpus_uri: str,
+    features: ExtractionConfig,
+    exported: ExportedModel,
+    piece_s: float,
+) -> Iterator[Hypothesis]:
+    """Transcribe the held-out subset as extraction reads it: a speaker's utterances are a stream.
+
+    So the causal mean is that of the features which the evaluation decodes.
+    """
+    model, step = StreamingModel(exported.network), round(piece_s * SAMPLE_RATE_HZ)
+    for output in read_manifest(store, run_uri, selection_step(HELDOUT)).outputs:
+        lines = read_output(store, run_uri, output).decode().splitlines()
+        utterances = [parse_utterance(line) for line in lines]
+        settings = features.gets_in_flight, features.conversion
+        audio = audio_objects(store, corpus_uri, utterances, *settings)
+        speaker, states = "", defaultdict[str | None, StreamState](model.start)
+        for utterance, fetched in zip(utterances, audio.read_decided(), strict=True):
+            if utterance.speaker_id != speaker:
+                speaker, states = utterance.speaker_id, defaultdict(model.start)
+            samples = _samples(utterance, fetched, features)
+            if samples is None:
+                yield Hypothesis(utterance, None)
+                continue
+            recognizer = Recognizer(exported, model, state=states[utterance.stream])
+            for first in range(0, len(samples), step):
+                recognizer.accept(samples[first : first + step])
+            yield Hypothesis(utterance, recognizer.finish().words)
+            states[utterance.stream] = recognizer.state
+
+
+def _samples(
+    utterance: Utterance, fetched: Fetched | StoreError | AudioError, features: ExtractionConfig
+) -> Float32[np.ndarray, " samples"] | None:
+    """Decode an utterance as extraction does; None for audio that extraction refuses."""
+    if not isinstance(fetched, Fetched):
+        return None
+    about = utterance.utterance_id, utterance.duration_s
+    try:
+        decoded = decode_utterance(fetched.data, *about, features.engine, features.conversion)
+    except AudioError:
+        return None
+    return decoded.samples if num_frames(len(decoded.samples)) >= MIN_FRAMES else None

@@ -1,0 +1,371 @@
+"""N-gram models against the published formulas, ARPA text that is read, and the grammars of both.
+
+Chen & Goodman 1999, equations 20 to 26; counts of n-grams that begin with <s> as in KenLM.
+"""
+
+import itertools
+import math
+import random
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import cache
+
+import kaldifst
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from training.decode.graph import GrammarWeights, ngram_grammar
+from training.decode.ngrams import (
+    NO_COUNTS,
+    UNKNOWN,
+    discounts_of,
+    kneser_ney_arpa,
+    read_arpa,
+    restrict_arpa,
+    witten_bell_arpa,
+)
+
+VOCABULARY = ["a", "b", "c", "d"]
+Sentences = list[list[str]]
+Words = tuple[str, ...]
+
+corpora = st.lists(
+    st.lists(st.sampled_from([*VOCABULARY[:3], UNKNOWN]), max_size=7), min_size=1, max_size=12
+)
+
+
+class Reference:
+    """Reference computes each probability from the sentences, without any stored table."""
+
+    def __init__(self, sentences: Sentences, order: int) -> None:
+        self.padded = [("<s>", *sentence, "</s>") for sentence in sentences]
+        self.order = order
+        self.predicted = [*VOCABULARY, "</s>"]
+        self.discounts = cache(self.discounts_of)
+
+    def occurrences(self, words: Words) -> int:
+        return sum(
+            sentence[i : i + len(words)] == words
+            for sentence in self.padded
+            for i in range(len(sentence))
+        )
+
+    def count(self, words: Words) -> int:
+        """Return c, or N1+(. words): in how many different words' wake the n-gram occurs."""
+        if len(words) == self.order or words[0] == "<s>":
+            return self.occurrences(words)
+        everything = ["<s>", UNKNOWN, *VOCABULARY]
+        return sum(self.occurrences((left, *words)) > 0 for left in everything)
+
+    def discounts_of(self, length: int) -> list[float]:
+        histories = itertools.product(["<s>", *VOCABULARY], repeat=length - 1)
+        counts = Counter(
+            self.count((*history, word))
+            for history in histories
+            if "<s>" not in history[1:]
+            for word in self.predicted
+        )
+        n1, n2, n3, n4 = (counts[times] for times in (1, 2, 3, 4))
+        if n1 == 0 or n2 == 0:
+            return [0, 0.5, 1.0, 1.5]
+        y = n1 / (n1 + 2 * n2)
+        if n3 > 0 and n4 > 0:
+            published = [0, 1 - 2 * y * n2 / n1, 2 - 3 * y * n3 / n2, 3 - 4 * y * n4 / n3]
+            if published[2] > 0 and published[3] > 0:
+                return published
+        return [0, y, y, y]
+
+    def probability(self, history: Words, word: str) -> float:
+        counts = [self.count((*history, each)) for each in self.predicted]
+        lower = self.probability(history[1:], word) if history else 1 / len(self.predicted)
+        if sum(counts) == 0:
+            return lower
+        discount = self.discounts(len(history) + 1)
+        own = self.count((*history, word))
+        gamma = sum(discount[min(each, 3)] for each in counts) / sum(counts)
+        return max(own - discount[min(own, 3)], 0) / sum(counts) + gamma * lower
+
+
+class Arpa:
+    """Arpa answers from the text alone: it backs off until the n-gram is listed."""
+
+    def __init__(self, text: str) -> None:
+        self.entries = {entry.ngram: entry for entry in read_arpa(text)}
+
+    def probability(self, history: Words, word: str) -> float:
+        if (entry := self.entries.get((*history, word))) is not None:
+            return 10**entry.log_probability
+        weight = 10 ** self.entries[history].log_backoff if history in self.entries else 1.0
+        return weight * self.probability(history[1:], word)
+
+
+def histories_below(order: int) -> list[Words]:
+    return [
+        words
+        for length in range(order)
+        for words in itertools.product(["<s>", *VOCABULARY], repeat=length)
+        if "<s>" not in words[1:]
+    ]
+
+
+@settings(max_examples=40, deadline=None)
+@given(corpora, st.integers(1, 5), st.sampled_from([kneser_ney_arpa, witten_bell_arpa]))
+def test_probabilities_sum_to_one_after_every_history(
+    sentences: Sentences, order: int, estimate: Callable[[Sentences, list[str], int], str]
+) -> None:
+    """Probabilities sum to one to 1e-6 after every history, seen or not; all are above 0."""
+    arpa = Arpa(estimate(sentences, VOCABULARY, order))
+    for history in histories_below(min(order, 4)):
+        each = [arpa.probability(history, word) for word in [*VOCABULARY, "</s>"]]
+        assert min(each) > 0
+        assert sum(each) == pytest.approx(1, abs=1e-6)
+
+
+@settings(max_examples=12, deadline=None)
+@given(corpora, st.integers(1, 3))
+def test_every_probability_is_the_published_one(sentences: Sentences, order: int) -> None:
+    """A direct recursion of the formula gives the same P(w | h) for every word and history."""
+    arpa = Arpa(kneser_ney_arpa(sentences, VOCABULARY, order))
+    reference = Reference(sentences, order)
+    for history in histories_below(order):
+        for word in [*VOCABULARY, "</s>"]:
+            expected = reference.probability(history, word)
+            assert arpa.probability(history, word) == pytest.approx(expected, rel=1e-6)
+
+
+def test_a_corpus_with_all_counts_of_counts() -> None:
+    """The published discounts are used if they exist at each order, as the recursion does."""
+    words = random.Random(3)
+    weights = [8, 4, 2, 1]
+    sentences = [words.choices(VOCABULARY, weights, k=words.randint(2, 7)) for _ in range(40)]
+    arpa, reference = Arpa(kneser_ney_arpa(sentences, VOCABULARY, 4)), Reference(sentences, 4)
+    discounts = reference.discounts(4)
+    assert len(set(discounts)) == 4
+    for history in [("a", "b", "a"), ("<s>", "b", "c"), ("d", "a")]:
+        for word in [*VOCABULARY, "</s>"]:
+            expected = reference.probability(history, word)
+            assert arpa.probability(history, word) == pytest.approx(expected, rel=1e-6)
+
+
+def test_published_discounts() -> None:
+    """D1, D2 and D3+ follow from n1 = 8, n2 = 4, n3 = 2 and n4 = 1: Y = 1/2."""
+    times = [1] * 8 + [2] * 4 + [3] * 2 + [4] + [9]
+    counts = Counter({(str(number),): count for number, count in enumerate(times)})
+    assert discounts_of(counts) == (0.0, 1 - 0.5, 2 - 3 / 4, 3 - 4 / 4)
+
+
+@pytest.mark.parametrize(
+    ("times", "expected"),
+    [
+        ([1, 1, 2], (0.0, 0.5, 0.5, 0.5)),  # no n3: Y = 2 / (2 + 2)
+        ([1, 1, 2, 3], (0.0, 0.5, 0.5, 0.5)),  # no n4
+        ([1, 1, 2, 3, 3, 4], (0.0, 0.5, 0.5, 0.5)),  # D2 = 2 - 3 / 2 * 2 is below 0
+        ([1, 1, 1, 2, 2, 2, *[3] * 6, 4], (0.0, 1 / 3, 1 / 3, 1 / 3)),  # D2 = 0: y = 3 / (3 + 6)
+        ([1, 1, 3, 4], NO_COUNTS),  # no n2
+        ([2, 2, 3, 4], NO_COUNTS),  # no n1
+    ],
+)
+def test_discounts_where_counts_of_counts_are_missing(
+    times: list[int], expected: tuple[float, ...]
+) -> None:
+    """Without n3 or n4, or below 0, there is one discount; without n1 or n2, the fixed three."""
+    counts = Counter({(str(number),): count for number, count in enumerate(times)})
+    assert discounts_of(counts) == expected
+
+
+def test_a_word_seen_after_one_word_alone_is_rare_elsewhere() -> None:
+    """A word that always follows "san" has a lower P after others than one in many places."""
+    sentences = [["san", "francisco"]] * 6 + [[word, "is"] for word in ("a", "b", "c", "d")]
+    vocabulary = ["a", "b", "c", "d", "francisco", "is", "san"]
+    arpa = Arpa(kneser_ney_arpa(sentences, vocabulary, 2))
+    assert arpa.probability((), "is") > 2 * arpa.probability((), "francisco")
+    assert arpa.probability(("san",), "francisco") > 0.7
+
+
+def test_unknown_words_are_left_types_and_never_predicted() -> None:
+    """Words after an unknown word count; no listed n-gram holds the unknown word."""
+    text = kneser_ney_arpa([["a", UNKNOWN, "b", "a"]], VOCABULARY, 3)
+    listed = {entry.ngram for entry in read_arpa(text)}
+    assert ("b", "a") in listed
+    assert ("b", "a", "</s>") in listed
+    assert all(UNKNOWN not in ngram for ngram in listed)
+    total = sum(Arpa(text).probability(("a",), word) for word in [*VOCABULARY, "</s>"])
+    assert math.isclose(total, 1, abs_tol=1e-6)
+
+
+def test_only_histories_have_back_off_weights() -> None:
+    """What something follows has a weight: <s> and both words, not the end and no bigram."""
+    entries = read_arpa(kneser_ney_arpa([["a", "b"], ["a"]], VOCABULARY, 2))
+    weighted = {entry.ngram for entry in entries if entry.log_backoff}
+    assert weighted == {("<s>",), ("a",), ("b",)}
+
+
+SENTENCES = [["a", "b"], ["a", "b", "c"], ["b"], [], ["a", "a", "b"]]
+
+
+def test_bigram_by_hand() -> None:
+    """P(b | a) = (c(ab) + T(a) P(b)) / (N(a) + T(a)), P(b) = (c(b) + T / V) / (N + T)."""
+    arpa = Arpa(witten_bell_arpa(SENTENCES, VOCABULARY, 2))
+    unigram = (4 + 4 / 5) / (14 + 4)  # a b c </s> occur, 14 tokens, 5 words with d
+    assert arpa.probability((), "b") == pytest.approx(unigram, rel=1e-5)
+    assert arpa.probability(("a",), "b") == pytest.approx((3 + 2 * unigram) / (4 + 2), rel=1e-5)
+
+
+def _grammar_cost(grammar: kaldifst.StdVectorFst, sentence: Sequence[str]) -> float:
+    """Return the cost of the path that backs off only if it must; labels 1.. are words, 9 is #0."""
+    state, cost = grammar.start, 0.0
+    for word in [*sentence, None]:
+        while True:
+            arcs = {arc.ilabel: arc for arc in kaldifst.ArcIterator(grammar, state)}
+            if word is None and math.isfinite(grammar.final(state).value):
+                return cost + float(grammar.final(state).value)
+            wanted = VOCABULARY.index(word) + 1 if word is not None else 9
+            arc = arcs.get(wanted) or arcs[9]
+            cost, state = cost + arc.weight.value, arc.nextstate
+            if arc.ilabel != 9:
+                break
+    raise AssertionError
+
+
+@pytest.mark.parametrize("order", [1, 2, 3])
+def test_grammar_scores_sentences_as_the_arpa_text_does(order: int) -> None:
+    """The acceptor scores every sentence of up to three words as the ARPA reader does."""
+    text = witten_bell_arpa(SENTENCES, VOCABULARY, order)
+    word_ids = {word: i + 1 for i, word in enumerate(VOCABULARY)} | {"#0": 9}
+    grammar, arpa = ngram_grammar(text, word_ids), Arpa(text)
+    for length in range(4):
+        for sentence in itertools.product(VOCABULARY, repeat=length):
+            history: tuple[str, ...] = ("<s>",)
+            cost = 0.0
+            for word in (*sentence, "</s>"):
+                context = history[max(0, len(history) - order + 1) :] if order > 1 else ()
+                cost -= math.log(arpa.probability(context, word))
+                history = (*history, word)
+            assert _grammar_cost(grammar, sentence) == pytest.approx(cost, abs=1e-3)
+
+
+def test_words_outside_the_vocabulary_are_refused() -> None:
+    """Words outside the vocabulary are refused, and the error names the word and the remedy."""
+    with pytest.raises(ValueError, match=r"'e': add it to lexicon\.txt"):
+        witten_bell_arpa([["a", "e"]], VOCABULARY)
+    with pytest.raises(ValueError, match="no sentences"):
+        witten_bell_arpa([], VOCABULARY)
+    with pytest.raises(ValueError, match="order = 0"):
+        witten_bell_arpa(SENTENCES, VOCABULARY, 0)
+
+
+ARPA = """\
+Estimated by hand.
+\\data\\
+ngram 1=5
+ngram 2=4
+ngram 3=1
+
+\\1-grams:
+-99\t<s>\t-0.3
+-1\t</s>
+-0.5\ta\t-0.2
+-0.7\tb\t-0.1
+-0.9\twasp\t-0.4
+
+\\2-grams:
+-0.25\t<s> a\t-0.5
+-0.5\ta b\t0.1
+-0.6\ta wasp
+-0.4\tb </s>
+
+\\3-grams:
+-0.125\t<s> a b
+
+\\end\\
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("-0.5\ta\t", "nan\ta\t", r"line 10: nan and -0\.2: need a finite log10 probability"),
+        ("-0.5\ta\t", "-inf\ta\t", "line 10: -inf and"),
+        ("-0.5\ta\t", "0.5\ta\t", r"line 10: 0\.5 and -0\.2: need .* of at most 0"),
+        ("\ta b\t0.1", "\ta b\tinf", r"line 16: -0\.5 and inf: need"),
+        ("\ta b\t0.1", "\ta b\t1e39", r"line 16: -0\.5 and 1e\+39: need .* of -100 to 100"),
+        ("\ta b\t0.1", "\ta b\t-100.5", r"line 16: -0\.5 and -100\.5: need .* of -100 to 100"),
+        ("\ta b\t0.1", "\ta b\tnan", r"line 16: -0\.5 and nan: need"),
+        ("-0.5\ta b\t0.1", "-0.5\ta b c", "line 16: need log10 probabilities"),
+        ("-0.5\ta b\t0.1", "-0.5\ta", "line 16: 2 fields: need a probability and 2 words"),
+        ("-0.6\ta wasp", "-0.5\ta b", "line 17: 'a b': there twice: remove one"),
+        ("-0.6\ta wasp", "-0.5\tbee a", "line 17: 'bee a': its history has no entry"),
+        ("-0.6\ta wasp", "-0.5\ta <s>", "line 17: 'a <s>': need <s> first and </s> last only"),
+        ("-0.6\ta wasp\n", "", "line 19: 3 2-grams end here: need the 4 that"),
+        ("ngram 2=4\n", "", r"line 4: 'ngram 3=1': need `ngram 2=COUNT`"),
+        ("ngram 3=1", "ngram 3=many", "line 5: 'ngram 3=many': need `ngram 3=COUNT`"),
+        ("ngram 3=1", "ngram 3=-1", "line 5: 'ngram 3=-1': need `ngram 3=COUNT`"),
+        ("\\3-grams:", "\\4-grams:", r"line 20: .*4-grams:': need .3-grams: here"),
+        ("ngram 3=1\n", "", r"line 19: .*3-grams:': need .end. here"),
+        (
+            "\\3-grams:\n-0.125\t<s> a b\n",
+            "",
+            r"line 21: .end.: need the n-grams of lengths 1\.\.3",
+        ),
+        ("\\end\\\n", "", r"ends without .end.: it was cut off: write or copy it again"),
+        ("\\data\\", "", "not an ARPA language model"),
+        ("-0.6\ta wasp", "-0.6\ta fly", "line 17: 'fly' is not in lexicon.txt: add it"),
+    ],
+)
+def test_what_is_malformed_is_refused_by_its_line(old: str, new: str, message: str) -> None:
+    """Numbers, fields, order and counts are checked; the error has the line and a remedy."""
+    assert ARPA.count(old) == 1
+    assert len(read_arpa(ARPA)) == 10
+    with pytest.raises(ValueError, match=message):
+        read_arpa(ARPA.replace(old, new), {"a", "b", "bee", "c", "wasp"})
+
+
+@pytest.mark.parametrize("weight", ["-100", "100"])
+def test_a_weight_at_the_bound_is_read(weight: str) -> None:
+    """And so is the ARPA that a toolkit writes for a history that never backs off, -99."""
+    (entry,) = [
+        each
+        for each in read_arpa(ARPA.replace("\ta b\t0.1", f"\ta b\t{weight}"))
+        if each.ngram == ("a", "b")
+    ]
+    assert entry.log_backoff == float(weight)
+
+
+def test_more_than_ten_words_an_ngram_are_refused() -> None:
+    """The longest n-grams have ten words."""
+    text = "\\data\\\n" + "".join(f"ngram {n}=0\n" for n in range(1, 12))
+    with pytest.raises(ValueError, match=r"line 12: 'ngram 11=0': need .* of lengths 1\.\.10"):
+        read_arpa(text)
+
+
+def test_foreign_words_are_dropped_and_counted() -> None:
+    """N-grams with a word outside the lexicon go; the others keep their numbers exactly."""
+    restricted = restrict_arpa(ARPA, {"a", "b", "bee"})
+    counts = restricted.num_dropped_words, restricted.num_dropped_ngrams
+    assert counts == (1, 2)
+    assert restricted.num_missing_words == 1
+    kept = [entry for entry in read_arpa(ARPA) if "wasp" not in entry.ngram]
+    assert read_arpa(restricted.text) == kept
+    ngram_grammar(restricted.text, {"a": 1, "b": 2, "bee": 3, "#0": 4})
+
+
+def test_a_model_without_words_or_ends_is_refused() -> None:
+    """A model must end sentences and share a word with the lexicon."""
+    with pytest.raises(ValueError, match=r"no word of lexicon\.txt: need the lexicon's spelling"):
+        restrict_arpa(ARPA, {"A", "B"})
+    without_end = ARPA.replace("-1\t</s>\n", "").replace("ngram 1=5", "ngram 1=4")
+    with pytest.raises(ValueError, match="has no unigram </s>: need it to end sentences"):
+        restrict_arpa(without_end, {"a", "b"})
+
+
+def test_scale_and_insertion_penalty_enter_the_grammar() -> None:
+    """The scale multiplies all costs of the model; the penalty is added to words alone."""
+    word_ids = {"a": 1, "b": 2, "wasp": 3, "#0": 4}
+    grammar = ngram_grammar(ARPA, word_ids, GrammarWeights(scale=2.0, insertion_penalty=0.75))
+    arcs = {arc.ilabel: arc for arc in kaldifst.ArcIterator(grammar, grammar.start)}
+    nats = math.log(10)
+    assert arcs[1].weight.value == pytest.approx(2 * 0.25 * nats + 0.75, abs=1e-5)
+    assert arcs[4].weight.value == pytest.approx(2 * 0.3 * nats, abs=1e-5)
+    unigrams = arcs[4].nextstate
+    assert grammar.final(unigrams).value == pytest.approx(2 * 1 * nats, abs=1e-5)
