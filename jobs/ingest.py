@@ -35,9 +35,12 @@ from jobs.run_table import INGEST
 from jobs.synthesis.corpus import draw_acoustics, draw_development_acoustics
 from pipeline.audio.placements import PLACEMENTS, Acoustics
 from pipeline.runs.names import DEV, HELDOUT, LABELLED, UNLABELLED
-from pipeline.steps.ingestion.copied_directory import DirectoryIngestion, ingest_directory
 from pipeline.steps.ingestion.ingest_manifests import ingest_manifests
-from pipeline.steps.ingestion.kaldi_directory import UNDETERMINED_LOCALE
+from pipeline.steps.ingestion.kaldi_directory import (
+    UNDETERMINED_LOCALE,
+    DirectoryIngestion,
+    ingest_directory,
+)
 from pipeline.steps.ingestion.placed_audio import PlacementChoice, Simulation, SubsetChoices
 
 SIMULATORS = ("espeakng-loader", "numpy", "pyroomacoustics", "scipy", "soundfile")

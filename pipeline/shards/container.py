@@ -34,13 +34,11 @@ Columns = dict[str, list[Any]]
 class Format:
     """The columns of one kind of shard and the footer entries that state its conventions.
 
-    A shard may have some `optional` columns behind the others. `remedy` says what to do with a
-    shard of other columns.
+    A shard may have some `optional` columns behind the others.
     """
 
     schema: pa.Schema
     footer: Mapping[str, str]
-    remedy: str = "read it by the version that wrote it"
     optional: tuple[pa.Field, ...] = ()
 
     def having(self, names: Collection[str]) -> "Format":
@@ -73,13 +71,9 @@ def write_rows(shard_format: Format, rows: Iterable[Row], **entries: str) -> byt
     sink = io.BytesIO()
     with pq.ParquetWriter(sink, schema, **options) as writer:
         for group in _row_groups(_with_unique_ids(rows)):
-            writer.write_batch(_batch(group, schema))
+            columns = [_column(field, [row.get(field.name) for row in group]) for field in schema]
+            writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=schema))
     return seal(sink)
-
-
-def _batch(rows: list[Row], schema: pa.Schema) -> pa.RecordBatch:
-    columns = [_column(field, [row.get(field.name) for row in rows]) for field in schema]
-    return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 def _column(field: pa.Field, cells: list[Any]) -> pa.Array:
@@ -193,7 +187,7 @@ def _open(shard_format: Format, source: pa.NativeFile) -> pq.ParquetFile:
     if not shard_format.is_of(file.schema_arrow):
         names = shard_format.schema.names
         found = f"columns {file.schema_arrow.names}: need {names}, with their types"
-        raise ValueError(f"{found}: {shard_format.remedy}")
+        raise ValueError(f"{found}: read it by the version that wrote it")
     footer = _footer(file)
     for name, expected in shard_format.footer.items():
         if footer.get(name) != expected:

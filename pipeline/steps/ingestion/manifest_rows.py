@@ -12,12 +12,12 @@ import json
 import re
 import zlib
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from datetime import date, datetime
 from decimal import Decimal
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -49,6 +49,7 @@ _TABLE = re.compile(r"\.[ct]sv(\.gz)?$")
 """The name of a table, which may have a single column, and so no delimiter."""
 
 _HEAD_BYTES = 64 * 2**10
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,6 +230,22 @@ class Row:
 
     fields: Mapping[str, Any]
     num_bytes: int
+
+
+def each_row(
+    function: Callable[[Row], T], rows: Iterable[Row | Quarantined]
+) -> Iterator[T | Quarantined]:
+    """Yield what the function makes of each row; a MetadataError becomes a ledger row."""
+    for row in rows:
+        if isinstance(row, Quarantined):
+            yield row
+            continue
+        try:
+            made = function(row)
+        except MetadataError as error:
+            yield Quarantined.from_error(error, row.num_bytes)
+        else:
+            yield made
 
 
 @dataclass(frozen=True, slots=True)

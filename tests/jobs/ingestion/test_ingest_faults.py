@@ -16,7 +16,7 @@ from pipeline.audio.decode import decode_utterance
 from pipeline.metadata import read_records
 from pipeline.records import Tally, Utterance
 from pipeline.runs.manifest import read_manifest, sha256
-from pipeline.steps.ingestion.copied_directory import DirectoryIngestion, plan_copy
+from pipeline.steps.ingestion.kaldi_directory import DirectoryIngestion, plan_copy
 from tests.job_programs import RunJob
 from tests.jobs.ingestion.conftest import append, copied, write
 
@@ -116,7 +116,6 @@ def test_a_faulty_utterance_is_a_row_and_the_others_are_ingested(
     assert (row.reason, row.utterance_id) == (fault.reason, fault.utterance_id)
     assert fault.detail in row.detail
     kept = sum((output.tally for output in found.outputs), Tally())
-    assert found.plan.tally_in == kept + Tally.of([row])
     assert kept == Tally(6, 3000)
     assert len(list(corpus.glob("audio/*/*"))) == 6
 

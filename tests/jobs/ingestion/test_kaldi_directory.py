@@ -11,8 +11,11 @@ import soundfile
 
 from infra.store.object_store import ObjectInfo, ObjectStore, join_uri
 from pipeline.records import Utterance, parse_utterance
-from pipeline.steps.ingestion.copied_directory import DirectoryIngestion, plan_copy
-from pipeline.steps.ingestion.kaldi_directory import read_kaldi_directory
+from pipeline.steps.ingestion.kaldi_directory import (
+    DirectoryIngestion,
+    plan_copy,
+    read_kaldi_directory,
+)
 from tests.jobs.ingestion.conftest import append, copied, write
 
 
@@ -139,7 +142,7 @@ def test_another_corpus_in_the_way_is_refused(kaldi_dir: Path, tmp_path: Path) -
     corpus = tmp_path / "corpus"
     copied(kaldi_dir, corpus)
     write(kaldi_dir, "spk2locale", ["ann en-GB"])
-    with pytest.raises(ValueError, match=r"labelled/.*another corpus .*use another corpus URI"):
+    with pytest.raises(ValueError, match=r"labelled/.*another corpus .*use another corpus.uri"):
         copied(kaldi_dir, corpus)
     write(kaldi_dir, "spk2locale", [])
     write(kaldi_dir, "unlabelled.speakers", ["eve"])

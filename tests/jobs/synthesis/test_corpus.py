@@ -10,9 +10,8 @@ import pytest
 import soundfile
 
 from jobs.synthesis.acoustics import draw_impulse_response, draw_rooms
-from jobs.synthesis.corpus import SynthesisSummary, synthesize
+from jobs.synthesis.corpus import SynthesisConfig, SynthesisSummary, draw_speakers, synthesize
 from jobs.synthesis.sentences import draw_sentence, vocabulary
-from jobs.synthesis.speakers import SynthesisConfig, draw_speakers
 from jobs.synthesis.speech import PHONES, phone_name
 from jobs.synthesize import main
 from pipeline.audio.placements import (
@@ -108,7 +107,7 @@ def test_unfinished_corpus_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_heldout_variants_and_accents_are_unseen() -> None:
     """No held-out speaker shares a voice variant or an accent with any speaker of training."""
-    speakers = draw_speakers(0, 12, 120, 12)
+    speakers = draw_speakers(SynthesisConfig())
     training = (*speakers["labelled"], *speakers["unlabelled"])
     heldout = speakers["heldout"]
     assert not {each.variant for each in heldout} & {each.variant for each in training}
