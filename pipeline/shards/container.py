@@ -10,7 +10,7 @@ import math
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -25,6 +25,7 @@ _TAIL_BYTES = 8
 _DIGEST_BYTES = 32
 _ARROW_SCHEMA_KEY = b"ARROW:schema"
 
+T = TypeVar("T")
 Row = dict[str, Any]
 """Values by column; a cell of a required binary column may be a contiguous array."""
 Columns = dict[str, list[Any]]
@@ -269,6 +270,14 @@ def _with_unique_ids(rows: Iterable[Row]) -> Iterator[Row]:
             raise ValueError(f"utterance {utterance_id!r} twice: a shard holds each once")
         seen.add(utterance_id)
         yield row
+
+
+def common(name: str, values: Iterable[T], default: T) -> T:
+    """Return what all rows of a shard have; ValueError for rows that differ."""
+    found = set(values)
+    if len(found) > 1:
+        raise ValueError(f"{name} = {sorted(found, key=str)}: need one for the whole shard")
+    return found.pop() if found else default
 
 
 FLOAT16 = np.dtype("<f2")

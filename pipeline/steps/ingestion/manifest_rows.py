@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from infra.settings import printable
-from infra.store.object_store import ObjectInfo, ObjectStore, join_uri, normalize_uri
+from infra.store.object_store import ObjectInfo, ObjectStore, normalize_uri
 from pipeline.audio.codecs import is_audio
 from pipeline.records import MAX_LINE_BYTES, MetadataError, Quarantined, without_repeats
 from pipeline.steps.ingestion.formats import IGNORE_COLUMNS
@@ -102,17 +102,6 @@ def list_objects(store: ObjectStore, uri: str, suffixes: Sequence[str]) -> list[
     if not named:
         raise ValueError(f"{uri} holds none of {', '.join('*' + each for each in suffixes)}")
     return named
-
-
-def files_of(
-    store: ObjectStore, uri: str, names: Sequence[str], optional: Sequence[str]
-) -> list[ObjectInfo]:
-    """Describe the files of a folder by name; ValueError for one that is missing."""
-    there = files_in(store, uri)
-    for name in names:
-        if name not in there:
-            raise ValueError(f"{join_uri(uri, name)}: missing; need {', '.join(names)}")
-    return [there[name] for name in (*names, *optional) if name in there]
 
 
 def files_in(store: ObjectStore, uri: str) -> dict[str, ObjectInfo]:
