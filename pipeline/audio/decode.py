@@ -154,7 +154,7 @@ def _read(file: AudioFile) -> Float32[np.ndarray, "samples channels"]:
 
 def _converted(
     file: AudioFile, recorded: Float32[np.ndarray, "samples channels"], conversion: AudioConversion
-) -> Float32[np.ndarray, " samples"]:
+) -> Float32[np.ndarray, " resampled"]:
     """Return 16 kHz mono samples; AudioError if they are of no use."""
     heard = conversion.heard_channel(recorded)
     # As recorded: a filter's overshoot is no clipping.
