@@ -164,15 +164,11 @@ def content_of(store: ObjectStore, uri: str) -> Content | None:
         said = "is no gzip, but its name ends in .gz" if is_named else "is in gzip"
         need = "without .gz" if is_named else "with .gz at its end"
         raise ValueError(f"{uri} {said}: call it by a name {need}")
-    return _content_of(_unpacked_head(head), is_table=_TABLE.search(uri) is not None)
-
-
-def _unpacked_head(head: bytes) -> bytes:
-    if not head.startswith(_GZIP):
-        return head
-    with suppress(zlib.error):  # the reader names it
-        return zlib.decompressobj(31).decompress(head, _HEAD_BYTES)
-    return b""
+    if head.startswith(_GZIP):
+        packed, head = head, b""
+        with suppress(zlib.error):  # the reader names it
+            head = zlib.decompressobj(31).decompress(packed, _HEAD_BYTES)
+    return _content_of(head, is_table=_TABLE.search(uri) is not None)
 
 
 def _content_of(data: bytes, *, is_table: bool) -> Content | None:
@@ -292,23 +288,19 @@ def json_rows(
             if len(line) > MAX_LINE_BYTES:
                 detail = f"a line beyond {MAX_LINE_BYTES} bytes: split it"
                 raise MetadataError("malformed_json", detail)
-            fields = _json_object(content)
+            try:
+                fields = json.loads(content, object_pairs_hook=without_repeats)
+            except (ValueError, RecursionError) as error:
+                raise MetadataError("malformed_json", str(error)) from error
+            if not isinstance(fields, dict):
+                said = f"need an object, got {type(fields).__name__}"
+                raise MetadataError("malformed_json", said)
             unknown = fields.keys() - names if known else ()
             if known and (named := [name for name in unknown if fields[name] is not None]):
                 raise MetadataError(UNKNOWN_FIELD, known.complaint(named))
             yield Row(fields, len(content))
         except MetadataError as error:
             yield Quarantined.from_error(error, len(content))
-
-
-def _json_object(content: bytes) -> dict[str, Any]:
-    try:
-        fields = json.loads(content, object_pairs_hook=without_repeats)
-    except (ValueError, RecursionError) as error:
-        raise MetadataError("malformed_json", str(error)) from error
-    if not isinstance(fields, dict):
-        raise MetadataError("malformed_json", f"need an object, got {type(fields).__name__}")
-    return fields
 
 
 def _lines_of(store: ObjectStore, piece: Piece) -> Iterator[bytes]:
@@ -499,23 +491,21 @@ def parquet_rows(store: ObjectStore, piece: Piece, known: KnownFields) -> Iterat
             known.require(stored, piece.uri)
             if not (columns := [name for name in stored if name in known.read]):
                 raise ValueError(f"{piece.uri}: none of its columns is used: see --columns")
-            instants = _int96_columns(table)
+            schema = table.metadata.schema
+            # Spark's and Hive's old times are instants, though no zone is stored.
+            leaves = (schema.column(number) for number in range(len(schema)))
+            instants = {each.name for each in leaves if each.physical_type == "INT96"}
             groups = range(piece.start, piece.end or table.num_row_groups)
             for batch in table.iter_batches(BATCH_ROWS, row_groups=groups, columns=columns):
                 names = batch.schema.names
                 cells = [_values(batch.column(n), name in instants) for n, name in enumerate(names)]
                 for row in zip(*cells, strict=True):
-                    yield _parquet_row(dict(zip(names, row, strict=True)))
+                    pairs = zip(names, row, strict=True)
+                    fields = {name: _plain(value) for name, value in pairs if value is not None}
+                    yield Row(fields, sum(len(str(value)) for value in fields.values()))
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         said = " ".join(str(error).split())[:200]
         raise ValueError(f"{piece.uri}: damaged Parquet: {said}") from error
-
-
-def _int96_columns(table: pq.ParquetFile) -> set[str]:
-    """Return the columns of Spark's and Hive's old times: instants, though no zone is stored."""
-    schema = table.metadata.schema
-    fields = (schema.column(number) for number in range(len(schema)))
-    return {each.name for each in fields if each.physical_type == "INT96"}
 
 
 def _values(column: pa.Array, is_instant: bool) -> list[Any]:
@@ -536,11 +526,6 @@ def _value(cell: pa.Scalar) -> object:
         return cell.as_py()
     except (ValueError, OverflowError):
         return f"a {cell.type} that is no time of the calendar"
-
-
-def _parquet_row(fields: Mapping[str, Any]) -> Row:
-    plain = {name: _plain(value) for name, value in fields.items() if value is not None}
-    return Row(plain, sum(len(str(value)) for value in plain.values()))
 
 
 def _plain(value: object) -> object:
