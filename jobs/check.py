@@ -28,8 +28,11 @@ from jobs.cli.host import choose_device, gpus_for
 from jobs.cli.job import Job, job_parser, open_job, require_base
 from jobs.cli.megahour import CHECK
 from jobs.ingestion.sources import (
-    LanguageData,
+    has_new_lexicon,
+    language_model_notes,
+    new_lexicon_bytes,
     phone_notes,
+    read_lexicon,
     require_replaceable,
     require_usable_manifests,
     vocabulary_notes,
@@ -141,21 +144,20 @@ def check(arguments: argparse.Namespace) -> Checked:
     if arguments.ingested:
         _require_corpus(by_step[SELECT_UTTERANCES])
     require_base(jobs)
-    language_data = LanguageData.of(arguments)
-    lexicon = language_data.lexicon(by_step[EVALUATE])
+    lexicon = read_lexicon(by_step[EVALUATE])
     if arguments.manifest:
         _require_usable_manifests(by_step[INGEST])
     if lexicon is None and (arguments.manifest or arguments.ingested):
         _require_lexicon(by_step[SELECT_UTTERANCES], arguments)
-    if lexicon is not None and language_data.has_new_lexicon:
+    if lexicon is not None and has_new_lexicon(arguments):
         check_phones(jobs[0].recipe, len(lexicon.phones))
     searching = [EVALUATE]
     if jobs[0].recipe.targets.source == "lattice":
         searching.append(GENERATE_TARGETS)
     readers = [by_step[step] for step in searching]
-    notes = list(language_data.language_model_notes(readers, lexicon))
+    notes = list(language_model_notes(readers, lexicon))
     if lexicon is not None:
-        notes += _lexicon_notes(by_step[INGEST], language_data, lexicon)
+        notes += _lexicon_notes(by_step[INGEST], lexicon)
     return Checked(jobs[0], (*notes, *_store_notes(jobs[0])))
 
 
@@ -276,10 +278,10 @@ def _host_mebibytes() -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") >> 20
 
 
-def _lexicon_notes(job: Job, language_data: LanguageData, lexicon: Lexicon) -> Iterator[str]:
+def _lexicon_notes(job: Job, lexicon: Lexicon) -> Iterator[str]:
     """Yield what ingest will say; ConfigurationError where it will refuse lexicon or speech."""
     try:
-        if (data := language_data.lexicon_bytes(job)) is not None:
+        if (data := new_lexicon_bytes(job)) is not None:
             require_replaceable(job, data)
             yield from phone_notes(data)
         yield from vocabulary_notes(job, lexicon)

@@ -25,7 +25,7 @@ from jobs.run import (
     run_chosen,
     run_steps,
 )
-from jobs.synthesis.speakers import SynthesisConfig
+from jobs.synthesis.corpus import SynthesisConfig
 from pipeline.runs.names import REPORT_STEP
 from training.settings.recipe import read_recipe
 

@@ -24,8 +24,7 @@ from pipeline.runs.names import (
     features_step,
 )
 from pipeline.shards import FeatureRow, PartitionRow, read_features, read_partition
-from pipeline.shards.kaldi_ark import KaldiFolder
-from pipeline.shards.lhotse_shar import write_shar
+from pipeline.shards.exported import KaldiFolder, write_shar
 
 TARGETS = {LABELLED: ALIGNMENT_STEP, UNLABELLED: PARTITIONS_STEP}
 """The step that joins a subset's features with targets; other subsets have features alone."""

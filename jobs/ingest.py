@@ -5,8 +5,7 @@ megahour ingest --recipe recorded --run s3://mine/run --manifest s3://mine/manif
 """
 
 import argparse
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -35,9 +34,12 @@ from jobs.run_table import INGEST
 from jobs.synthesis.corpus import draw_acoustics, draw_development_acoustics
 from pipeline.audio.placements import PLACEMENTS, Acoustics
 from pipeline.runs.names import DEV, HELDOUT, LABELLED, UNLABELLED
-from pipeline.steps.ingestion.copied_directory import DirectoryIngestion, ingest_directory
 from pipeline.steps.ingestion.ingest_manifests import ingest_manifests
-from pipeline.steps.ingestion.kaldi_directory import UNDETERMINED_LOCALE
+from pipeline.steps.ingestion.kaldi_directory import (
+    UNDETERMINED_LOCALE,
+    DirectoryIngestion,
+    ingest_directory,
+)
 from pipeline.steps.ingestion.placed_audio import PlacementChoice, Simulation, SubsetChoices
 
 SIMULATORS = ("espeakng-loader", "numpy", "pyroomacoustics", "scipy", "soundfile")
@@ -87,24 +89,17 @@ def simulation_of(arguments: argparse.Namespace) -> Simulation | None:
             if value is not None:
                 raise ConfigurationError(f"{option} without {TRAINING_PLACEMENTS}: give both")
         return None
-    of_training = _choice(TRAINING_PLACEMENTS, training)
-    of_heldout = of_training if heldout is None else _choice(HELDOUT_PLACEMENTS, heldout)
-    with _refusing(PLACEMENT_SEED):
-        choices = SubsetChoices(of_training, of_heldout, seed or 0)
-    return Simulation(choices, partial(draw, choices.seed), SIMULATORS)
-
-
-def _choice(option: str, text: str) -> PlacementChoice:
-    with _refusing(option):
-        return PlacementChoice.parse(text, [placement.name for placement in PLACEMENTS])
-
-
-@contextmanager
-def _refusing(option: str) -> Iterator[None]:
+    known, option = [placement.name for placement in PLACEMENTS], TRAINING_PLACEMENTS
     try:
-        yield
+        of_training = of_heldout = PlacementChoice.parse(training, known)
+        if heldout is not None:
+            option = HELDOUT_PLACEMENTS
+            of_heldout = PlacementChoice.parse(heldout, known)
+        option = PLACEMENT_SEED
+        choices = SubsetChoices(of_training, of_heldout, seed or 0)
     except ValueError as error:
         raise ConfigurationError(f"{option}: {error}") from error
+    return Simulation(choices, partial(draw, choices.seed), SIMULATORS)
 
 
 def draw(seed: int, subsets: Collection[str]) -> dict[str, Acoustics]:
@@ -115,22 +110,17 @@ def draw(seed: int, subsets: Collection[str]) -> dict[str, Acoustics]:
     """
     if not subsets:
         return {}
-    require_simulators()
-    drawn = {DEV: draw_development_acoustics(seed)} if DEV in subsets else {}
-    if {*subsets} != {DEV}:
-        training, heldout = draw_acoustics(seed)
-        drawn |= {LABELLED: training, UNLABELLED: training, HELDOUT: heldout}
-    return {subset: drawn[subset] for subset in subsets}
-
-
-def require_simulators() -> None:
-    """Raise ConfigurationError, with what to install, if a simulator is absent."""
     try:
         for name in SIMULATORS:
             version(name)
     except PackageNotFoundError as error:
         remedy = "simulated placements need it: pip install megahour[demo]"
         raise ConfigurationError(f"{TRAINING_PLACEMENTS}: {error.name}: {remedy}") from error
+    drawn = {DEV: draw_development_acoustics(seed)} if DEV in subsets else {}
+    if {*subsets} != {DEV}:
+        training, heldout = draw_acoustics(seed)
+        drawn |= {LABELLED: training, UNLABELLED: training, HELDOUT: heldout}
+    return {subset: drawn[subset] for subset in subsets}
 
 
 STEP = Step(

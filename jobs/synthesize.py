@@ -9,8 +9,7 @@ import sys
 from dataclasses import asdict, fields
 from pathlib import Path
 
-from jobs.synthesis.corpus import synthesize
-from jobs.synthesis.speakers import SynthesisConfig
+from jobs.synthesis.corpus import SynthesisConfig, synthesize
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -8,8 +8,7 @@ lexicon that a step may have read is never replaced.
 import argparse
 import codecs
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from itertools import chain
 from pathlib import Path
 
@@ -61,17 +60,6 @@ from training.align.labelled import CorpusLexicon, UnknownWords
 from training.decode.lexicon import Lexicon, decode_lexicon, rare_phones
 from training.decode.ngrams import RestrictedArpa, read_arpa
 from training.evaluate.language_model import LanguageModelFile, TextSentences
-from training.settings.decoding import EvaluationConfig
-
-
-def stored_name(uri: str) -> str:
-    """Name a language model in the corpus by its suffix; ConfigurationError for another suffix."""
-    suffixes = {name.removeprefix("language_model"): name for name in LANGUAGE_MODEL_FILES}
-    for suffix, name in suffixes.items():
-        if uri.endswith(suffix):
-            return name
-    need = f"need a name that ends with one of {', '.join(suffixes)}"
-    raise ConfigurationError(f"{LANGUAGE_MODEL} {printable(uri)}: {need}")
 
 
 def read_language_model(uri: str) -> LanguageModelFile:
@@ -82,130 +70,109 @@ def read_language_model(uri: str) -> LanguageModelFile:
     return file
 
 
-def texts_of(arguments: argparse.Namespace) -> dict[str, bytes]:
-    """Read the language model that the arguments name beside manifests, by its stored name."""
-    if not arguments.language_model:
-        return {}
-    name = stored_name(arguments.language_model)
-    return {name: read_language_model(arguments.language_model).data}
+def stored_name(uri: str) -> str:
+    """Name a language model in the corpus by its suffix; ConfigurationError for another suffix."""
+    suffixes = {name.removeprefix("language_model"): name for name in LANGUAGE_MODEL_FILES}
+    if found := next((name for suffix, name in suffixes.items() if uri.endswith(suffix)), None):
+        return found
+    need = f"need a name that ends with one of {', '.join(suffixes)}"
+    raise ConfigurationError(f"{LANGUAGE_MODEL} {printable(uri)}: {need}")
 
 
-@dataclass(frozen=True, slots=True)
-class LanguageData:
-    """LanguageData says what ingest will write: a Kaldi directory's files, or those at URIs.
+def has_new_lexicon(arguments: argparse.Namespace) -> bool:
+    """Return whether ingest will write the lexicon."""
+    return bool(arguments.kaldi_dir or arguments.lexicon)
 
-    What it does not bring is in the corpus, or nowhere.
+
+def read_lexicon(job: Job) -> Lexicon | None:
+    """Read the lexicon; None if there is none yet, ConfigurationError for one that is none."""
+    data = new_lexicon_bytes(job)
+    if data is None and not has_new_lexicon(job.arguments):
+        data = _stored_lexicon(job)
+    if data is None:
+        return None
+    try:
+        return CorpusLexicon(data, job.recipe.corpus.unknown_words).parse()
+    except ValueError as error:
+        raise ConfigurationError(f"{_lexicon_place(job)}: {error}") from error
+
+
+def new_lexicon_bytes(job: Job) -> bytes | None:
+    """Read the lexicon that ingest will write; None if it brings none."""
+    arguments = job.arguments
+    if arguments.kaldi_dir:
+        if not Path(arguments.kaldi_dir).is_dir():
+            where = printable(str(Path(arguments.kaldi_dir)))
+            raise ConfigurationError(f"--kaldi-dir {where} is not a directory: correct the path")
+        try:
+            return file_bytes(Path(arguments.kaldi_dir) / LEXICON_FILE)
+        except (OSError, ValueError) as error:
+            raise ConfigurationError(str(error)) from error
+    if not arguments.lexicon:
+        return None
+    uri = _lexicon_place(job)
+    try:
+        # The URI is the permission.
+        return ObjectStore((uri,)).get(uri).removeprefix(codecs.BOM_UTF8)
+    except ObjectNotFound as error:
+        raise ConfigurationError(f"--lexicon {error}") from error
+
+
+def _lexicon_place(job: Job) -> str:
+    """Return where the lexicon is now: where ingest will take it from, or in the corpus."""
+    if job.arguments.kaldi_dir:
+        return str(Path(job.arguments.kaldi_dir) / LEXICON_FILE)
+    return normalize_uri(job.arguments.lexicon or _lexicon_uri(job))
+
+
+def language_model_notes(readers: Sequence[Job], lexicon: Lexicon | None) -> Iterator[str]:
+    """Read the files that evaluation names, and yield what hypotheses will lack by them.
+
+    Raises ConfigurationError for a file that one of the `readers` could not use, hours later, and
+    for a language model that no setting of the recipe names.
     """
-
-    directory: Path | None
-    has_manifests: bool
-    lexicon_uri: str
-    language_model_uri: str
-
-    @classmethod
-    def of(cls, arguments: argparse.Namespace) -> "LanguageData":
-        """Return what the arguments of a run name."""
-        directory = Path(arguments.kaldi_dir) if arguments.kaldi_dir else None
-        texts = arguments.lexicon or "", arguments.language_model or ""
-        return cls(directory, bool(arguments.manifest), *texts)
-
-    @property
-    def has_new_lexicon(self) -> bool:
-        """Return whether ingest will write the lexicon."""
-        return self.directory is not None or bool(self.lexicon_uri)
-
-    def lexicon(self, job: Job) -> Lexicon | None:
-        """Read the lexicon; None if there is none yet, ConfigurationError for one that is none."""
-        data = self.lexicon_bytes(job)
-        if data is None and not self.has_new_lexicon:
-            with suppress(ObjectNotFound):
-                data = job.store.get(self._lexicon_place(job))
-        if data is None:
-            return None
+    job = readers[0]
+    evaluation, given = job.recipe.evaluation, job.arguments.language_model
+    if given and stored_name(given) not in (evaluation.arpa, evaluation.language_model_text):
+        setting = "arpa" if ".arpa" in stored_name(given) else "language_model_text"
+        raise ConfigurationError(
+            f"{LANGUAGE_MODEL} {printable(given)}: the recipe does not use "
+            f"it: set evaluation.{setting} = {stored_name(given)!r}"
+        )
+    for setting in LANGUAGE_MODEL_SETTINGS:
+        name: str = getattr(evaluation, setting)
+        if not name:
+            continue
+        where = f"evaluation.{setting} = {printable(name)!r}"
+        uri = resolve_audio(job.corpus_uri, name)
         try:
-            return CorpusLexicon(data, job.recipe.corpus.unknown_words).parse()
-        except ValueError as error:
-            raise ConfigurationError(f"{self._lexicon_place(job)}: {error}") from error
-
-    def lexicon_bytes(self, job: Job) -> bytes | None:
-        """Read the lexicon that ingest will write; None if it brings none."""
-        if self.directory is not None:
-            if not self.directory.is_dir():
-                where = printable(str(self.directory))
-                raise ConfigurationError(
-                    f"--kaldi-dir {where} is not a directory: correct the path"
-                )
-            try:
-                return file_bytes(self.directory / LEXICON_FILE)
-            except (OSError, ValueError) as error:
-                raise ConfigurationError(str(error)) from error
-        if not self.lexicon_uri:
-            return None
-        uri = self._lexicon_place(job)
-        try:
-            # The URI is the permission.
-            return ObjectStore((uri,)).get(uri).removeprefix(codecs.BOM_UTF8)
-        except ObjectNotFound as error:
-            raise ConfigurationError(f"--lexicon {error}") from error
-
-    def _lexicon_place(self, job: Job) -> str:
-        if self.directory is not None:
-            return str(self.directory / LEXICON_FILE)
-        return normalize_uri(self.lexicon_uri or join_uri(job.corpus_uri, LEXICON_FILE))
-
-    def language_model_notes(
-        self, readers: Sequence[Job], lexicon: Lexicon | None
-    ) -> Iterator[str]:
-        """Read the files that evaluation names, and yield what hypotheses will lack by them.
-
-        Raises ConfigurationError for a file that one of the `readers` could not use, hours later.
-        """
-        job = readers[0]
-        self._require_use(job.recipe.evaluation)
-        for setting in LANGUAGE_MODEL_SETTINGS:
-            name: str = getattr(job.recipe.evaluation, setting)
-            if not name:
+            for each in readers:
+                require_within(uri, each.store.allowed_prefixes)
+            if uri != name and lexicon is None:  # ingested, and there is no corpus yet
                 continue
-            where = f"evaluation.{setting} = {printable(name)!r}"
-            uri = resolve_audio(job.corpus_uri, name)
-            try:
-                for each in readers:
-                    require_within(uri, each.store.allowed_prefixes)
-                if uri != name and lexicon is None:  # ingested, and there is no corpus yet
-                    continue
-                note = _note(setting, self._file(job, name), lexicon)
-            except (OSError, StoreError, ValueError) as error:
-                raise ConfigurationError(f"{where}: {error}") from error
-            if note:
-                yield f"{where}: {note}"
+            note = _note(setting, _language_model_file(job, name), lexicon)
+        except (OSError, StoreError, ValueError) as error:
+            raise ConfigurationError(f"{where}: {error}") from error
+        if note:
+            yield f"{where}: {note}"
 
-    def _require_use(self, evaluation: EvaluationConfig) -> None:
-        """Raise ConfigurationError for a language model that no setting of the recipe names."""
-        if not self.language_model_uri:
-            return
-        name = stored_name(self.language_model_uri)
-        if name not in (evaluation.arpa, evaluation.language_model_text):
-            setting = "arpa" if ".arpa" in name else "language_model_text"
-            raise ConfigurationError(
-                f"{LANGUAGE_MODEL} {printable(self.language_model_uri)}: the recipe does not use "
-                f"it: set evaluation.{setting} = {name!r}"
-            )
 
-    def _file(self, job: Job, name: str) -> LanguageModelFile:
-        """Read a file where it is now: where ingest will take it from, or in the store."""
-        if name not in LANGUAGE_MODEL_FILES:
-            return LanguageModelFile.read(job.store, job.corpus_uri, name)
-        if self.directory is not None:
-            if not (self.directory / name).is_file():
-                where = self.directory / name
-                raise ValueError(f"{where} is no file: put it there, or name the URI of another")
-            return LanguageModelFile.at(self.directory / name)
-        if self.language_model_uri:
-            return read_language_model(self.language_model_uri)
-        uri = join_uri(job.corpus_uri, name)
-        if self.has_manifests and not job.store.exists(uri):
-            raise ValueError(f"{uri} is absent: give {LANGUAGE_MODEL} URI")
+def _language_model_file(job: Job, name: str) -> LanguageModelFile:
+    """Read a file where it is now: where ingest will take it from, or in the store."""
+    arguments = job.arguments
+    if name not in LANGUAGE_MODEL_FILES:
         return LanguageModelFile.read(job.store, job.corpus_uri, name)
+    if arguments.kaldi_dir:
+        path = Path(arguments.kaldi_dir) / name
+        if not path.is_file():
+            raise ValueError(f"{path} is no file: put it there, or name the URI of another")
+        return LanguageModelFile.at(path)
+    if arguments.language_model:
+        return read_language_model(arguments.language_model)
+    uri = join_uri(job.corpus_uri, name)
+    if arguments.manifest and not job.store.exists(uri):
+        raise ValueError(f"{uri} is absent: give {LANGUAGE_MODEL} URI")
+    return LanguageModelFile.read(job.store, job.corpus_uri, name)
 
 
 def _note(setting: str, file: LanguageModelFile, lexicon: Lexicon | None) -> str:
@@ -229,7 +196,7 @@ def ingestion_of(job: Job, simulation: Simulation | None) -> ManifestIngestion:
     """Return what the arguments name; ConfigurationError for what they cannot mean."""
     arguments, conversion = job.arguments, job.recipe.features.conversion
     rules = replace(_rules(job), dev_share=arguments.dev_share)
-    manifests = manifests_of(arguments)
+    manifests, model = manifests_of(arguments), arguments.language_model
     settings = {
         MANIFESTS_SETTING: [f"{each.subset}={each.uri}" for each in manifests],
         "format": arguments.format or DEFAULT_FORMAT,
@@ -254,7 +221,7 @@ def ingestion_of(job: Job, simulation: Simulation | None) -> ManifestIngestion:
         manifests,
         rules,
         settings,
-        texts_of(arguments),
+        {stored_name(model): read_language_model(model).data} if model else {},
         adds=job.increment is not None,
         simulation=simulation,
         conversion=conversion,
@@ -358,8 +325,7 @@ def announce_lexicon(job: Job) -> None:
 
     LossBudgetExceededError if too many utterances have words that it lacks.
     """
-    language_data = LanguageData.of(job.arguments)
-    data, lexicon = language_data.lexicon_bytes(job), language_data.lexicon(job)
+    data, lexicon = new_lexicon_bytes(job), read_lexicon(job)
     if data is not None and lexicon is not None and _stored_lexicon(job) != data:
         require_replaceable(job, data)
         for note in chain(phone_notes(data), vocabulary_notes(job, lexicon)):
@@ -368,7 +334,7 @@ def announce_lexicon(job: Job) -> None:
 
 def put_lexicon(job: Job) -> None:
     """Store the lexicon that ingest is given, also in the place of one that no step has read."""
-    data, stored = LanguageData.of(job.arguments).lexicon_bytes(job), _stored_lexicon(job)
+    data, stored = new_lexicon_bytes(job), _stored_lexicon(job)
     if data is None or data == stored:
         return
     if stored is None and job.store.put_if_absent(_lexicon_uri(job), data):

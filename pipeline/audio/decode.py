@@ -92,30 +92,6 @@ _FULL_SCALE = np.float32(32767 / 32768)
 
 
 @dataclass(frozen=True, slots=True)
-class Recording:
-    """Recording holds a file's samples as it has them, at its own rate."""
-
-    samples: Float32[np.ndarray, "samples channels"]
-    rate_hz: int
-
-    @property
-    def form(self) -> str | None:
-        """Return its rate and number of channels, as a shard states them; None of 16 kHz mono."""
-        num_channels = self.samples.shape[1]
-        is_plain = (self.rate_hz, num_channels) == (SAMPLE_RATE_HZ, 1)
-        return None if is_plain else f"{self.rate_hz} Hz, {num_channels} ch"
-
-    def converted(self, conversion: AudioConversion) -> Float32[np.ndarray, " samples"]:
-        """Return 16 kHz mono samples; AudioError if they are of no use."""
-        heard = conversion.heard_channel(self.samples)
-        # As recorded: a filter's overshoot is no clipping.
-        _require_usable(heard)
-        samples = resample(heard, self.rate_hz)
-        _require_window(samples)
-        return samples
-
-
-@dataclass(frozen=True, slots=True)
 class Decoded:
     """Decoded holds 16 kHz mono samples, and the form of the file if they were converted."""
 
@@ -136,13 +112,16 @@ def decode_utterance(
     length is not what `declared_s` would be rounded or cut from. Raises AudioError.
     """
     file = open_audio(data, conversion)
-    recording = _read(file)
-    samples = recording.converted(conversion)
+    recorded = _read(file)
+    samples = _converted(file, recorded, conversion)
     require_duration(samples, declared_s, file.padding_samples)
     is_doubtful = not is_rounded_from(declared_s, len(samples))
-    if file.md5 and (is_doubtful or _is_sampled(utterance_id, engine)):
-        file.md5.require(recording.samples)
-    return Decoded(samples, recording.form)
+    id_hash = blake2b(utterance_id.encode(), digest_size=2).digest()
+    is_sampled = int.from_bytes(id_hash, "big") % MD5_ONE_IN[engine] == 0
+    if file.md5 and (is_doubtful or is_sampled):
+        file.md5.require(recorded)
+    is_plain = (file.rate_hz, file.num_channels) == (SAMPLE_RATE_HZ, 1)
+    return Decoded(samples, None if is_plain else f"{file.rate_hz} Hz, {file.num_channels} ch")
 
 
 def decode_audio(
@@ -152,7 +131,8 @@ def decode_audio(
 
     Raises AudioError naming the reason, such as another rate than `conversion` accepts.
     """
-    return _read(open_audio(data, conversion)).converted(conversion)
+    file = open_audio(data, conversion)
+    return _converted(file, _read(file), conversion)
 
 
 def max_file_bytes(declared_s: float, conversion: AudioConversion = NO_CONVERSION) -> int:
@@ -163,54 +143,47 @@ def max_file_bytes(declared_s: float, conversion: AudioConversion = NO_CONVERSIO
     return _MAX_METADATA_BYTES + num_samples * _MAX_SAMPLE_BYTES
 
 
-def _is_sampled(utterance_id: str, engine: Engine) -> bool:
-    digest = blake2b(utterance_id.encode(), digest_size=2).digest()
-    return int.from_bytes(digest, "big") % MD5_ONE_IN[engine] == 0
-
-
-def _read(file: AudioFile) -> Recording:
+def _read(file: AudioFile) -> Float32[np.ndarray, "samples channels"]:
     # Before anything is allocated: a header may claim 2**36 samples.
     if file.num_samples > MAX_DURATION_S * file.rate_hz:
         detail = f"the header says {file.num_samples} samples: need at most {MAX_DURATION_S} s"
         raise AudioError("too_long", detail)
     [samples] = file.cut([(0, file.num_samples)], compares_md5=False)
-    return Recording(samples, file.rate_hz)
+    return samples
 
 
-def _require_window(samples: Float32[np.ndarray, " samples"]) -> None:
-    if len(samples) < WINDOW_SAMPLES:
-        detail = f"{len(samples)} samples: need {WINDOW_SAMPLES}, one 25 ms window"
+def _converted(
+    file: AudioFile, recorded: Float32[np.ndarray, "samples channels"], conversion: AudioConversion
+) -> Float32[np.ndarray, " resampled"]:
+    """Return 16 kHz mono samples; AudioError if they are of no use."""
+    heard = conversion.heard_channel(recorded)
+    # As recorded: a filter's overshoot is no clipping.
+    if len(heard):
+        _require_usable(heard)
+        heard = resample(heard, file.rate_hz)
+    if len(heard) < WINDOW_SAMPLES:
+        detail = f"{len(heard)} samples: need {WINDOW_SAMPLES}, one 25 ms window"
         raise AudioError("too_short", detail)
+    return heard
 
 
 def _require_usable(samples: Float32[np.ndarray, " samples"]) -> None:
-    if not len(samples):
-        _require_window(samples)
     low, high = samples.min(), samples.max()
     if not (np.isfinite(low) and np.isfinite(high)):  # both are NaN if any sample is
         num_bad = len(samples) - np.isfinite(samples).sum()
         raise AudioError("non_finite", f"{num_bad} samples are NaN or infinite")
     if (peak := max(-low, high)) > MAX_PEAK:
-        raise AudioError(
-            "clipped", f"peak {peak:.1e}: need at most {MAX_PEAK:.0f}, full scale is 1"
-        )
-    _require_sound(samples)
-    if peak >= _FULL_SCALE:
-        _require_unclipped(samples)
-
-
-def _require_sound(samples: Float32[np.ndarray, " samples"]) -> None:
+        detail = f"peak {peak:.1e}: need at most {MAX_PEAK:.0f}, full scale is 1"
+        raise AudioError("clipped", detail)
     threshold = 10 ** (SILENCE_DBFS / 20)
     # The variance is at least a 16th of that of every 16th sample, which costs a 16th.
     part = samples[::16]
     deviations = part - np.add.reduce(part) / np.float32(len(part))  # std() takes thrice as long
-    if np.vdot(deviations, deviations) >= len(part) * (4 * threshold) ** 2:
-        return
-    if (level := samples.std()) < threshold:
+    is_loud = np.vdot(deviations, deviations) >= len(part) * (4 * threshold) ** 2
+    if not is_loud and (level := samples.std()) < threshold:
         raise AudioError("silent", f"RMS about the mean {level:.1e}: need {SILENCE_DBFS:.0f} dBFS")
-
-
-def _require_unclipped(samples: Float32[np.ndarray, " samples"]) -> None:
+    if peak < _FULL_SCALE:
+        return
     clipped_share = np.count_nonzero(np.abs(samples) >= _FULL_SCALE) / len(samples)
     if clipped_share > MAX_CLIPPED_SHARE:
         detail = f"{clipped_share:.1%} of the samples at full scale: need {MAX_CLIPPED_SHARE:.0%}"
@@ -260,13 +233,10 @@ def cut_recording(
             cuts.append(error)
     wanted = [cut for cut in cuts if not isinstance(cut, AudioError)]
     samples = iter(file.cut(wanted) if wanted else ())
-    form = _float_format(file.rate_hz, file.num_channels)
+    width = 4 * file.num_channels
+    byte_rate = file.rate_hz * width
+    form = struct.pack("<HHIIHH", _FLOAT, file.num_channels, file.rate_hz, byte_rate, width, 32)
     return [
         cut if isinstance(cut, AudioError) else wav_file(form, next(samples).tobytes())
         for cut in cuts
     ]
-
-
-def _float_format(rate_hz: int, num_channels: int) -> bytes:
-    width = 4 * num_channels
-    return struct.pack("<HHIIHH", _FLOAT, num_channels, rate_hz, rate_hz * width, width, 32)

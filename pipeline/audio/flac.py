@@ -28,11 +28,11 @@ class StreamInfo:
 
 
 def stream_info(data: bytes) -> StreamInfo:
-    """Read the header; ValueError if there is none."""
+    """Read the header; AudioError if there is none."""
     # The last block's flag is the highest bit of its kind.
     kind_and_size = bytes([data[4] & 0x7F, *data[5:8]]) if len(data) >= _HEADER_BYTES else b""
     if kind_and_size != _STREAMINFO:
-        raise ValueError("no STREAMINFO block after the signature")
+        raise AudioError("not_audio", "no STREAMINFO block after the signature")
     # 20 bits of rate, 3 of channels less 1, 5 of bits a sample less 1, 36 of length.
     fields = int.from_bytes(data[18:26], "big")
     return StreamInfo(fields >> 44, (fields >> 41 & 7) + 1, fields & (2**36 - 1))
@@ -59,49 +59,35 @@ def flac_blocks(
             block = np.frombuffer(part, np.float32)[: num_samples * info.num_channels]
             num_decoded += num_samples
             if num_decoded > info.num_samples:
-                raise _surplus(data, info)
+                if (position := data.find(b"fLaC", 1)) > 0:
+                    raise AudioError("joined_files", f"another file begins at byte {position}")
+                detail = f"more than the {info.num_samples} samples that the header says"
+                raise AudioError("duration_mismatch", detail)
             yield block.reshape(num_samples, info.num_channels)
     except miniaudio.MiniaudioError as error:
         raise AudioError("truncated", f"no frame can be decoded: {error}") from error
 
 
-def _surplus(data: bytes, info: StreamInfo) -> AudioError:
-    if (position := data.find(b"fLaC", 1)) > 0:
-        return AudioError("joined_files", f"another file begins at byte {position}")
-    detail = f"more than the {info.num_samples} samples that the header says"
-    return AudioError("duration_mismatch", detail)
-
-
 def open_flac(content: bytes, conversion: AudioConversion) -> AudioFile:
     """Open a whole FLAC."""
-    try:
-        info = stream_info(content)
-    except ValueError as error:
-        raise AudioError("not_audio", str(error)) from error
+    info = stream_info(content)
     conversion.require_accepted(info.sample_rate_hz, info.num_channels)
     require_known_length(info.num_samples or None)
+    # The MD5 may be left open, or be of more bits than float32 holds.
+    bits, digest = (int.from_bytes(content[20:22], "big") >> 4 & 31) + 1, content[26:42]
     return AudioFile(
         info.sample_rate_hz,
         info.num_channels,
         info.num_samples,
         partial(flac_blocks, content, info),
-        md5=_stated_md5(content),
+        md5=StatedMd5(bits, digest) if any(digest) and bits <= _MOST_EXACT_BITS else None,
     )
 
 
-def _stated_md5(content: bytes) -> StatedMd5 | None:
-    """Read the MD5 of the samples; None if it is left open, or of more bits than float32 holds."""
-    bits, digest = (int.from_bytes(content[20:22], "big") >> 4 & 31) + 1, content[26:42]
-    return StatedMd5(bits, digest) if any(digest) and bits <= _MOST_EXACT_BITS else None
-
-
 def flac_duration_s(read: Read, num_bytes: int) -> float | None:
-    """Read the length that the header states; None if it is left open, or there is no header."""
+    """Read the length that the header states; None if it is left open."""
     del num_bytes
-    try:
-        info = stream_info(read(0, _HEADER_BYTES))
-    except ValueError:
-        return None
+    info = stream_info(read(0, _HEADER_BYTES))
     return info.num_samples / info.sample_rate_hz if info.num_samples else None
 
 

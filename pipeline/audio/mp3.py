@@ -76,12 +76,6 @@ def parse_header(word: int) -> Header | None:
     return Header((version, layer, rate, is_mono), num_bytes, num_samples, side_end)
 
 
-def padding_samples(rate_hz: int) -> int:
-    """Return the samples that encoder and decoder may add at this rate."""
-    # MPEG-1 has the rates from 32 kHz on.
-    return _PADDING_FRAMES * (1152 if rate_hz >= min(_RATES_HZ[_MPEG_1]) else 576)
-
-
 def counted_mp3(data: bytes) -> tuple[bytes, int]:
     """Return the file with a correct count of its frames, and the samples of all that hold sound.
 
@@ -161,11 +155,8 @@ def open_mp3(content: bytes, conversion: AudioConversion) -> AudioFile:
     """Open a whole MP3, whose tags are gone."""
     counted, num_samples = counted_mp3(content)
     file = open_by_libsndfile(counted, conversion)
-    return replace(
-        file,
-        min_samples=num_samples - padding_samples(file.rate_hz),
-        padding_samples=_padding_at_16_khz(file.rate_hz),
-    )
+    least = num_samples - _padding_samples(file.rate_hz)
+    return replace(file, min_samples=least, padding_samples=_padding_at_16_khz(file.rate_hz))
 
 
 def mp3_duration_s(read: Read, num_bytes: int) -> float | None:
@@ -174,12 +165,20 @@ def mp3_duration_s(read: Read, num_bytes: int) -> float | None:
     return duration_by_libsndfile(reader_of(counted), len(counted))
 
 
+def _padding_samples(rate_hz: int) -> int:
+    """Return the samples that encoder and decoder may add at this rate."""
+    # MPEG-1 has the rates from 32 kHz on.
+    return _PADDING_FRAMES * (1152 if rate_hz >= min(_RATES_HZ[_MPEG_1]) else 576)
+
+
 def _padding_at_16_khz(rate_hz: int) -> int:
-    return math.ceil(padding_samples(rate_hz) * SAMPLE_RATE_HZ / rate_hz)
+    return math.ceil(_padding_samples(rate_hz) * SAMPLE_RATE_HZ / rate_hz)
 
 
-def _is_mp3(head: bytes) -> bool:
-    return len(head) > 1 and head[0] == 0xFF and head[1] & 0xE0 == 0xE0
-
-
-MP3 = Codec("MP3", _is_mp3, open_mp3, mp3_duration_s, _padding_at_16_khz)
+MP3 = Codec(
+    "MP3",
+    lambda head: head[:1] == b"\xff" and head[1:2] >= b"\xe0",
+    open_mp3,
+    mp3_duration_s,
+    _padding_at_16_khz,
+)

@@ -10,7 +10,7 @@ import math
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -25,6 +25,7 @@ _TAIL_BYTES = 8
 _DIGEST_BYTES = 32
 _ARROW_SCHEMA_KEY = b"ARROW:schema"
 
+T = TypeVar("T")
 Row = dict[str, Any]
 """Values by column; a cell of a required binary column may be a contiguous array."""
 Columns = dict[str, list[Any]]
@@ -34,13 +35,11 @@ Columns = dict[str, list[Any]]
 class Format:
     """The columns of one kind of shard and the footer entries that state its conventions.
 
-    A shard may have some `optional` columns behind the others. `remedy` says what to do with a
-    shard of other columns.
+    A shard may have some `optional` columns behind the others.
     """
 
     schema: pa.Schema
     footer: Mapping[str, str]
-    remedy: str = "read it by the version that wrote it"
     optional: tuple[pa.Field, ...] = ()
 
     def having(self, names: Collection[str]) -> "Format":
@@ -73,13 +72,9 @@ def write_rows(shard_format: Format, rows: Iterable[Row], **entries: str) -> byt
     sink = io.BytesIO()
     with pq.ParquetWriter(sink, schema, **options) as writer:
         for group in _row_groups(_with_unique_ids(rows)):
-            writer.write_batch(_batch(group, schema))
+            columns = [_column(field, [row.get(field.name) for row in group]) for field in schema]
+            writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=schema))
     return seal(sink)
-
-
-def _batch(rows: list[Row], schema: pa.Schema) -> pa.RecordBatch:
-    columns = [_column(field, [row.get(field.name) for row in rows]) for field in schema]
-    return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 def _column(field: pa.Field, cells: list[Any]) -> pa.Array:
@@ -193,7 +188,7 @@ def _open(shard_format: Format, source: pa.NativeFile) -> pq.ParquetFile:
     if not shard_format.is_of(file.schema_arrow):
         names = shard_format.schema.names
         found = f"columns {file.schema_arrow.names}: need {names}, with their types"
-        raise ValueError(f"{found}: {shard_format.remedy}")
+        raise ValueError(f"{found}: read it by the version that wrote it")
     footer = _footer(file)
     for name, expected in shard_format.footer.items():
         if footer.get(name) != expected:
@@ -275,6 +270,14 @@ def _with_unique_ids(rows: Iterable[Row]) -> Iterator[Row]:
             raise ValueError(f"utterance {utterance_id!r} twice: a shard holds each once")
         seen.add(utterance_id)
         yield row
+
+
+def common(name: str, values: Iterable[T], default: T) -> T:
+    """Return what all rows of a shard have; ValueError for rows that differ."""
+    found = set(values)
+    if len(found) > 1:
+        raise ValueError(f"{name} = {sorted(found, key=str)}: need one for the whole shard")
+    return found.pop() if found else default
 
 
 FLOAT16 = np.dtype("<f2")

@@ -21,6 +21,7 @@ from pipeline.shards.container import (
     UINT8,
     UINT16,
     Format,
+    common,
     from_buffer,
     read_columns,
     read_rows,
@@ -70,10 +71,7 @@ _RANGES_BYTES = 2 * NUM_BINS * FLOAT16.itemsize
 
 def common_storage(storages: Iterable[Storage]) -> Storage:
     """Return the storage of all rows, float16 if there are none."""
-    found = set(storages)
-    if len(found) > 1:
-        raise ValueError(f"storage = {sorted(found)}: need one storage for the whole shard")
-    return found.pop() if found else "float16"
+    return common("storage", storages, "float16")
 
 
 def stated_storage(footer: dict[str, str]) -> Storage:

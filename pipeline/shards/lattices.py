@@ -82,10 +82,6 @@ LATTICE_OFFSET = 0
 _CELLS = ("level_sizes", "level_steps", "degrees", "strides", "labels", "graph_costs")
 
 _MOST, _MOST_LABELS = 2**31 - 1, 2**16 - 1
-_REMEDY = (
-    "an earlier version wrote it: remove the lattices' folder and run the training step again, "
-    "which decodes them"
-)
 _FORMAT = Format(
     pa.schema(
         [
@@ -103,7 +99,6 @@ _FORMAT = Format(
         "frame_shift_ms": str(STACK * FRAME_SHIFT_MS),
         "offset": str(LATTICE_OFFSET),
     },
-    _REMEDY,
 )
 
 
@@ -158,7 +153,7 @@ def write_lattices(rows: Sequence[LatticeRow]) -> bytes:
 def read_lattices(data: bytes, chosen: Sequence[int] | None = None) -> list[LatticeRow]:
     """Read a lattice shard in stored order, or its rows `chosen` by number.
 
-    ValueError for damaged bytes, broken lattices, and those of another version, with a remedy.
+    ValueError for damaged bytes and broken lattices.
     """
     cells, _ = read_rows(_FORMAT, data, chosen)
     rows = [_from_cells(row) for row in cells]

@@ -34,11 +34,9 @@ from pipeline.shards.features import (
 from pipeline.shards.targets import (
     StoredForm,
     StoredKBest,
-    footer_of,
     from_stored_rows,
     num_stored_rows,
     offsets_of,
-    stated_k,
     stored_rows,
 )
 from pipeline.splicing import STACK
@@ -93,11 +91,11 @@ class PartitionRow:
 
 def write_partition(rows: Sequence[PartitionRow]) -> bytes:
     """Write a training partition; its rows' common k, form and storage are in the footer."""
-    footer = footer_of([row.targets for row in rows if not isinstance(row.targets, Alignment)])
-    storage, k = common_storage(row.storage for row in rows), stated_k(footer)
+    soft = [row.targets for row in rows if not isinstance(row.targets, Alignment)]
+    form, storage = StoredForm.of(soft), common_storage(row.storage for row in rows)
     had = {"placement"} if any(row.placement is not None for row in rows) else set()
-    cells = (_to_cells(row, k) for row in rows)
-    return write_rows(_FORMAT.having(had), cells, **footer, dtype=storage)
+    cells = (_to_cells(row, form.k) for row in rows)
+    return write_rows(_FORMAT.having(had), cells, **form.footer, dtype=storage)
 
 
 def read_partition(data: bytes, chosen: Sequence[int] | None = None) -> list[PartitionRow]:

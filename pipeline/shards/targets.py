@@ -15,6 +15,7 @@ from pipeline.kbest import KBest, require_below_k
 from pipeline.shards.container import (
     Format,
     Row,
+    common,
     kbest_from_cells,
     kbest_to_cells,
     read_rows,
@@ -69,10 +70,42 @@ class StoredForm:
     offsets: Offsets
 
     @classmethod
+    def of(cls, targets: Sequence[StoredKBest]) -> "StoredForm":
+        """Return the form that all targets share, k = 0 for none; ValueError if they differ."""
+        stored = [stored_rows(each) for each in targets]
+        return cls(
+            common("k", (each.senones.shape[1] for each in stored), 0),
+            common("tail_samples", (each.tail_samples for each in stored), 0),
+            common("offsets", map(offsets_of, targets), "one"),
+        )
+
+    @property
+    def footer(self) -> dict[str, str]:
+        """The footer's entries: k, and those of drawn columns and of all offsets if there are."""
+        return {
+            "k": str(self.k),
+            **({TAIL_ENTRY: str(self.tail_samples)} if self.tail_samples else {}),
+            **({OFFSETS_ENTRY: self.offsets} if self.offsets != "one" else {}),
+        }
+
+    @classmethod
     def stated(cls, footer: Mapping[str, str]) -> "StoredForm":
         """Read the form from a footer."""
-        k = stated_k(footer)
-        return cls(k, stated_tail_samples(footer, k), stated_offsets(footer))
+        k, tail_samples = _stated_count(footer, "k"), 0
+        if TAIL_ENTRY in footer:
+            tail_samples = _stated_count(footer, TAIL_ENTRY, least=1)
+            require_below_k(tail_samples, k)
+        text = footer.get(OFFSETS_ENTRY)
+        if text not in (None, "all"):
+            raise ValueError(f"footer entry {OFFSETS_ENTRY} = {text!r}: need 'all', or none")
+        return cls(k, tail_samples, "one" if text is None else "all")
+
+
+def _stated_count(footer: Mapping[str, str], name: str, least: int = 0) -> int:
+    text = footer.get(name, "")
+    if not (text.isascii() and text.isdecimal() and len(text) <= 5 and int(text) >= least):
+        raise ValueError(f"footer entry {name} = {text!r}: need a count from {least} on")
+    return int(text)
 
 
 def _interleaved(columns: Sequence[np.ndarray]) -> np.ndarray:
@@ -81,6 +114,11 @@ def _interleaved(columns: Sequence[np.ndarray]) -> np.ndarray:
     for offset, column in enumerate(columns):
         rows[offset::STACK] = column
     return rows
+
+
+def at_offset(targets: StoredKBest, offset: int) -> KBest:
+    """Return the targets at one offset; those that are at one alone are at `offset`."""
+    return targets.at(offset) if isinstance(targets, KBestAtAllOffsets) else targets
 
 
 def stored_rows(targets: StoredKBest) -> KBest:
@@ -102,54 +140,6 @@ def num_stored_rows(num_frames: int, offset: int, offsets: Offsets) -> int:
     """Count the rows that `num_frames` 10 ms frames have, at `offset` or at all."""
     own = num_low_rate_frames(num_frames, offset)
     return own if offsets == "one" else max(0, num_frames - 2)
-
-
-def footer_of(targets: Sequence[StoredKBest]) -> dict[str, str]:
-    """Return the footer's entries: the k that all `targets` share, 0 for none, and their form.
-
-    Drawn columns and all offsets have entries where there are some. ValueError for targets that
-    differ in any of them.
-    """
-    ks = {stored_rows(each).senones.shape[1] for each in targets}
-    if len(ks) > 1:
-        raise ValueError(f"k = {sorted(ks)}: need one k for the whole shard")
-    tails = {stored_rows(each).tail_samples for each in targets}
-    if len(tails) > 1:
-        raise ValueError(f"tail_samples = {sorted(tails)}: need one for the whole shard")
-    kinds = {offsets_of(each) for each in targets}
-    if len(kinds) > 1:
-        raise ValueError("targets at one offset and at all: need one of them for the whole shard")
-    entries = {"k": str(ks.pop() if ks else 0)}
-    # Shards at one offset, and those without draws, keep the bytes that they had before.
-    entries |= {TAIL_ENTRY: str(tails.pop())} if tails - {0} else {}
-    return entries | ({OFFSETS_ENTRY: "all"} if kinds == {"all"} else {})
-
-
-def stated_k(footer: Mapping[str, str]) -> int:
-    """Read k from a footer."""
-    text = footer.get("k", "")
-    if not (text.isascii() and text.isdecimal() and len(text) <= 5):
-        raise ValueError(f"footer entry k = {text!r}: need a count of senones")
-    return int(text)
-
-
-def stated_tail_samples(footer: Mapping[str, str], k: int) -> int:
-    """Read from a footer how many of the k columns are drawn; 0 where it says nothing."""
-    text = footer.get(TAIL_ENTRY)
-    if text is None:
-        return 0
-    if not (text.isascii() and text.isdecimal() and len(text) <= 5 and int(text)):
-        raise ValueError(f"footer entry {TAIL_ENTRY} = {text!r}: need a count of columns, or none")
-    require_below_k(int(text), k)
-    return int(text)
-
-
-def stated_offsets(footer: Mapping[str, str]) -> Offsets:
-    """Read from a footer whether targets are at one offset or at all."""
-    text = footer.get(OFFSETS_ENTRY)
-    if text not in (None, "all"):
-        raise ValueError(f"footer entry {OFFSETS_ENTRY} = {text!r}: need 'all', or none")
-    return "one" if text is None else "all"
 
 
 _FORMAT = Format(
@@ -179,8 +169,8 @@ class TargetRow:
 
 def write_targets(rows: Sequence[TargetRow]) -> bytes:
     """Write a target shard; the footer states the rows' common k and form."""
-    footer = footer_of([row.kbest for row in rows])
-    return write_rows(_FORMAT, (_to_cells(row, stated_k(footer)) for row in rows), **footer)
+    form = StoredForm.of([row.kbest for row in rows])
+    return write_rows(_FORMAT, (_to_cells(row, form.k) for row in rows), **form.footer)
 
 
 def read_targets(data: bytes) -> list[TargetRow]:

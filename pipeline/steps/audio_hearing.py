@@ -18,7 +18,7 @@ from pipeline.kbest import TeacherFailure
 from pipeline.shards import FeatureRow
 from pipeline.splicing import num_low_rate_frames
 from pipeline.steps.audio_reads import AudioObjects, FoundAudio
-from pipeline.steps.features import REFUSALS, wanted_audio
+from pipeline.steps.features import refusal, wanted_audio
 from pipeline.steps.targets import SAMPLES_PER_FRAME, FramesAt
 
 GETS_IN_FLIGHT = 4
@@ -61,9 +61,7 @@ def heard_audio(
 ) -> FramesAt | TeacherFailure:
     """Decode an utterance's audio, or say why it is not what its features were made of."""
     if isinstance(found, StoreError):
-        if (reason := REFUSALS.get(type(found))) is None:
-            raise found
-        return TeacherFailure(f"audio: {reason}: {found}")
+        return TeacherFailure(f"audio: {refusal(found)}: {found}")
     if isinstance(found, AudioError):
         return TeacherFailure(f"audio: {found.reason}: {found.detail}")
     if found.etag != row.audio_etag:

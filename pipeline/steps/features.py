@@ -168,10 +168,7 @@ def extract_utterance(
 ) -> FeatureRow | Quarantined:
     """Decode, filter and subtract the causal mean; what fails does not touch the mean."""
     if isinstance(found, StoreError):
-        reason = REFUSALS.get(type(found))
-        if reason is None:
-            raise found
-        return quarantine(utterance, reason, str(found), 0)
+        return quarantine(utterance, refusal(found), str(found), 0)
     if isinstance(found, AudioError):
         return quarantine(utterance, found.reason, found.detail, 0)
     try:
@@ -206,6 +203,13 @@ def _energies(
         detail = f"{len(energies)} frames of {FRAME_SHIFT_MS} ms: need at least {MIN_FRAMES}"
         raise AudioError("too_short", detail)
     return energies, decoded.audio_form
+
+
+def refusal(error: StoreError) -> str:
+    """Return the ledger's reason of an object that cannot be read; raise what is no refusal."""
+    if (reason := REFUSALS.get(type(error))) is None:
+        raise error
+    return reason
 
 
 def quarantine(utterance: Utterance, reason: str, detail: str, num_bytes: int) -> Quarantined:

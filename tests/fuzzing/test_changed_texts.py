@@ -22,12 +22,10 @@ from jobs.planning.calibration import Calibration, json_object
 from pipeline.filters import SelectionFilters
 from pipeline.metadata import read_ids, read_records
 from pipeline.records import MetadataError, Utterance, parse_line
-from pipeline.steps.ingestion.common_voice import CommonVoice
-from pipeline.steps.ingestion.kaldi import Kaldi
+from pipeline.steps.ingestion.kaldi import Kaldi, LibriSpeech
 from pipeline.steps.ingestion.lhotse import Lhotse, Shar
-from pipeline.steps.ingestion.librispeech import LibriSpeech
 from pipeline.steps.ingestion.manifest_format import FormatOptions, ManifestFormat
-from pipeline.steps.ingestion.tables import Nemo, Table
+from pipeline.steps.ingestion.tables import CommonVoice, Nemo, Table
 from tests.fuzzing.mutations import ODD_VALUES, changed, changed_json, damaged, repeated_key
 from tests.fuzzing.outcomes import EXAMPLES, FUZZ, REFUSED, outcome
 from tests.jobs.planning.test_throughputs import CALIBRATION

@@ -11,6 +11,4 @@ os.environ["TRITON_INTERPRET"] = (
 
 import torch._dynamo  # noqa: F401 - optimizers import it when first made: 1.2 s in each rank
 
-import jobs.synthesis.sentences
-import jobs.synthesis.speakers  # noqa: F401
 import training.trainers  # noqa: F401

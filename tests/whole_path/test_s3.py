@@ -13,8 +13,7 @@ import pytest
 from infra.settings import canonical_json
 from infra.store.object_store import ObjectStore, join_uri
 from jobs.run import launches
-from jobs.synthesis.corpus import synthesize
-from jobs.synthesis.speakers import SynthesisConfig
+from jobs.synthesis.corpus import SynthesisConfig, synthesize
 from pipeline.runs.names import (
     LANGUAGE_MODEL_FILES,
     LEXICON_FILE,
@@ -23,7 +22,7 @@ from pipeline.runs.names import (
     teachers,
 )
 from pipeline.steps.features import extract_features
-from pipeline.steps.ingestion.copied_directory import DirectoryIngestion, plan_copy
+from pipeline.steps.ingestion.kaldi_directory import DirectoryIngestion, plan_copy
 from pipeline.steps.repartition import repartition
 from pipeline.steps.selection.select import metadata_uri, select_utterances
 from pipeline.steps.targets import generate_targets

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from pipeline.kbest import KBest, best_probabilities, soft_targets
 from pipeline.shards import Alignment, KBestAtAllOffsets, Lattice, PartitionRow
+from pipeline.shards.targets import at_offset
 from pipeline.splicing import STACK, low_rate_alignment
 from training.models.losses import (
     NO_LABEL,
@@ -117,7 +118,7 @@ class SoftTargetRows:
         """Turn the stored logits to probabilities."""
         offsets = cls.offsets(rows, sub_epoch_offset)
         kbests = [
-            row.targets.at(offset) if isinstance(row.targets, KBestAtAllOffsets) else row.targets
+            at_offset(row.targets, offset)
             for row, offset in zip(rows, offsets, strict=True)
             if not isinstance(row.targets, Alignment)
         ]

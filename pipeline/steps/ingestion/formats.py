@@ -15,8 +15,8 @@ FORMATS: Mapping[str, tuple[str, str]] = {
     "lhotse": ("lhotse", "Lhotse"),
     "shar": ("lhotse", "Shar"),
     "kaldi": ("kaldi", "Kaldi"),
-    "librispeech": ("librispeech", "LibriSpeech"),
-    "common_voice": ("common_voice", "CommonVoice"),
+    "librispeech": ("kaldi", "LibriSpeech"),
+    "common_voice": ("tables", "CommonVoice"),
     "table": ("tables", "Table"),
 }
 """The module of this package and the class of each format's reader."""

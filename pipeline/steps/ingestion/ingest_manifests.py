@@ -8,7 +8,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -28,12 +28,14 @@ from pipeline.runs.engine import (
     run_tasks,
 )
 from pipeline.runs.manifest import Manifest as StepManifest
-from pipeline.runs.manifest import Output, sha256
+from pipeline.runs.manifest import Output
 from pipeline.runs.names import DEV, INGEST_STEP, LABELLED, METADATA_FOLDER
 from pipeline.steps.ingestion.manifest_format import ManifestFormat
 from pipeline.steps.ingestion.manifest_records import (
     MetadataObjects,
     RecordRules,
+    output_of,
+    put_once,
     records_of,
     with_audio,
     with_durations,
@@ -98,11 +100,6 @@ class ManifestIngestion:
     simulation: Simulation | None = None
     conversion: AudioConversion = NO_CONVERSION
 
-    @property
-    def num_shares(self) -> int:
-        """The tasks of a piece: where audio is simulated, a whole piece would take an hour."""
-        return 1 if self.simulation is None else SHARES_PER_PIECE
-
 
 def ingest_manifests(
     store: ObjectStore,
@@ -113,87 +110,69 @@ def ingest_manifests(
     distribute: Distribute,
 ) -> StepResult:
     """Write the metadata of all manifests, a task for each piece; ValueError for a fault in one."""
-    pieces = _pieces(ingestion)
-    digests = _digests(ingestion, [piece for _, piece in pieces.values()], distribute)
+    manifest_store, simulation = ingestion.manifest_store, ingestion.simulation
+    pieces = {
+        f"{number:02d}-{manifest.subset}-{place:06d}": (manifest, piece)
+        for number, manifest in enumerate(ingestion.manifests)
+        for place, piece in enumerate(manifest.format.pieces(manifest_store, manifest.uri))
+    }
+    uris = list(dict.fromkeys(uri for _, piece in pieces.values() for uri in piece.uris))
+    elements = [(manifest_store, uri) for uri in uris]
+    found = distribute(elements, digest_object, "digest the manifests")
+    texts = [output_of(name, data) for name, data in ingestion.texts.items()]
+    digests = {**dict(zip(uris, found, strict=True)), **{each.key: each.sha256 for each in texts}}
 
     def make(step: StepRun) -> StepManifest:
         rules = None
-        if simulation := ingestion.simulation:
+        if simulation:
             given = (ingestion.rules.subsets_of(each.subset) for each in ingestion.manifests)
             subsets = chain.from_iterable(given)
             rules = simulation.stored(store, corpus_uri, subsets, ingestion.conversion)
-        tasks = {
-            each.name: each
-            for name, (manifest, piece) in pieces.items()
-            for each in _shares(
-                PieceTask(
-                    step.context,
-                    name,
-                    ingestion.manifest_store,
-                    manifest,
-                    piece,
-                    corpus_uri,
-                    ingestion.rules,
-                    num_shares=ingestion.num_shares,
-                    placements=rules,
-                )
+        num_shares = 1 if rules is None else SHARES_PER_PIECE
+        tasks = [
+            PieceTask(
+                step.context,
+                name if num_shares == 1 else f"{name}-{share:02d}",
+                manifest_store,
+                manifest,
+                piece,
+                corpus_uri,
+                ingestion.rules,
+                share,
+                num_shares,
+                rules,
             )
-        }
+            for name, (manifest, piece) in pieces.items()
+            for share in range(num_shares)
+        ]
+        # Two subsets of training have the same acoustics.
+        acoustics = {output.key: output for output in rules.acoustics.values()} if rules else {}
         plan = TaskPlan(
-            tasks,
+            {each.name: each for each in tasks},
             ingest_piece,
             distribute,
             loss_budget,
             fold=count_utterances,
-            first_outputs=[*_outputs_of(ingestion.texts), *_acoustics_of(rules)],
+            first_outputs=[*texts, *acoustics.values()],
             has_many_outputs=True,
         )
         made = run_tasks(step, plan)
         if not ingestion.adds:
             require_only(store, corpus_uri, made.outputs, distribute)
             _require_share(ingestion.rules.dev_share, made.statistics)
-        _put_texts(store, corpus_uri, ingestion.texts)
+        for name, data in ingestion.texts.items():
+            put_once(store, corpus_uri, name, data)
         return made
 
-    engines = ingestion.simulation.engines if ingestion.simulation else ()
     spec = StepSpec(
-        store, run_uri, INGEST_STEP, ingestion.settings, digests=digests, engines=engines
+        store,
+        run_uri,
+        INGEST_STEP,
+        ingestion.settings,
+        digests=digests,
+        engines=simulation.engines if simulation else (),
     )
     return run_step(spec, make)
-
-
-def _pieces(ingestion: ManifestIngestion) -> dict[str, tuple[Manifest, Piece]]:
-    return {
-        f"{number:02d}-{manifest.subset}-{place:06d}": (manifest, piece)
-        for number, manifest in enumerate(ingestion.manifests)
-        for place, piece in enumerate(
-            manifest.format.pieces(ingestion.manifest_store, manifest.uri)
-        )
-    }
-
-
-def _shares(task: PieceTask) -> list[PieceTask]:
-    """Divide a piece among several tasks by its rows."""
-    if task.num_shares == 1:
-        return [task]
-    shares = range(task.num_shares)
-    return [replace(task, name=f"{task.name}-{share:02d}", share=share) for share in shares]
-
-
-def _acoustics_of(rules: PlacementRules | None) -> Iterator[Output]:
-    acoustics = rules.acoustics if rules else {}
-    # Two subsets of training have the same.
-    yield from {output.key: output for output in acoustics.values()}.values()
-
-
-def _digests(
-    ingestion: ManifestIngestion, pieces: Sequence[Piece], distribute: Distribute
-) -> dict[str, str]:
-    uris = list(dict.fromkeys(uri for piece in pieces for uri in piece.uris))
-    elements = [(ingestion.manifest_store, uri) for uri in uris]
-    found = distribute(elements, digest_object, "digest the manifests")
-    texts = {name: sha256(data) for name, data in ingestion.texts.items()}
-    return {**dict(zip(uris, found, strict=True)), **texts}
 
 
 def digest_object(element: tuple[ObjectStore, str]) -> str:
@@ -209,47 +188,59 @@ def digest_object(element: tuple[ObjectStore, str]) -> str:
 @once
 def ingest_piece(task: PieceTask) -> Commit:
     """Read the piece row by row; write records, and make ledger rows of what is none."""
-    subsets = task.rules.subsets_of(task.manifest.subset)
-    objects = {subset: _objects(task, subset) for subset in subsets}
-    placed = _placed_audio(task)
+    store, rules, manifest = task.context.store, task.rules, task.manifest
+    subset_of = partial(rules.subset_of, manifest.subset)
+    objects = {
+        subset: MetadataObjects(
+            store,
+            task.corpus_uri,
+            join_uri(METADATA_FOLDER, subset),
+            task.name,
+            rules.num_buckets,
+        )
+        for subset in rules.subsets_of(manifest.subset)
+    }
+    records, columns = _rows(task), manifest.format.columns
+    records = with_audio(records, task.piece.folder, store.allowed_prefixes)
+    records = with_durations(store, records, columns.get("duration_s", "duration_s"))
+    made = records_of(records, rules, manifest.subset, columns)
+    outputs: list[Output] = []
+    if task.placements:
+        placed = PlacedAudio(store, task.corpus_uri, task.placements, subset_of)
+        made, outputs = placed.versions(made), placed.outputs
     quarantined: list[Quarantined] = []
-    for record in placed.versions(_records(task)) if placed else _records(task):
+    for record in made:
         if isinstance(record, Quarantined):
             quarantined.append(record)
         else:
-            subset = task.rules.subset_of(task.manifest.subset, record.speaker_id)
-            objects[subset].add(record)
-    by_subset = {subset: each.finish() for subset, each in objects.items()}
-    counts = {subset: sum(o.utterances for o in some) for subset, some in by_subset.items()}
-    stored = placed.outputs if placed else ()
-    outputs = (*stored, *chain.from_iterable(by_subset.values()))
+            objects[subset_of(record.speaker_id)].add(record)
+    counts = Counter[str]()
+    for subset, each in objects.items():
+        written = each.finish()
+        counts[subset] = sum(output.utterances for output in written)
+        outputs += written
     # A piece that another writer replaced was read in part before, and in part after.
     task.piece.require_unchanged(task.manifest_store)
-    written = sum((output.tally for output in outputs), Tally())
     lost = Tally.of(quarantined)
     record_of_task = Commit(
         task=task.name,
         fingerprint=task.context.fingerprint,
-        outputs=outputs,
+        outputs=tuple(outputs),
         ledger=task.context.put_ledger(task.name, quarantined),
-        tally_in=written + lost,
+        tally_in=sum((output.tally for output in outputs), lost),
         quarantined=lost,
         # Without a share a manifest is as it was before there was one.
-        statistics={_UTTERANCES: counts} if task.rules.dev_share else {},
+        statistics={_UTTERANCES: dict(counts)} if rules.dev_share else {},
     )
     return task.context.commit(record_of_task)
 
 
-def _placed_audio(task: PieceTask) -> PlacedAudio | None:
-    if task.placements is None:
-        return None
-    subset_of = partial(task.rules.subset_of, task.manifest.subset)
-    return PlacedAudio(task.context.store, task.corpus_uri, task.placements, subset_of)
-
-
-def _objects(task: PieceTask, subset: str) -> MetadataObjects:
-    place = task.context.store, task.corpus_uri, join_uri(METADATA_FOLDER, subset)
-    return MetadataObjects(*place, task.name, task.rules.num_buckets)
+def _rows(task: PieceTask) -> Iterator[Row | Quarantined]:
+    """Yield the blocks of neighbouring rows that are of the task's share."""
+    rows = task.manifest.format.rows(task.manifest_store, task.piece)
+    for number, row in enumerate(rows):
+        if number // BLOCK_ROWS % task.num_shares == task.share:
+            yield row
 
 
 def count_utterances(tasks: Sequence[Statistics]) -> Statistics:
@@ -268,30 +259,3 @@ def _require_share(dev_share: float, statistics: Mapping[str, Any]) -> None:
             said = f"dev_share = {dev_share}: by their hashes no labelled speaker is in {subset}"
             remedy = f"give {other}, or a manifest {DEV}=URI in its place, and a new --run"
             raise ValueError(f"{said}: {remedy}")
-
-
-def _records(task: PieceTask) -> Iterator[Any]:
-    store = task.context.store
-    rows = _rows_of(task, task.manifest.format.rows(task.manifest_store, task.piece))
-    located = with_audio(rows, task.piece.folder, store.allowed_prefixes)
-    columns = task.manifest.format.columns
-    timed = with_durations(store, located, columns.get("duration_s", "duration_s"))
-    return records_of(timed, task.rules, task.manifest.subset, columns)
-
-
-def _rows_of(task: PieceTask, rows: Iterator[Row | Quarantined]) -> Iterator[Row | Quarantined]:
-    """Yield the blocks of neighbouring rows that are of the task's share."""
-    for number, row in enumerate(rows):
-        if number // BLOCK_ROWS % task.num_shares == task.share:
-            yield row
-
-
-def _outputs_of(texts: Mapping[str, bytes]) -> list[Output]:
-    return [Output(name, len(data), sha256(data), 0, 0) for name, data in texts.items()]
-
-
-def _put_texts(store: ObjectStore, corpus_uri: str, texts: Mapping[str, bytes]) -> None:
-    for name, data in texts.items():
-        uri = join_uri(corpus_uri, name)
-        if not store.put_if_absent(uri, data) and store.get(uri) != data:
-            raise ValueError(f"{uri} has other bytes: use another corpus.uri, or remove it there")

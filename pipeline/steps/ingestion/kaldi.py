@@ -1,11 +1,11 @@
-"""Read Kaldi's data directories, with or without segments."""
+"""Read Kaldi's data directories, with or without segments, and LibriSpeech's folders."""
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeAlias
 
-from infra.store.object_store import ObjectStore
+from infra.store.object_store import ObjectStore, join_uri
 from pipeline.records import Quarantined
 from pipeline.steps.ingestion.formats import IGNORE_COLUMNS
 from pipeline.steps.ingestion.manifest_format import (
@@ -14,7 +14,14 @@ from pipeline.steps.ingestion.manifest_format import (
     ManifestFormat,
     refused,
 )
-from pipeline.steps.ingestion.manifest_rows import Piece, Row, files_in, files_of, whole
+from pipeline.steps.ingestion.manifest_rows import (
+    Piece,
+    Row,
+    files_in,
+    folder_of_object,
+    list_objects,
+    whole,
+)
 
 _BLANKS = re.compile(r"[ \t]+")  # str.split would also split at control characters
 _KALDI_TABLE = re.compile(r"(utt|spk|reco|rec)2\w+|\w+\.scp|segments|text")
@@ -66,12 +73,15 @@ class Kaldi(ManifestFormat):
 
     def pieces(self, store: ObjectStore, uri: str) -> Iterator[Piece]:
         """Yield the directory as one piece."""
+        there = files_in(store, uri)
         try:
-            require_known_tables(files_in(store, uri), self.options.ignored)
+            require_known_tables(there, self.options.ignored)
         except ValueError as error:
             raise ValueError(f"{uri}: {error}") from error
+        if "wav.scp" not in there:
+            raise ValueError(f"{join_uri(uri, 'wav.scp')}: missing; need wav.scp")
         optional = [name for name in OPTIONAL_TABLES if name not in self.options.ignored]
-        yield whole(files_of(store, uri, ("wav.scp",), optional), uri)
+        yield whole([there[name] for name in ("wav.scp", *optional) if name in there], uri)
 
     def rows(self, store: ObjectStore, piece: Piece) -> Iterator[Row | Quarantined]:
         """Yield a row for each line of segments, or else of wav.scp."""
@@ -175,3 +185,37 @@ def _number(text: str | None) -> float | str | None:
         return None if text is None else float(text)
     except ValueError:
         return text
+
+
+_TRANSCRIPTS = ".trans.txt"
+_LISTS_PER_PIECE = 64  # each is of a chapter
+
+
+@dataclass(frozen=True, slots=True)
+class LibriSpeech(ManifestFormat):
+    """LibriSpeech reads SPEAKER/CHAPTER/SPEAKER-CHAPTER.trans.txt, beside the FLACs it names."""
+
+    takes: ClassVar[Collection[str]] = ()
+    looks: ClassVar[Sequence[Look]] = (
+        Look(
+            "LibriSpeech's",
+            "give --format librispeech and the folder above the chapters",
+            file=re.compile(r".*\.trans\.txt"),
+        ),
+    )
+
+    def pieces(self, store: ObjectStore, uri: str) -> Iterator[Piece]:
+        """Yield some chapters' transcripts at a time."""
+        found = list_objects(store, uri, (_TRANSCRIPTS,))
+        lists = [each for each in found if each.uri.endswith(_TRANSCRIPTS)]
+        for start in range(0, len(lists), _LISTS_PER_PIECE):
+            yield whole(lists[start : start + _LISTS_PER_PIECE], uri)
+
+    def rows(self, store: ObjectStore, piece: Piece) -> Iterator[Row | Quarantined]:
+        """Yield each utterance; its speaker is what its id begins with."""
+        for uri in piece.uris:
+            folder = folder_of_object(uri)
+            for key, text in read_table(store, uri).items():
+                fields = {"utterance_id": key, "speaker_id": key.partition("-")[0], "text": text}
+                audio_uri = join_uri(folder, f"{key}.flac")
+                yield Row({**fields, "locale": "en", "audio_uri": audio_uri}, len(key) + len(text))

@@ -1,22 +1,65 @@
-"""Read and check a Kaldi data directory with lists of speakers, before copying begins.
+"""Copy a Kaldi data directory into the store as a corpus of audio and metadata.
 
 Needed: wav.scp, text, utt2spk, lexicon.txt, {labelled,unlabelled,heldout}.speakers. Optional:
 dev.speakers, utt2placement, utt2time (ISO 8601 with an offset), utt2dur (seconds), spk2locale or
 utt2lang, and language_model.txt and language_model.arpa, also with .gz, which evaluation may use.
+
+Utterances may first be simulated in placements. The whole corpus is planned before anything is
+written: metadata objects, audio files, and ledger rows for what cannot be ingested.
 """
 
 import codecs
+import errno
 import math
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
-from datetime import datetime
+import os
+import re
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from hashlib import blake2b
 from pathlib import Path
+from typing import Any
 
+from infra.log_lines import progress_bar
+from infra.prefetch import prefetch
+from infra.store.object_store import ObjectInfo, ObjectStore, join_uri, normalize_uri
+from pipeline.audio.audio_file import reader_of
+from pipeline.audio.codecs import max_padding_samples, stated_duration_s
+from pipeline.audio.decode import MAX_DURATION_S as MAX_DECODED_S
+from pipeline.audio.decode import (
+    decode_audio,
+    decode_utterance,
+    duration_tolerance,
+    max_file_bytes,
+)
+from pipeline.audio.errors import AudioError
+from pipeline.audio.placements import Acoustics
+from pipeline.filterbank import SAMPLE_RATE_HZ
+from pipeline.metadata import read_records
+from pipeline.records import (
+    CLEAN,
+    MAX_DURATION_S,
+    MIN_DURATION_S,
+    MetadataError,
+    Quarantined,
+    Tally,
+    Utterance,
+    stream_order,
+    version_id,
+)
+from pipeline.runs.engine import Loss, LossLimit, StepResult, StepRun, StepSpec, run_step
+from pipeline.runs.manifest import Manifest, Output, sha256
 from pipeline.runs.names import (
     ALL_SUBSETS,
+    AUDIO_FOLDER,
     DEV,
+    DEV_SHARE_SETTING,
+    INGEST_STEP,
     LABELLED,
     LANGUAGE_MODEL_FILES,
+    LEXICON_FILE,
+    METADATA_FOLDER,
     SUBSETS,
     UNLABELLED,
 )
@@ -30,8 +73,17 @@ from pipeline.steps.ingestion.kaldi import (
     require_known_tables,
     rows_of,
 )
-from pipeline.steps.ingestion.manifest_records import ARCHIVE_ENTRY, OF_ARCHIVE
+from pipeline.steps.ingestion.manifest_records import (
+    ARCHIVE_ENTRY,
+    EPOCH,
+    OF_ARCHIVE,
+    date_folder,
+    holds,
+    other_corpus,
+    put_once,
+)
 from pipeline.steps.ingestion.manifest_rows import Row
+from pipeline.steps.ingestion.placed_audio import Simulation, SubsetChoices, placed_flac
 
 UNDETERMINED_LOCALE = "und"
 _UNSAFE_IN_KEYS = "/\\%"
@@ -93,10 +145,13 @@ def read_kaldi_directory(
         if isinstance(row, Row) and row.fields["speaker_id"] in subset_of
     ]
     utterances.sort(key=lambda each: (each.speaker_id, each.utterance_id))
-    there = [name for name in LANGUAGE_MODEL_FILES if (path / name).exists()]
+    there = [path / name for name in LANGUAGE_MODEL_FILES if (path / name).exists()]
     return KaldiDirectory(
         utterances=tuple(utterances),
-        language_data={name: _language_data(path / name) for name in there},
+        language_data={
+            file.name: file.read_bytes() if file.suffix == ".gz" else _text(file).encode()
+            for file in there
+        },
         num_unlisted=len(tables["wav.scp"]) - len(utterances),
     )
 
@@ -233,9 +288,325 @@ def file_bytes(file: Path) -> bytes:
         raise ValueError(f"{file}: missing; a data directory needs {needed}") from error
 
 
-def _language_data(file: Path) -> bytes:
-    return file.read_bytes() if file.suffix == ".gz" else _text(file).encode()
-
-
 def _some(names: list[str]) -> str:
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+NUM_SPEAKER_BUCKETS = 4
+IN_FLIGHT = 16
+MAX_NAME_BYTES = 255
+"""The longest name of a file on Linux."""
+MAX_FILE_BYTES = max_file_bytes(float(MAX_DECODED_S))
+"""Extraction refuses larger files too; several are in memory at a time."""
+_SUFFIX = re.compile(r"\.[a-z0-9]{1,8}")
+
+
+@dataclass(frozen=True, slots=True)
+class DirectoryIngestion:
+    """DirectoryIngestion says which directory is copied, and how its utterances become records.
+
+    `dev_share` is the share of the labelled speakers that become development speakers. `locale` is
+    that of speakers without one.
+    """
+
+    path: Path
+    dev_share: float = 0.0
+    locale: str = UNDETERMINED_LOCALE
+    simulation: Simulation | None = None
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The settings that decide the corpus beside the directory; defaults are left out."""
+        return {
+            **(self.simulation.choices.settings if self.simulation else {}),
+            **({DEV_SHARE_SETTING: self.dev_share} if self.dev_share else {}),
+            **({"locale": self.locale} if self.locale != UNDETERMINED_LOCALE else {}),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class _Audio:
+    """_Audio is an utterance's file as it was read, its key in the corpus and its length if known.
+
+    `sha256` is that of the file; where the utterance is simulated, another one is stored.
+    """
+
+    utterance: KaldiUtterance
+    key: str
+    sha256: str
+    duration_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedCopy:
+    """PlannedCopy holds what is to be written, and the ledger rows of what is not.
+
+    `num_unlisted` utterances are of speakers that are in no list. Simulated utterances sound in the
+    `acoustics` of their subset.
+    """
+
+    copies: Sequence[tuple[_Audio, Utterance]]
+    language_data: Mapping[str, bytes]
+    quarantined: Sequence[Quarantined]
+    num_unlisted: int
+    acoustics: Mapping[str, Acoustics]
+    seed: int
+
+    @property
+    def records(self) -> dict[str, list[Utterance]]:
+        """The records by subset; a corpus without development speakers has no such subset."""
+        by_subset: dict[str, list[Utterance]] = {subset: [] for subset in ALL_SUBSETS}
+        for audio, record in self.copies:
+            by_subset[audio.utterance.subset].append(record)
+        return {s: some for s, some in by_subset.items() if some or s in SUBSETS}
+
+    @property
+    def statistics(self) -> dict[str, Any]:
+        """The counts of the step's manifest.
+
+        Unreadable utterances are in the corpus, for extraction to quarantine; unlisted ones are
+        not.
+        """
+        tallies = {subset: Tally.of(some) for subset, some in self.records.items()}
+        return {
+            "utterances": {subset: each.utterances for subset, each in tallies.items()},
+            "hours": {subset: round(each.hours, 4) for subset, each in tallies.items()},
+            "unreadable": sum(audio.duration_s is None for audio, _ in self.copies),
+            "unlisted": self.num_unlisted,
+        }
+
+    def write(self, store: ObjectStore, corpus_uri: str) -> tuple[Output, ...]:
+        """Compare what is there, then write what is not; records last, as they name the audio.
+
+        The lexicon is not copied: it is no input of ingest, and steps that read it have its
+        digest. Audio counts no utterance: the metadata objects do. ValueError if `corpus_uri`
+        holds another corpus, or a file is no longer the one that was planned with.
+        """
+        uri = normalize_uri(corpus_uri)
+        there = {info.uri: info for info in store.list(join_uri(uri, AUDIO_FOLDER))}
+
+        def found(audio: _Audio) -> ObjectInfo | None:
+            return there.get(join_uri(uri, audio.key))
+
+        def put_all(verb: str, files: Sequence[_Audio]) -> list[Output]:
+            done = prefetch(
+                lambda audio: put_once(store, uri, audio.key, self._data(audio), found(audio)),
+                files,
+                IN_FLIGHT,
+            )
+            seen = progress_bar(done, description=verb, total=len(files), unit="file")
+            return [output for _, output in seen]
+
+        metadata = _metadata(self.records)
+        stored = put_all("compare", [audio for audio, _ in self.copies if found(audio)])
+        for info in store.list(join_uri(uri, METADATA_FOLDER)):
+            ours = metadata.get(info.uri.removeprefix(f"{uri}/"))
+            if ours is None or not holds(store, info, ours[0]):
+                raise other_corpus(info.uri)
+        texts = [put_once(store, uri, key, data) for key, data in self.language_data.items()]
+        stored += put_all("copy", [audio for audio, _ in self.copies if not found(audio)])
+        records = [
+            put_once(store, uri, key, data, tally=tally) for key, (data, tally) in metadata.items()
+        ]
+        return (*sorted(stored, key=lambda output: output.key), *texts, *records)
+
+    def _data(self, audio: _Audio) -> bytes:
+        """Read what to store; ValueError if the file is no longer the one that was planned with."""
+        utterance = audio.utterance
+        data = utterance.audio_path.read_bytes()
+        if sha256(data) != audio.sha256:
+            said = "changed while it was ingested: run the step again"
+            raise ValueError(f"{utterance.audio_path}: {said}")
+        if not utterance.is_simulated:
+            return data
+        placement, acoustics = utterance.placement, self.acoustics[utterance.subset]
+        assert placement is not None, "it is simulated in one"
+        samples = decode_audio(data)
+        return placed_flac(samples, utterance.utterance_id, placement, acoustics, self.seed)
+
+
+def ingest_directory(
+    store: ObjectStore,
+    run_uri: str,
+    corpus_uri: str,
+    ingestion: DirectoryIngestion,
+    loss_budget: float,
+) -> StepResult:
+    """Copy a directory, unless it was done; LossBudgetExceededError if too much of it is faulty."""
+    digests = {
+        path.name: sha256(path.read_bytes())
+        for path in sorted(ingestion.path.iterdir())
+        if path.is_file() and path.suffix != ".ctm" and path.name != LEXICON_FILE
+    }
+
+    def make(step: StepRun) -> Manifest:
+        planned = plan_copy(ingestion)
+        tally_out = Tally.of([record for _, record in planned.copies])
+        lost = Tally.of(planned.quarantined)
+        ledger = step.context.put_ledger(INGEST_STEP, planned.quarantined)
+        if ledger:
+            loss = Loss(INGEST_STEP, Counter(ledger.reasons), ledger.key)
+            LossLimit(loss_budget, (tally_out + lost).utterances).check(loss.num_lost, loss)
+        return step.manifest(
+            outputs=planned.write(store, corpus_uri),
+            tally_in=tally_out + lost,
+            tally_out=tally_out,
+            ledgers=(ledger,) if ledger else (),
+            quarantined=lost,
+            statistics=planned.statistics,
+        )
+
+    engines = ingestion.simulation.engines if ingestion.simulation else ()
+    spec = StepSpec(
+        store, run_uri, INGEST_STEP, ingestion.settings, digests=digests, engines=engines
+    )
+    return run_step(spec, make)
+
+
+def plan_copy(ingestion: DirectoryIngestion) -> PlannedCopy:
+    """Read all audio, make all records, and read each record as selection will.
+
+    With a simulation, each utterance is stored once for each of its placements. Durations are the
+    files' own; those of unreadable files are utt2dur's, or else 1 ms. Without utt2time, a speaker's
+    utterances follow one another from 1970-01-01, by id. An absent file, a record that its reader
+    refuses, and audio of which no placement can be simulated make ledger rows. ValueError for a
+    fault in the directory.
+    """
+    directory = read_kaldi_directory(ingestion.path, ingestion.dev_share, ingestion.locale)
+    utterances, acoustics, seed = directory.utterances, dict[str, Acoustics](), 0
+    if simulation := ingestion.simulation:
+        seed = simulation.choices.seed
+        utterances = tuple(_versions(utterances, simulation.choices))
+        simulated = {each.subset for each in utterances if each.is_simulated}
+        acoustics.update(simulation.draw(simulated))
+    copies: list[tuple[_Audio, Utterance]] = []
+    quarantined: list[Quarantined] = []
+    spoken: dict[str, timedelta] = defaultdict(timedelta)
+    looked = prefetch(_look, utterances, IN_FLIGHT)
+    progress = progress_bar(looked, description="read", total=len(utterances), unit="utterance")
+    for utterance, audio in progress:
+        if isinstance(audio, Quarantined):
+            quarantined.append(audio)
+            continue
+        duration_s = audio.duration_s or utterance.declared_duration_s or MIN_DURATION_S
+        begin = EPOCH + spoken[utterance.speaker_id]
+        line = _record(audio, duration_s, begin).to_json().encode()
+        ((_, record),) = read_records(line, audio.key)
+        if isinstance(record, Quarantined):
+            quarantined.append(record)
+        else:
+            copies.append((audio, record))
+            spoken[utterance.speaker_id] += timedelta(seconds=duration_s)
+    return PlannedCopy(
+        copies, directory.language_data, quarantined, directory.num_unlisted, acoustics, seed
+    )
+
+
+def _versions(
+    utterances: Iterable[KaldiUtterance], choices: SubsetChoices
+) -> Iterator[KaldiUtterance]:
+    """Yield each utterance once a placement, under an id of its own.
+
+    Speakers keep their ids, so that a speaker is in one subset. Each placement is a stream of its
+    own, as the device stays there. ValueError where the directory has placements itself.
+    """
+    for each in utterances:
+        if each.placement is not None:
+            remedy = "remove utt2placement, or ingest without --placements"
+            said = f"{each.utterance_id} is in a placement already"
+            raise ValueError(f"utt2placement: {said}: {remedy}")
+        for name in choices.of(each.subset, each.utterance_id):
+            # No two versions share an id, as each ends with one of the names after its own.
+            yield replace(
+                each,
+                utterance_id=version_id(each.utterance_id, name),
+                placement=name,
+                stream=name,
+                is_simulated=name != CLEAN,
+            )
+
+
+def _look(utterance: KaldiUtterance) -> _Audio | Quarantined:
+    """Read an utterance's file; what cannot be stored, or not simulated from, is a ledger row."""
+    suffix = ".flac" if utterance.is_simulated else utterance.audio_path.suffix.lower()
+    name = f"{utterance.utterance_id}{suffix if _SUFFIX.fullmatch(suffix) else ''}"
+    # S3 limits the rate of requests by prefix, so the hash comes early in the key.
+    key = f"{AUDIO_FOLDER}/{_hash(utterance.utterance_id):02x}/{name}"
+    declared_s = utterance.declared_duration_s
+    try:
+        if (num_bytes := len(name.encode())) > MAX_NAME_BYTES:
+            said = f"its object's name has {num_bytes} bytes: need at most {MAX_NAME_BYTES}"
+            raise MetadataError("bad_field", said)
+        if (size := _size_of(utterance.audio_path)) is None:
+            said = f"there is no such file as wav.scp names: {utterance.listed_path!r}"
+            raise MetadataError("missing_object", said)
+        if size > MAX_FILE_BYTES:
+            need = f"need at most {MAX_FILE_BYTES}, an hour in any format"
+            raise MetadataError("too_large", f"{size} bytes: {need}")
+        data = utterance.audio_path.read_bytes()
+        duration_s = stated_duration_s(reader_of(data), len(data))
+        if utterance.is_simulated:
+            # A new file has a checksum of its own, so damage is looked for in the given one.
+            decoded = decode_utterance(data, utterance.utterance_id, duration_s or 0.0, "kaldi")
+            duration_s = len(decoded.samples) / SAMPLE_RATE_HZ
+        if duration_s is None or duration_s > MAX_DURATION_S:
+            return _Audio(utterance, key, sha256(data), None)
+        stated_s = declared_s or duration_s
+        missing_s, surplus_s = duration_tolerance(stated_s, max_padding_samples(SAMPLE_RATE_HZ))
+        if not -missing_s <= duration_s - stated_s <= surplus_s:
+            said = f"the file lasts {duration_s:.3f} s, utt2dur says {stated_s:.3f} s"
+            raise MetadataError("duration_mismatch", said)
+        return _Audio(utterance, key, sha256(data), duration_s)
+    except (AudioError, MetadataError) as error:
+        usable_s = declared_s if declared_s and declared_s <= MAX_DURATION_S else 0.0
+        about = utterance.utterance_id, key, error.reason, error.detail
+        return Quarantined(*about, num_bytes=0, duration_ms=round(usable_s * 1000))
+
+
+def _size_of(path: Path) -> int | None:
+    """Return a readable file's size; None if there is none, as with a name too long for one."""
+    try:
+        if not path.is_file():
+            return None
+        with path.open("rb") as file:
+            return os.fstat(file.fileno()).st_size
+    except PermissionError as error:
+        raise ValueError(f"{path}: permission denied: check its owner and mode") from error
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            return None
+        raise
+
+
+def _record(audio: _Audio, duration_s: float, default_time: datetime) -> Utterance:
+    utterance = audio.utterance
+    return Utterance(
+        utterance_id=utterance.utterance_id,
+        speaker_id=utterance.speaker_id,
+        duration_s=round(max(duration_s, MIN_DURATION_S), 6),
+        created_at=utterance.created_at or default_time.isoformat(timespec="milliseconds"),
+        locale=utterance.locale,
+        # Relative, so that a corpus and its digests are the same wherever it lies.
+        audio_uri=audio.key,
+        text=utterance.text,
+        placement=utterance.placement,
+        stream=utterance.stream,
+    )
+
+
+def _metadata(records: Mapping[str, Iterable[Utterance]]) -> dict[str, tuple[bytes, Tally]]:
+    """Return the metadata objects by their keys, each with the tally of its records."""
+    members: dict[str, list[Utterance]] = defaultdict(list)
+    for subset, some in records.items():
+        for record in sorted(some, key=stream_order):
+            bucket = f"speaker_bucket={_hash(record.speaker_id) % NUM_SPEAKER_BUCKETS:02d}"
+            folder = f"{METADATA_FOLDER}/{subset}/{date_folder(record)}/{bucket}"
+            members[f"{folder}/part-00000.jsonl"].append(record)
+    return {
+        key: ("".join(f"{record.to_json()}\n" for record in some).encode(), Tally.of(some))
+        for key, some in sorted(members.items())
+    }
+
+
+def _hash(name: str) -> int:
+    return blake2b(name.encode(), digest_size=1).digest()[0]

@@ -24,6 +24,7 @@ from pipeline.steps.ingestion.manifest_rows import (
     KnownFields,
     Piece,
     Row,
+    each_row,
     json_pieces,
     json_rows,
     whole,
@@ -80,6 +81,7 @@ RECORDINGS_ALONE = Look(
     frozenset({"id", "sources", "sampling_rate"}),
     is_read=False,
 )
+Fields: TypeAlias = Mapping[str, Any]
 _OURS = {name: name for name in (*FIELDS, "folder")}
 
 
@@ -117,39 +119,32 @@ class Lhotse(ManifestFormat):
         A batch of supervisions is joined by one pass over the recordings.
         """
         if not self.options.recordings_uri:
-            for row in cut_rows(store, piece, self.options.ignored):
-                yield _accepted(row, piece.uri, _cut_fields)
+            cuts = cut_rows(store, piece, self.options.ignored)
+            yield from each_row(lambda cut: _accepted(cut, piece.uri, _cut_fields), cuts)
             return
         known = KnownFields(SUPERVISION, SUPERVISION_HARMLESS, self.options.ignored)
         remaining = _known_rows(store, piece, known)
         while batch := list(islice(remaining, JOINED_ROWS)):
-            yield from self._joined(store, batch, piece)
+            recordings = self._recordings(store, batch)
 
-    def _joined(
-        self, store: ObjectStore, batch: Sequence[Row | Quarantined], piece: Piece
-    ) -> Iterator[Row | Quarantined]:
-        wanted = {
-            str(row.fields.get("recording_id")) for row in batch if not isinstance(row, Quarantined)
-        }
-        recordings = self._recordings(store, wanted) if wanted else {}
-        for row in batch:
-            if isinstance(row, Quarantined):
-                yield row
-                continue
-            recording = recordings.get(str(row.fields.get("recording_id")))
-            # Its start is within the recording, as a cut's is; a cut's supervisions have theirs
-            # within the cut.
-            itself = {**row.fields, "start": 0.0}
-            supervised = {**row.fields, "supervisions": [itself], "recording": recording}
-            yield _accepted(Row(supervised, row.num_bytes), piece.uri, _supervision_fields)
+            def joined(row: Row, recordings: Fields = recordings) -> Row | Quarantined:
+                recording = recordings.get(str(row.fields.get("recording_id")))
+                # Its start is within the recording, as a cut's is; a cut's supervisions have
+                # theirs within the cut.
+                itself = {**row.fields, "start": 0.0}
+                supervised = {**row.fields, "supervisions": [itself], "recording": recording}
+                return _accepted(Row(supervised, row.num_bytes), piece.uri, _supervision_fields)
 
-    def _recordings(self, store: ObjectStore, wanted: set[str]) -> dict[str, Mapping[str, Any]]:
-        found: dict[str, Mapping[str, Any]] = {}
-        for piece in json_pieces(store, self.options.recordings_uri):
+            yield from each_row(joined, batch)
+
+    def _recordings(self, store: ObjectStore, batch: Sequence[Row | Quarantined]) -> Fields:
+        """Read the recordings of a batch of supervisions, by their ids."""
+        rows = [row for row in batch if isinstance(row, Row)]
+        wanted = {str(row.fields.get("recording_id")) for row in rows}
+        found: dict[str, Any] = {}
+        for piece in json_pieces(store, self.options.recordings_uri) if wanted else ():
             for row in json_rows(store, piece):
-                if isinstance(row, Quarantined):
-                    continue
-                if (named := str(row.fields.get("id"))) in wanted:
+                if isinstance(row, Row) and (named := str(row.fields.get("id"))) in wanted:
                     found[named] = {**row.fields, "folder": piece.folder}
         return found
 
@@ -165,23 +160,21 @@ def cut_rows(
 def _known_rows(
     store: ObjectStore, piece: Piece, known: KnownFields
 ) -> Iterator[Row | Quarantined]:
-    for row in json_rows(store, piece, known):
-        yield row if isinstance(row, Quarantined) else _without(row, known.ignored)
+    """Yield the rows without the keys that are ignored, of supervisions too."""
 
+    def kept(value: Any) -> Any:  # noqa: ANN401 - as it came
+        if not isinstance(value, dict):
+            return value
+        return {name: each for name, each in value.items() if name not in known.ignored}
 
-def _without(row: Row, ignored: Collection[str]) -> Row:
-    if not ignored:
-        return row
-    fields = {name: value for name, value in row.fields.items() if name not in ignored}
-    supervisions = fields.get("supervisions")
-    if isinstance(supervisions, list):
-        fields["supervisions"] = [
-            {name: value for name, value in each.items() if name not in ignored}
-            if isinstance(each, dict)
-            else each
-            for each in supervisions
-        ]
-    return Row(fields, row.num_bytes)
+    def without(row: Row) -> Row:
+        fields = kept(row.fields)
+        if isinstance(supervisions := fields.get("supervisions"), list):
+            fields["supervisions"] = [kept(each) for each in supervisions]
+        return Row(fields, row.num_bytes)
+
+    rows = json_rows(store, piece, known)
+    return each_row(without, rows) if known.ignored else rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,14 +204,14 @@ class Shar(ManifestFormat):
         cuts, tar = piece.uris
         members = _members(store, tar)
         only_cuts = whole([ObjectInfo(cuts, 0, "")], piece.folder)
-        for row in cut_rows(store, only_cuts, self.options.ignored):
-            if isinstance(row, Quarantined):
-                yield row
-            elif (member := members.get(str(row.fields.get("id")))) is None:
-                yield refused(row, tar, f"{tar} has no plain file with the id of this cut")
-            else:
-                place = {"audio_uri": tar, **member}
-                yield _accepted(row, tar, lambda cut, place=place: {**_shar_fields(cut), **place})
+
+        def placed(cut: Row) -> Row | Quarantined:
+            if (member := members.get(str(cut.fields.get("id")))) is None:
+                return refused(cut, tar, f"{tar} has no plain file with the id of this cut")
+            place = {"audio_uri": tar, **member}
+            return _accepted(cut, tar, lambda fields: {**_shar_fields(fields), **place})
+
+        return each_row(placed, cut_rows(store, only_cuts, self.options.ignored))
 
 
 def _is_cuts(found: ObjectInfo) -> bool:
@@ -243,9 +236,6 @@ def _members(store: ObjectStore, uri: str) -> dict[str, dict[str, int]]:
     return members
 
 
-Fields: TypeAlias = Mapping[str, Any]
-
-
 def _shar_fields(cut: Fields) -> dict[str, Any]:
     _require_one_recording(cut)
     about = {"utterance_id": cut.get("id"), "duration_s": cut.get("duration")}
@@ -253,10 +243,8 @@ def _shar_fields(cut: Fields) -> dict[str, Any]:
 
 
 def _accepted(
-    row: Row | Quarantined, uri: str, fields_of: Callable[[Fields], dict[str, Any]]
+    row: Row, uri: str, fields_of: Callable[[Fields], dict[str, Any]]
 ) -> Row | Quarantined:
-    if isinstance(row, Quarantined):
-        return row
     try:
         return renamed(Row(fields_of(row.fields), row.num_bytes), _OURS)
     except _RefusedError as error:

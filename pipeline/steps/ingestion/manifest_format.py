@@ -19,7 +19,7 @@ from pipeline.records import (
     Quarantined,
 )
 from pipeline.steps.ingestion.formats import IGNORE_COLUMNS
-from pipeline.steps.ingestion.manifest_rows import Piece, Row
+from pipeline.steps.ingestion.manifest_rows import Piece, Row, each_row
 
 FIELDS = (
     *("utterance_id", "speaker_id", "duration_s", "created_at", "locale", "audio_uri"),
@@ -129,7 +129,7 @@ def renamed_rows(
 ) -> Iterator[Row | Quarantined]:
     """Yield the rows by the names of our fields, without the columns that are ignored."""
     read = {name: column for name, column in columns.items() if column not in ignored}
-    return (row if isinstance(row, Quarantined) else renamed(row, read) for row in rows)
+    return each_row(lambda row: renamed(row, read), rows)
 
 
 def renamed(row: Row, columns: Mapping[str, str]) -> Row:

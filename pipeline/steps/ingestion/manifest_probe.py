@@ -1,7 +1,8 @@
 """Read some rows of a manifest before any task does, and say why none of them can be used."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
 from urllib.parse import unquote
@@ -29,7 +30,6 @@ from pipeline.steps.ingestion.manifest_rows import (
     PARQUET,
     PARQUET_SUFFIXES,
     UNKNOWN_FIELD,
-    Content,
     Piece,
     Row,
     content_of,
@@ -70,15 +70,18 @@ def require_usable_rows(
     faults: list[str] = []
     first_uri, is_empty = manifest.uri, True
     for piece in _first_pieces(manifest_store, manifest):
-        keys = _require_content(manifest_store, manifest, piece)
-        for row in _probed_rows(manifest_store, manifest.format, piece):
+        keys = _require_content(manifest_store, manifest, piece.uri)
+        probed = _ProbedObject(store, manifest, piece, keys)
+        rows = islice(manifest.format.rows(manifest_store, piece), max(PROBED_ROWS) + 1)
+        for row in (row for number, row in enumerate(rows) if number in PROBED_ROWS):
             is_empty = False
-            if not faults:
-                _require_known_fields(manifest, piece, row, keys)
-            record = _record(store, manifest, piece, rules, row)
+            if not faults and isinstance(row, Quarantined) and row.reason == UNKNOWN_FIELD:
+                _require_columns(manifest, piece.uri, keys)
+                raise ConfigurationError(f"{piece.uri}: {row.detail}{probed.of_tars}")
+            record = probed.record_of(row, rules)
             if isinstance(record, Quarantined) and record.reason in VALUE_FAULTS:
                 continue
-            if (fault := _fault(store, manifest, piece, row, record, keys)) is None:
+            if (fault := probed.fault_of(row, record)) is None:
                 return
             first_uri = first_uri if faults else piece.uri
             faults.append(fault)
@@ -126,13 +129,10 @@ def _looks_like(uri: str, look: Look) -> ConfigurationError:
     return ConfigurationError(f"{uri} looks like {look.called}: {look.remedy}")
 
 
-def _require_content(store: ObjectStore, manifest: Manifest, piece: Piece) -> Sequence[str]:
+def _require_content(store: ObjectStore, manifest: Manifest, uri: str) -> Sequence[str]:
     """Return the keys of an object's rows; ConfigurationError if the format does not read it."""
     form = manifest.format
-    if not form.contents:
-        return ()
-    content = content_of(store, piece.uri)
-    if content is None:
+    if not form.contents or (content := content_of(store, uri)) is None:
         return ()
     # A format that does not read such an object is no remedy.
     held = content.called if content.called in (DELIMITED, PARQUET) else JSON_LINES
@@ -141,12 +141,20 @@ def _require_content(store: ObjectStore, manifest: Manifest, piece: Piece) -> Se
     is_own = any(map(form.reads, looks)) or (
         form.columns.get("audio_uri", "audio_uri") in content.keys
     )
-    looks += [look for look in _LOOKS if look.file.fullmatch(_name(piece.uri))]
+    looks += [look for look in _LOOKS if look.file.fullmatch(_name(uri))]
     if looks and not is_own:
-        raise _looks_like(piece.uri, looks[0])
-    _require_read(form, piece.uri, content)
+        raise _looks_like(uri, looks[0])
+    if content.called not in form.contents:
+        named = f" with the columns {_some(content.keys)}" if content.called == DELIMITED else ""
+        need = f"need {' or '.join(form.contents)}"
+        remedy = f": {content.remedy}" if content.remedy else ""
+        raise ConfigurationError(f"{uri} holds {content.called}{named}: {need}{remedy}")
+    by_name = (each for each, suffixes in _SUFFIXES.items() if uri.endswith(suffixes))
+    if len(form.contents) > 1 and next(by_name, JSON_LINES) != content.called:
+        suffixes = " or ".join(_SUFFIXES[content.called][::2])
+        raise ConfigurationError(f"{uri} holds {content.called}: call it by a name in {suffixes}")
     if content.called != JSON_LINES:  # where each row may have other keys
-        _require_columns(manifest, piece.uri, content.keys)
+        _require_columns(manifest, uri, content.keys)
     return content.keys
 
 
@@ -163,85 +171,8 @@ def _require_columns(manifest: Manifest, uri: str, keys: Sequence[str]) -> None:
             raise ConfigurationError(f"{uri}: {column} is absent{why}{found}")
 
 
-def _require_known_fields(
-    manifest: Manifest, piece: Piece, row: Row | Quarantined, keys: Sequence[str]
-) -> None:
-    """Raise ConfigurationError for an unknown field, or for the absent one that it stands for."""
-    if isinstance(row, Quarantined) and row.reason == UNKNOWN_FIELD:
-        _require_columns(manifest, piece.uri, keys)
-        raise ConfigurationError(f"{piece.uri}: {row.detail}{_of_tars(keys)}")
-
-
-def _of_tars(keys: Sequence[str]) -> str:
-    return f"; shard_id is of {TARRED.called}: {TARRED.remedy}" if "shard_id" in keys else ""
-
-
-def _require_read(form: ManifestFormat, uri: str, content: Content) -> None:
-    if content.called not in form.contents:
-        named = f" with the columns {_some(content.keys)}" if content.called == DELIMITED else ""
-        need = f"need {' or '.join(form.contents)}"
-        remedy = f": {content.remedy}" if content.remedy else ""
-        raise ConfigurationError(f"{uri} holds {content.called}{named}: {need}{remedy}")
-    by_name = (each for each, suffixes in _SUFFIXES.items() if uri.endswith(suffixes))
-    if len(form.contents) > 1 and next(by_name, JSON_LINES) != content.called:
-        suffixes = " or ".join(_SUFFIXES[content.called][::2])
-        raise ConfigurationError(f"{uri} holds {content.called}: call it by a name in {suffixes}")
-
-
 def _some(keys: Sequence[str]) -> str:
     return printable(", ".join(map(str, keys)))
-
-
-def _probed_rows(
-    store: ObjectStore, form: ManifestFormat, piece: Piece
-) -> Iterator[Row | Quarantined]:
-    for number, row in enumerate(islice(form.rows(store, piece), max(PROBED_ROWS) + 1)):
-        if number in PROBED_ROWS:
-            yield row
-
-
-def _record(
-    store: ObjectStore,
-    manifest: Manifest,
-    piece: Piece,
-    rules: RecordRules,
-    row: Row | Quarantined,
-) -> Utterance | Quarantined:
-    [located] = with_audio(iter([row]), piece.folder, store.allowed_prefixes)
-    if isinstance(located, Row):
-        # Without a duration it is read of the audio, which costs more than to see that it is there.
-        located = Row({"duration_s": 1.0, **located.fields}, located.num_bytes)
-    [record] = records_of(iter([located]), rules, manifest.subset, manifest.format.columns)
-    return record
-
-
-def _fault(
-    store: ObjectStore,
-    manifest: Manifest,
-    piece: Piece,
-    row: Row | Quarantined,
-    record: Utterance | Quarantined,
-    keys: Sequence[str],
-) -> str | None:
-    """Say why a row is no record whose audio is there; None if it is one."""
-    if isinstance(record, Quarantined):
-        if isinstance(row, Row) and record.reason == OUTSIDE_PREFIXES:
-            # The wrong folder is the cause, rather than the permission to read there.
-            uri = _at(*_base_and_path(row, piece))
-            if uri.startswith("/") and "/../" not in uri and not Path(uri).exists():
-                return _absent(store, row, piece, keys, f"{uri}: no such object")
-        if record.reason == "missing_field":
-            absent = record.detail.partition(" ")[0]
-            return f"{record.detail}{_found(manifest.format, absent, keys)}"
-        return record.detail
-    assert isinstance(row, Row), "a ledger row is no record"
-    try:
-        store.head(record.audio_uri)
-    except ObjectDenied as error:
-        return str(error)
-    except ObjectNotFound as error:
-        return _absent(store, row, piece, keys, str(error))
-    return None
 
 
 def _found(form: ManifestFormat, absent: str, keys: Sequence[str]) -> str:
@@ -255,37 +186,80 @@ def _found(form: ManifestFormat, absent: str, keys: Sequence[str]) -> str:
     return f"; found {_some(keys)}: {remedy}"
 
 
-def _absent(store: ObjectStore, row: Row, piece: Piece, keys: Sequence[str], said: str) -> str:
-    """Say where an object was looked for, and where it is if that is easily found."""
-    if of_tars := _of_tars(keys):
-        return f"{said}{of_tars}"
-    base, written = _base_and_path(row, piece)
-    where = said if is_absolute(written) else f"{said}: {shown(written)} is relative to {base}"
-    for other, need in (
-        (unquote(written), "paths are read without decoding %: write"),
-        (written.replace("\\", "/"), "need / in place of \\: write"),
-        (written.strip(), "need no blanks around it: write"),
-    ):
-        if other != written and _is_there(store, _at(base, other)):
-            return f"{where}: {need} {shown(other)}"
-    prefixes = store.allowed_prefixes
-    parents = (str(Path(each).parent) for each in (base, *prefixes) if not is_s3(each))
-    for folder in dict.fromkeys((str(Path.cwd()), *prefixes, *parents)):
-        if not is_absolute(written) and _is_there(store, join_uri(folder, written)):
-            remedy = f"put the manifest into {folder}, or write whole paths"
-            return f"{where}; it is at {join_uri(folder, written)}: {remedy}"
-    return where
+@dataclass(frozen=True, slots=True)
+class _ProbedObject:
+    """_ProbedObject is an object of a manifest, of whose rows some are tried; they have `keys`."""
 
+    store: ObjectStore
+    manifest: Manifest
+    piece: Piece
+    keys: Sequence[str]
 
-def _base_and_path(row: Row, piece: Piece) -> tuple[str, str]:
-    return str(row.fields.get("folder", piece.folder)), str(row.fields["audio_uri"])
+    @property
+    def of_tars(self) -> str:
+        """What to do with a manifest of NeMo's tars; empty for any other."""
+        is_tarred = "shard_id" in self.keys
+        return f"; shard_id is of {TARRED.called}: {TARRED.remedy}" if is_tarred else ""
+
+    def record_of(self, row: Row | Quarantined, rules: RecordRules) -> Utterance | Quarantined:
+        [located] = with_audio([row], self.piece.folder, self.store.allowed_prefixes)
+        if isinstance(located, Row):
+            # Without a duration it is read of the audio, which costs more than to see it is there.
+            located = Row({"duration_s": 1.0, **located.fields}, located.num_bytes)
+        columns = self.manifest.format.columns
+        [record] = records_of([located], rules, self.manifest.subset, columns)
+        return record
+
+    def fault_of(self, row: Row | Quarantined, record: Utterance | Quarantined) -> str | None:
+        """Say why a row is no record whose audio is there; None if it is one."""
+        if isinstance(record, Quarantined):
+            if isinstance(row, Row) and record.reason == OUTSIDE_PREFIXES:
+                # The wrong folder is the cause, rather than the permission to read there.
+                uri = _at(*self._base_and_path(row))
+                if uri.startswith("/") and "/../" not in uri and not Path(uri).exists():
+                    return self._absent(row, f"{uri}: no such object")
+            if record.reason == "missing_field":
+                absent = record.detail.partition(" ")[0]
+                return f"{record.detail}{_found(self.manifest.format, absent, self.keys)}"
+            return record.detail
+        assert isinstance(row, Row), "a ledger row is no record"
+        try:
+            self.store.head(record.audio_uri)
+        except ObjectDenied as error:
+            return str(error)
+        except ObjectNotFound as error:
+            return self._absent(row, str(error))
+        return None
+
+    def _absent(self, row: Row, said: str) -> str:
+        """Say where an object was looked for, and where it is if that is easily found."""
+        if self.of_tars:
+            return f"{said}{self.of_tars}"
+        base, written = self._base_and_path(row)
+        where = said if is_absolute(written) else f"{said}: {shown(written)} is relative to {base}"
+        for other, need in (
+            (unquote(written), "paths are read without decoding %: write"),
+            (written.replace("\\", "/"), "need / in place of \\: write"),
+            (written.strip(), "need no blanks around it: write"),
+        ):
+            if other != written and self._is_there(_at(base, other)):
+                return f"{where}: {need} {shown(other)}"
+        prefixes = self.store.allowed_prefixes
+        parents = (str(Path(each).parent) for each in (base, *prefixes) if not is_s3(each))
+        for folder in dict.fromkeys((str(Path.cwd()), *prefixes, *parents)):
+            if not is_absolute(written) and self._is_there(join_uri(folder, written)):
+                remedy = f"put the manifest into {folder}, or write whole paths"
+                return f"{where}; it is at {join_uri(folder, written)}: {remedy}"
+        return where
+
+    def _base_and_path(self, row: Row) -> tuple[str, str]:
+        return str(row.fields.get("folder", self.piece.folder)), str(row.fields["audio_uri"])
+
+    def _is_there(self, uri: str) -> bool:
+        with suppress(StoreError, OSError):
+            return self.store.exists(uri) if is_s3(uri) else Path(uri).is_file()
+        return False
 
 
 def _at(base: str, path: str) -> str:
     return path if is_absolute(path) else join_uri(base, path)
-
-
-def _is_there(store: ObjectStore, uri: str) -> bool:
-    with suppress(StoreError, OSError):
-        return store.exists(uri) if is_s3(uri) else Path(uri).is_file()
-    return False

@@ -6,6 +6,7 @@ written below `date=.../speaker_bucket=.../`, within bounded memory.
 """
 
 import gzip
+import hashlib
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -20,7 +21,13 @@ from typing import Any
 
 from infra.prefetch import prefetch
 from infra.settings import shown
-from infra.store.object_store import ObjectStore, PrefixError, StoreError, join_uri
+from infra.store.object_store import (
+    ObjectInfo,
+    ObjectStore,
+    PrefixError,
+    StoreError,
+    join_uri,
+)
 from infra.store.uris import is_absolute, require_within
 from pipeline.audio.codecs import stated_duration_s
 from pipeline.audio.decode import HEAD_BYTES
@@ -37,14 +44,14 @@ from pipeline.runs.manifest import Output, sha256
 from pipeline.runs.names import DEV, LABELLED, OUTSIDE_PREFIXES, UNLABELLED
 from pipeline.sampling import NUM_PRIORITIES, hash_name
 from pipeline.steps.audio_reads import ObjectRanges
-from pipeline.steps.features import REFUSALS
+from pipeline.steps.features import refusal
 from pipeline.steps.ingestion.manifest_format import CHANNEL
-from pipeline.steps.ingestion.manifest_rows import Row
+from pipeline.steps.ingestion.manifest_rows import Row, each_row
 
 ARCHIVE_ENTRY = re.compile(r"\.(ark|scp)(\.gz)?(:\d+)?(\[.*\])?$")
 """An entry of a Kaldi archive, such as wav.1.ark:1234."""
 
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,34 +88,30 @@ OF_ARCHIVE = (
 
 
 def with_audio(
-    rows: Iterator[Row | Quarantined], folder: str, prefixes: Sequence[str]
+    rows: Iterable[Row | Quarantined], folder: str, prefixes: Sequence[str]
 ) -> Iterator[Row | Quarantined]:
     """Make each row's audio URI absolute; one that cannot be read becomes a ledger row."""
-    for row in rows:
-        uri = None if isinstance(row, Quarantined) else row.fields.get("audio_uri")
-        if isinstance(row, Quarantined) or not isinstance(uri, str) or not uri:
-            yield row
-            continue
+
+    def located(row: Row) -> Row:
+        if not (isinstance(uri := row.fields.get("audio_uri"), str) and uri):
+            return row
         fields = dict(row.fields)
         base = fields.pop("folder", folder)
-        fields["audio_uri"] = uri if is_absolute(uri) else join_uri(base, uri.removeprefix("./"))
-        partial = PartialRecord(str(fields.get("utterance_id", "")), fields["audio_uri"])
+        audio_uri = uri if is_absolute(uri) else join_uri(base, uri.removeprefix("./"))
+        partial = PartialRecord(str(fields.get("utterance_id", "")), audio_uri)
+        if ARCHIVE_ENTRY.search(uri):
+            raise MetadataError("bad_field", f"{uri}: {OF_ARCHIVE}", partial)
         try:
-            if ARCHIVE_ENTRY.search(uri):
-                raise MetadataError("bad_field", f"{uri}: {OF_ARCHIVE}", partial)
-            fields["audio_uri"] = require_within(fields["audio_uri"], prefixes)
+            return Row({**fields, "audio_uri": require_within(audio_uri, prefixes)}, row.num_bytes)
         except PrefixError as error:
             detail = f"{error}: add it to corpus.audio_prefixes" if error.is_outside else str(error)
-            refused = MetadataError(OUTSIDE_PREFIXES, detail, partial)
-            yield Quarantined.from_error(refused, row.num_bytes)
-        except MetadataError as error:
-            yield Quarantined.from_error(error, row.num_bytes)
-        else:
-            yield Row(fields, row.num_bytes)
+            raise MetadataError(OUTSIDE_PREFIXES, detail, partial) from error
+
+    return each_row(located, rows)
 
 
 def records_of(
-    rows: Iterator[Row | Quarantined],
+    rows: Iterable[Row | Quarantined],
     rules: RecordRules,
     subset: str,
     columns: Mapping[str, str] = MappingProxyType({}),
@@ -119,16 +122,16 @@ def records_of(
     time, it is as long after 1970 as it begins within its recording. Ledger rows call a field as
     the manifest does, by `columns`.
     """
-    for row in rows:
-        if isinstance(row, Quarantined):
-            yield row
-            continue
+
+    def record_of(row: Row) -> Utterance:
         try:
-            yield _record(row, rules, subset)
+            return _record(row, rules, subset)
         except MetadataError as error:
             name, blank, said = error.detail.partition(" ")
             error.detail = f"{columns.get(name, name)}{blank}{said}"
-            yield Quarantined.from_error(error, row.num_bytes)
+            raise
+
+    return each_row(record_of, rows)
 
 
 def _record(row: Row, rules: RecordRules, subset: str) -> Utterance:
@@ -139,7 +142,7 @@ def _record(row: Row, rules: RecordRules, subset: str) -> Utterance:
         if uri is None:
             raise MetadataError("missing_field", "audio_uri is absent", partial)
         raise MetadataError("wrong_type", f"audio_uri = {shown(uri)}: need text", partial)
-    fields = {**_defaults(row.fields, rules), **row.fields}
+    fields = {**_defaults(uri, row.fields, rules), **row.fields}
     _require_heard(fields, rules.channel)
     if subset == UNLABELLED:
         fields.pop("text", None)
@@ -169,28 +172,24 @@ def _require_heard(fields: dict[str, Any], heard: str) -> None:
     raise MetadataError("bad_field", detail, partial)
 
 
-def _defaults(fields: Any, rules: RecordRules) -> dict[str, Any]:  # noqa: ANN401 - as it came
-    uri, start_s = fields.get("audio_uri"), fields.get("start_s", 0.0)
-    if not isinstance(uri, str):
-        return {"locale": rules.locale}
+def _defaults(uri: str, fields: Mapping[str, Any], rules: RecordRules) -> dict[str, Any]:
+    """Return the fields of a record that a row need not have."""
+    start_s = fields.get("start_s", 0.0)
     # NaN is in no range.
     is_time = isinstance(start_s, int | float) and 0 <= start_s <= MAX_START_S
     start = timedelta(seconds=start_s if is_time else 0.0)
-    recording = _name(uri, fields.get("member_offset"))
+    file = uri.rpartition("/")[2]
+    member_offset = fields.get("member_offset")
+    source = uri if member_offset is None else f"{uri} {member_offset}"
+    digest = blake2b(source.encode(errors="replace"), digest_size=6).hexdigest()
+    recording = f"{(file.rpartition('.')[0] or file)[:100]}-{digest}"
     place = f"-{round(start.total_seconds() * 1000):09d}" if "start_s" in fields else ""
     return {
         "utterance_id": f"{recording}{place}",
         "speaker_id": recording,
-        "created_at": (_EPOCH + start).isoformat(timespec="milliseconds"),
+        "created_at": (EPOCH + start).isoformat(timespec="milliseconds"),
         "locale": rules.locale,
     }
-
-
-def _name(uri: str, member_offset: object) -> str:
-    """Name an object by its file's name, and a hash of where it lies."""
-    stem = uri.rpartition("/")[2].rpartition(".")[0] or uri.rpartition("/")[2]
-    place = uri if member_offset is None else f"{uri} {member_offset}"
-    return f"{stem[:100]}-{blake2b(place.encode(errors='replace'), digest_size=6).hexdigest()}"
 
 
 IN_FLIGHT = 16
@@ -207,45 +206,36 @@ def with_durations(
     """
     remaining = iter(rows)
     while batch := list(islice(remaining, _BATCH)):
-        if all(isinstance(row, Quarantined) or not _lacks_duration(row.fields) for row in batch):
+        if not any(_lacks_duration(row) for row in batch):
             yield from batch
             continue
         for _, found in prefetch(partial(_with_duration, store, column), batch, IN_FLIGHT):
             yield found
 
 
-def _lacks_duration(fields: Any) -> bool:  # noqa: ANN401 - a row's fields are as they came
-    is_member = "member_offset" in fields
-    return "duration_s" not in fields and not is_member and isinstance(fields.get("audio_uri"), str)
+def _lacks_duration(row: Row | Quarantined) -> bool:
+    if isinstance(row, Quarantined) or "duration_s" in row.fields or "member_offset" in row.fields:
+        return False
+    return isinstance(row.fields.get("audio_uri"), str)
 
 
 def _with_duration(store: ObjectStore, column: str, row: Row | Quarantined) -> Row | Quarantined:
-    if isinstance(row, Quarantined) or not _lacks_duration(row.fields):
+    if isinstance(row, Quarantined) or not _lacks_duration(row):
         return row
-    uri = row.fields["audio_uri"]
-    partial_record = PartialRecord(str(row.fields.get("utterance_id", "")), uri)
+    uri, start_s = row.fields["audio_uri"], row.fields.get("start_s", 0.0)
     try:
-        duration_s = stated_seconds(store, uri)
-    except StoreError as error:
-        if (reason := REFUSALS.get(type(error))) is None:
-            raise
-        refused = MetadataError(reason, str(error), partial_record)
-        return Quarantined.from_error(refused, row.num_bytes)
-    if duration_s is None:
+        head = store.fetch_range(uri, 0, HEAD_BYTES)
+        duration_s = stated_duration_s(ObjectRanges(store, uri, head).read, head.object_bytes)
+        reason = "missing_field"
         detail = f"{column} is absent, and the audio does not state how long it lasts"
-        return Quarantined.from_error(
-            MetadataError("missing_field", detail, partial_record), row.num_bytes
-        )
-    start_s = row.fields.get("start_s", 0.0)
+    except StoreError as error:
+        duration_s, reason, detail = None, refusal(error), str(error)
+    if duration_s is None:
+        record = PartialRecord(str(row.fields.get("utterance_id", "")), uri)
+        return Quarantined.from_error(MetadataError(reason, detail, record), row.num_bytes)
     if not isinstance(start_s, int | float):
         return row  # the record's check names it
     return Row({**row.fields, "duration_s": round(duration_s - start_s, 6)}, row.num_bytes)
-
-
-def stated_seconds(store: ObjectStore, uri: str) -> float | None:
-    """Return how long an object's audio lasts; None if it does not state it."""
-    head = store.fetch_range(uri, 0, HEAD_BYTES)
-    return stated_duration_s(ObjectRanges(store, uri, head).read, head.object_bytes)
 
 
 MAX_HELD_BYTES = 64 * 2**20
@@ -266,8 +256,9 @@ class MetadataObjects:
 
     def add(self, record: Utterance) -> None:
         """Add a record to the folder of its day and its speaker's bucket."""
-        line = record.to_json()
-        self._lines[self._folder(record)].append((line, record.duration_ms))
+        line, bucket = record.to_json(), speaker_bucket(record.speaker_id, self._num_buckets)
+        folder = f"{date_folder(record)}/speaker_bucket={bucket}"
+        self._lines[folder].append((line, record.duration_ms))
         self._num_bytes += len(line)
         if self._num_bytes >= MAX_HELD_BYTES:
             self._write()
@@ -277,22 +268,15 @@ class MetadataObjects:
         self._write()
         return tuple(sorted(self._outputs, key=lambda output: output.key))
 
-    def _folder(self, record: Utterance) -> str:
-        bucket = speaker_bucket(record.speaker_id, self._num_buckets)
-        return f"{date_folder(record)}/speaker_bucket={bucket}"
-
     def _write(self) -> None:
         for folder, lines in sorted(self._lines.items()):
             text = "".join(f"{line}\n" for line, _ in lines).encode()
             # Without a time in the header, the same records give the same bytes.
             data = gzip.compress(text, compresslevel=6, mtime=0)
-            digest = sha256(data)
-            key = f"{self._prefix}/{folder}/{self._task}-{digest[:16]}.jsonl.gz"
+            key = f"{self._prefix}/{folder}/{self._task}-{sha256(data)[:16]}.jsonl.gz"
             self._store.put(join_uri(self._corpus_uri, key), data)
             tally = Tally(len(lines), sum(duration_ms for _, duration_ms in lines))
-            self._outputs.append(
-                Output(key, len(data), digest, tally.utterances, tally.duration_ms)
-            )
+            self._outputs.append(output_of(key, data, tally))
         self._lines.clear()
         self._num_bytes = 0
 
@@ -309,3 +293,41 @@ def speaker_bucket(speaker_id: str, num_buckets: int) -> str:
     """Return the number of a speaker's bucket, by a hash of the id."""
     value = int.from_bytes(blake2b(speaker_id.encode(), digest_size=8).digest(), "big")
     return f"{value % num_buckets:0{max(len(str(num_buckets - 1)), 2)}d}"
+
+
+NO_RECORDS = Tally()
+
+
+def output_of(key: str, data: bytes, tally: Tally = NO_RECORDS) -> Output:
+    """Describe an object of the corpus, and the records that it holds."""
+    return Output(key, len(data), sha256(data), tally.utterances, tally.duration_ms)
+
+
+def put_once(
+    store: ObjectStore,
+    corpus_uri: str,
+    key: str,
+    data: bytes,
+    found: ObjectInfo | None = None,
+    tally: Tally = NO_RECORDS,
+) -> Output:
+    """Store an object that is not there; ValueError if other bytes are, as `found` or since."""
+    uri = join_uri(corpus_uri, key)
+    is_ours = holds(store, found, data) if found else store.put_if_absent(uri, data)
+    if not is_ours and (found or store.get(uri) != data):
+        raise other_corpus(uri)
+    return output_of(key, data, tally)
+
+
+def holds(store: ObjectStore, found: ObjectInfo, data: bytes) -> bool:
+    """Compare an object with `data`: by its ETag if that is the MD5, or else by its bytes."""
+    if found.num_bytes != len(data):
+        return False
+    md5 = hashlib.md5(data, usedforsecurity=False).hexdigest()
+    return found.etag == md5 or store.get(found.uri) == data
+
+
+def other_corpus(uri: str) -> ValueError:
+    """Say that an object there is of another corpus."""
+    remedy = "use another corpus.uri, or remove the corpus there"
+    return ValueError(f"{uri} is from another corpus than what is ingested: {remedy}")

@@ -12,18 +12,18 @@ import json
 import re
 import zlib
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from datetime import date, datetime
 from decimal import Decimal
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from infra.settings import printable
-from infra.store.object_store import ObjectInfo, ObjectStore, join_uri, normalize_uri
+from infra.store.object_store import ObjectInfo, ObjectStore, normalize_uri
 from pipeline.audio.codecs import is_audio
 from pipeline.records import MAX_LINE_BYTES, MetadataError, Quarantined, without_repeats
 from pipeline.steps.ingestion.formats import IGNORE_COLUMNS
@@ -49,6 +49,7 @@ _TABLE = re.compile(r"\.[ct]sv(\.gz)?$")
 """The name of a table, which may have a single column, and so no delimiter."""
 
 _HEAD_BYTES = 64 * 2**10
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,17 +102,6 @@ def list_objects(store: ObjectStore, uri: str, suffixes: Sequence[str]) -> list[
     if not named:
         raise ValueError(f"{uri} holds none of {', '.join('*' + each for each in suffixes)}")
     return named
-
-
-def files_of(
-    store: ObjectStore, uri: str, names: Sequence[str], optional: Sequence[str]
-) -> list[ObjectInfo]:
-    """Describe the files of a folder by name; ValueError for one that is missing."""
-    there = files_in(store, uri)
-    for name in names:
-        if name not in there:
-            raise ValueError(f"{join_uri(uri, name)}: missing; need {', '.join(names)}")
-    return [there[name] for name in (*names, *optional) if name in there]
 
 
 def files_in(store: ObjectStore, uri: str) -> dict[str, ObjectInfo]:
@@ -174,15 +164,11 @@ def content_of(store: ObjectStore, uri: str) -> Content | None:
         said = "is no gzip, but its name ends in .gz" if is_named else "is in gzip"
         need = "without .gz" if is_named else "with .gz at its end"
         raise ValueError(f"{uri} {said}: call it by a name {need}")
-    return _content_of(_unpacked_head(head), is_table=_TABLE.search(uri) is not None)
-
-
-def _unpacked_head(head: bytes) -> bytes:
-    if not head.startswith(_GZIP):
-        return head
-    with suppress(zlib.error):  # the reader names it
-        return zlib.decompressobj(31).decompress(head, _HEAD_BYTES)
-    return b""
+    if head.startswith(_GZIP):
+        packed, head = head, b""
+        with suppress(zlib.error):  # the reader names it
+            head = zlib.decompressobj(31).decompress(packed, _HEAD_BYTES)
+    return _content_of(head, is_table=_TABLE.search(uri) is not None)
 
 
 def _content_of(data: bytes, *, is_table: bool) -> Content | None:
@@ -229,6 +215,22 @@ class Row:
 
     fields: Mapping[str, Any]
     num_bytes: int
+
+
+def each_row(
+    function: Callable[[Row], T], rows: Iterable[Row | Quarantined]
+) -> Iterator[T | Quarantined]:
+    """Yield what the function makes of each row; a MetadataError becomes a ledger row."""
+    for row in rows:
+        if isinstance(row, Quarantined):
+            yield row
+            continue
+        try:
+            made = function(row)
+        except MetadataError as error:
+            yield Quarantined.from_error(error, row.num_bytes)
+        else:
+            yield made
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,23 +288,19 @@ def json_rows(
             if len(line) > MAX_LINE_BYTES:
                 detail = f"a line beyond {MAX_LINE_BYTES} bytes: split it"
                 raise MetadataError("malformed_json", detail)
-            fields = _json_object(content)
+            try:
+                fields = json.loads(content, object_pairs_hook=without_repeats)
+            except (ValueError, RecursionError) as error:
+                raise MetadataError("malformed_json", str(error)) from error
+            if not isinstance(fields, dict):
+                said = f"need an object, got {type(fields).__name__}"
+                raise MetadataError("malformed_json", said)
             unknown = fields.keys() - names if known else ()
             if known and (named := [name for name in unknown if fields[name] is not None]):
                 raise MetadataError(UNKNOWN_FIELD, known.complaint(named))
             yield Row(fields, len(content))
         except MetadataError as error:
             yield Quarantined.from_error(error, len(content))
-
-
-def _json_object(content: bytes) -> dict[str, Any]:
-    try:
-        fields = json.loads(content, object_pairs_hook=without_repeats)
-    except (ValueError, RecursionError) as error:
-        raise MetadataError("malformed_json", str(error)) from error
-    if not isinstance(fields, dict):
-        raise MetadataError("malformed_json", f"need an object, got {type(fields).__name__}")
-    return fields
 
 
 def _lines_of(store: ObjectStore, piece: Piece) -> Iterator[bytes]:
@@ -493,23 +491,21 @@ def parquet_rows(store: ObjectStore, piece: Piece, known: KnownFields) -> Iterat
             known.require(stored, piece.uri)
             if not (columns := [name for name in stored if name in known.read]):
                 raise ValueError(f"{piece.uri}: none of its columns is used: see --columns")
-            instants = _int96_columns(table)
+            schema = table.metadata.schema
+            # Spark's and Hive's old times are instants, though no zone is stored.
+            leaves = (schema.column(number) for number in range(len(schema)))
+            instants = {each.name for each in leaves if each.physical_type == "INT96"}
             groups = range(piece.start, piece.end or table.num_row_groups)
             for batch in table.iter_batches(BATCH_ROWS, row_groups=groups, columns=columns):
                 names = batch.schema.names
                 cells = [_values(batch.column(n), name in instants) for n, name in enumerate(names)]
                 for row in zip(*cells, strict=True):
-                    yield _parquet_row(dict(zip(names, row, strict=True)))
+                    pairs = zip(names, row, strict=True)
+                    fields = {name: _plain(value) for name, value in pairs if value is not None}
+                    yield Row(fields, sum(len(str(value)) for value in fields.values()))
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         said = " ".join(str(error).split())[:200]
         raise ValueError(f"{piece.uri}: damaged Parquet: {said}") from error
-
-
-def _int96_columns(table: pq.ParquetFile) -> set[str]:
-    """Return the columns of Spark's and Hive's old times: instants, though no zone is stored."""
-    schema = table.metadata.schema
-    fields = (schema.column(number) for number in range(len(schema)))
-    return {each.name for each in fields if each.physical_type == "INT96"}
 
 
 def _values(column: pa.Array, is_instant: bool) -> list[Any]:
@@ -530,11 +526,6 @@ def _value(cell: pa.Scalar) -> object:
         return cell.as_py()
     except (ValueError, OverflowError):
         return f"a {cell.type} that is no time of the calendar"
-
-
-def _parquet_row(fields: Mapping[str, Any]) -> Row:
-    plain = {name: _plain(value) for name, value in fields.items() if value is not None}
-    return Row(plain, sum(len(str(value)) for value in plain.values()))
 
 
 def _plain(value: object) -> object:

@@ -43,7 +43,8 @@ from pipeline.runs.names import (
 from pipeline.runs.outputs import read_output
 from pipeline.sampling import sampling_priority
 from pipeline.steps.audio_reads import FoundAudio, read_audio
-from pipeline.steps.features import REFUSALS, quarantine, wanted_audio
+from pipeline.steps.features import quarantine, refusal, wanted_audio
+from pipeline.steps.ingestion.manifest_records import output_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +127,12 @@ _PLAIN_NAME = re.compile(r"[\w+=@,-][\w.+=@,-]{0,199}", re.ASCII)
 
 Samples: TypeAlias = Float32[np.ndarray, " samples"]
 
+_Choice: TypeAlias = tuple[Utterance, Sequence[str]]
+"""An utterance, and the names of the placements in which it is stored."""
+
+_Version: TypeAlias = tuple[Utterance | Quarantined, bytes | None]
+"""An utterance in a placement, with the FLAC to store if it is simulated, or a ledger row."""
+
 
 @dataclass(frozen=True, slots=True)
 class PlacementRules:
@@ -167,31 +174,9 @@ class Simulation:
             file = io.BytesIO()
             acoustics.save(file)
             data = file.getvalue()
-            digest = sha256(data)
-            key = f"{ACOUSTICS_FOLDER}/{digest[:16]}.npz"
-            store.put(join_uri(corpus_uri, key), data)
-            outputs[subset] = Output(key, len(data), digest, 0, 0)
+            outputs[subset] = output_of(f"{ACOUSTICS_FOLDER}/{sha256(data)[:16]}.npz", data)
+            store.put(join_uri(corpus_uri, outputs[subset].key), data)
         return PlacementRules(self.choices, conversion, outputs)
-
-
-@dataclass(frozen=True, slots=True)
-class _Choice:
-    """_Choice holds an utterance, and the names of the placements in which it is stored."""
-
-    record: Utterance
-    names: Sequence[str]
-
-    @property
-    def is_simulated(self) -> bool:
-        return any(name != CLEAN for name in self.names)
-
-
-@dataclass(frozen=True, slots=True)
-class _Version:
-    """_Version is an utterance in a placement, with the FLAC to store, or a ledger row."""
-
-    record: Utterance | Quarantined
-    data: bytes | None = None
 
 
 class PlacedAudio:
@@ -241,37 +226,36 @@ class PlacedAudio:
         if longest > MAX_NAME_CHARACTERS:
             said = f"utterance_id with a placement has {longest} characters"
             return quarantine(record, "bad_field", f"{said}: need at most {MAX_NAME_CHARACTERS}", 0)
-        return _Choice(record, names)
+        return record, names
 
     def _made(self, chosen: Sequence[_Choice | Quarantined]) -> Iterator[_Version]:
-        simulated = [each for each in chosen if isinstance(each, _Choice) and each.is_simulated]
+        # Without a simulated placement the audio is not read: extraction judges it.
+        simulated = [
+            each[0]
+            for each in chosen
+            if not isinstance(each, Quarantined) and {*each[1]} != {CLEAN}
+        ]
         wanted = [
             wanted_audio(
-                self._corpus_uri,
-                each.record.audio_uri,
-                each.record.part,
-                each.record.duration_s,
-                self._rules.conversion,
+                self._corpus_uri, each.audio_uri, each.part, each.duration_s, self._rules.conversion
             )
             for each in simulated
         ]
         audio = read_audio(self._store, wanted, GETS_IN_FLIGHT)
         for each in chosen:
             if isinstance(each, Quarantined):
-                yield _Version(each)
+                yield each, None
                 continue
-            # Without a simulated placement the audio is not read: extraction judges it.
-            heard = self._heard(each.record, next(audio)) if each.is_simulated else None
-            for name in each.names:
-                yield self._version(each.record, name, heard)
+            record, names = each
+            heard = self._heard(record, next(audio)) if {*names} != {CLEAN} else None
+            for name in names:
+                yield self._version(record, name, heard)
         next(audio, None)  # the end of the readers' threads
 
     def _heard(self, record: Utterance, found: FoundAudio) -> Samples | Quarantined:
         """Decode an utterance as extraction would; the checksum of a FLAC is compared here."""
         if isinstance(found, StoreError):
-            if (reason := REFUSALS.get(type(found))) is None:
-                raise found
-            return quarantine(record, reason, str(found), 0)
+            return quarantine(record, refusal(found), str(found), 0)
         if isinstance(found, AudioError):
             return quarantine(record, found.reason, found.detail, 0)
         about, conversion = (record.utterance_id, record.duration_s), self._rules.conversion
@@ -287,32 +271,34 @@ class PlacedAudio:
         stream = name if record.stream is None else f"{record.stream}-{name}"
         version = replace(record, utterance_id=key, placement=name, stream=stream)
         if name == CLEAN:
-            return _Version(version)
+            return version, None
         assert heard is not None, "the audio of simulated placements is read"
         if isinstance(heard, Quarantined):
-            return _Version(replace(heard, utterance_id=key))
-        seed = sampling_priority(self._rules.choices.seed, key)
-        data = record_flac(heard, name, self._acoustics_of(record.speaker_id), seed)
-        duration_s = round(max(len(heard) / SAMPLE_RATE_HZ, MIN_DURATION_S), 6)
-        return _Version(replace(version, duration_s=duration_s, part=None), data)
-
-    def _acoustics_of(self, speaker_id: str) -> Acoustics:
-        subset = self._subset_of(speaker_id)
+            return replace(heard, utterance_id=key), None
+        subset = self._subset_of(record.speaker_id)
         if subset not in self._acoustics:
             output = self._rules.acoustics[subset]
             data = read_output(self._store, self._corpus_uri, output)
             self._acoustics[subset] = Acoustics.load(io.BytesIO(data))
-        return self._acoustics[subset]
+        flac = placed_flac(heard, key, name, self._acoustics[subset], self._rules.choices.seed)
+        duration_s = round(max(len(heard) / SAMPLE_RATE_HZ, MIN_DURATION_S), 6)
+        return replace(version, duration_s=duration_s, part=None), flac
 
     def _stored(self, version: _Version) -> tuple[Utterance | Quarantined, Output | None]:
-        record, data = version.record, version.data
+        record, data = version
         if data is None or isinstance(record, Quarantined):
             return record, None
-        digest = sha256(data)
-        key = audio_key(record.utterance_id, digest)
-        self._store.put(join_uri(self._corpus_uri, key), data)
+        output = output_of(audio_key(record.utterance_id, sha256(data)), data)
+        self._store.put(join_uri(self._corpus_uri, output.key), data)
         # Relative, so that a corpus and its digests are the same wherever it lies.
-        return replace(record, audio_uri=key), Output(key, len(data), digest, 0, 0)
+        return replace(record, audio_uri=output.key), output
+
+
+def placed_flac(
+    samples: Samples, utterance_id: str, placement: str, acoustics: Acoustics, seed: int
+) -> bytes:
+    """Record an utterance in a placement; by its id each version has its own room and noise."""
+    return record_flac(samples, placement, acoustics, sampling_priority(seed, utterance_id))
 
 
 def audio_key(utterance_id: str, digest: str) -> str:

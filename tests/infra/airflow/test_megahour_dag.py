@@ -18,7 +18,7 @@ from pipeline.runs.increment import read_increment
 from pipeline.runs.manifest import manifest_uri, read_manifest
 from pipeline.runs.names import SUBSETS, features_step
 from pipeline.steps.features import extract_features
-from pipeline.steps.ingestion.copied_directory import DirectoryIngestion, plan_copy
+from pipeline.steps.ingestion.kaldi_directory import DirectoryIngestion, plan_copy
 from pipeline.steps.selection.select import metadata_uri, select_utterances
 from tests.infra.airflow.dag_folder import DagFolder, commits_below
 from tests.job_programs import RunJob

@@ -21,7 +21,7 @@ INSTALLED = str(Path(numpy.__file__).parents[1])
 TASK_MODULES = {
     "ingest": (
         "pipeline.audio.placements",
-        "pipeline.steps.ingestion.common_voice",
+        "pipeline.steps.ingestion.tables",
         "pipeline.steps.ingestion.ingest_manifests",
         "pipeline.steps.ingestion.lhotse",
         "pipeline.steps.ingestion.placed_audio",

@@ -13,7 +13,7 @@ from infra.store.object_store import ObjectStore
 from jobs.cli import spark_steps
 from pipeline.audio.placements import Acoustics
 from pipeline.runs.manifest import Output
-from pipeline.steps.ingestion.copied_directory import DirectoryIngestion, PlannedCopy, plan_copy
+from pipeline.steps.ingestion.kaldi_directory import DirectoryIngestion, PlannedCopy, plan_copy
 from pipeline.steps.ingestion.placed_audio import Simulation
 from tests.job_programs import RunJob
 from tests.jobs.ingestion.manifest_corpus import Corpus, manifest_of, row

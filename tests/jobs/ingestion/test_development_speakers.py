@@ -50,37 +50,6 @@ def test_a_list_makes_a_fourth_subset(kaldi_dir: Path, tmp_path: Path) -> None:
     assert subsets_of(store, corpus) == ("labelled", "unlabelled", "heldout", "dev")
 
 
-def test_without_development_speakers_a_corpus_is_as_before(
-    kaldi_dir: Path, tmp_path: Path
-) -> None:
-    """Neither the summary nor the store mentions a fourth subset."""
-    corpus = str(tmp_path / "corpus")
-    store = ObjectStore((corpus,))
-    assert list(copied(kaldi_dir, corpus).plan.statistics["utterances"]) == [
-        *("labelled", "unlabelled", "heldout")
-    ]
-    assert not any("dev" in found.uri.removeprefix(corpus) for found in store.list(corpus))
-    assert subsets_of(store, corpus) == ("labelled", "unlabelled", "heldout")
-
-
-@pytest.mark.parametrize(
-    ("other", "speaker"), [("labelled", "ann"), ("unlabelled", "bob"), ("heldout", "eve")]
-)
-def test_a_speaker_in_two_lists_is_named(kaldi_dir: Path, other: str, speaker: str) -> None:
-    """A development speaker in another list is an error with both lists and the speaker."""
-    write(kaldi_dir, "dev.speakers", [speaker])
-    message = rf"dev\.speakers: {speaker} also in {other}\.speakers: leave it in one"
-    with pytest.raises(ValueError, match=message):
-        read_kaldi_directory(kaldi_dir)
-
-
-def test_an_empty_list_is_refused(kaldi_dir: Path) -> None:
-    """A dev.speakers without speakers is no wish for none, which is to have no such file."""
-    write(kaldi_dir, "dev.speakers", [])
-    with pytest.raises(ValueError, match=r"dev\.speakers: lists no speaker"):
-        read_kaldi_directory(kaldi_dir)
-
-
 @pytest.mark.parametrize(("share", "number"), [(0.001, 1), (0.1, 2), (0.25, 5), (0.5, 10)])
 def test_a_share_of_the_labelled_speakers(kaldi_dir: Path, share: float, number: int) -> None:
     """The share is of labelled speakers alone, at least one; no other subset loses a speaker."""

@@ -11,10 +11,9 @@ from pipeline.records import Tally
 from pipeline.runs.manifest import read_manifest
 from pipeline.runs.names import ALL_SUBSETS
 from pipeline.sampling import sampling_priority
-from pipeline.steps.ingestion import manifest_rows
 from pipeline.steps.selection.buckets import subsets_of
 from tests.job_programs import Said
-from tests.jobs.ingestion.manifest_corpus import Corpus, write_lines
+from tests.jobs.ingestion.manifest_corpus import Corpus, tree, write_lines
 
 pytestmark = pytest.mark.usefixtures("without_spark")
 
@@ -54,12 +53,6 @@ def drawn(share: float) -> set[str]:
     return {speaker for speaker in SPEAKERS if sampling_priority(0, speaker) < share * 2**64}
 
 
-def tree(corpus: Corpus) -> dict[str, bytes]:
-    uri = f"{corpus.run_uri}/corpus"
-    found = corpus.store.list(uri)
-    return {each.uri.removeprefix(uri): corpus.store.get(each.uri) for each in found}
-
-
 def three_subsets(corpus: Corpus) -> list[str]:
     """Name manifests of labelled, unlabelled and held-out speech; two labelled rows are refused."""
     bad = [{**row, "text": ""} for row in rows(["s00", "s01"], day=2)[::2]]
@@ -90,42 +83,6 @@ def test_a_share_of_the_labelled_speakers(corpus: Corpus) -> None:
     assert manifest.statistics == {"utterances": counts}
     assert manifest.config["dev_share"] == SHARE
     assert subsets_of(corpus.store, f"{corpus.run_uri}/corpus") == ALL_SUBSETS
-
-
-def test_the_same_bytes_again(corpus: Corpus) -> None:
-    """A second run's metadata are the first one's; the finished step is found."""
-    options = (*three_subsets(corpus), "--dev-share", str(SHARE))
-    first = corpus.ingest(*options)
-    before = tree(corpus)
-    assert "nothing to do" in corpus.job("ingest", "--set", "loss_budget=0.9", *options).out
-    corpus.run_uri += "2"
-    second = corpus.ingest(*options)
-    assert tree(corpus) == before
-    assert list(second.outputs) == list(first.outputs)
-
-
-def test_no_division_into_tasks_moves_a_speaker(
-    corpus: Corpus, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """However many tasks read a manifest, the same speakers are of development."""
-    options = (*three_subsets(corpus), "--dev-share", str(SHARE))
-    found = []
-    for step in (2**20, 1_000, 300):
-        monkeypatch.setattr(manifest_rows, "PIECE_BYTES", step)
-        corpus.run_uri += "-"
-        corpus.ingest(*options)
-        found.append([corpus.records(subset) for subset in ("labelled", "dev")])
-    assert found[0] == found[1] == found[2]
-
-
-def test_a_larger_share_holds_the_smaller(corpus: Corpus) -> None:
-    """A speaker's hash is compared with the share."""
-    found = []
-    for share in (0.1, 0.25, 0.5):
-        corpus.run_uri += "-"
-        corpus.ingest(*three_subsets(corpus), "--dev-share", str(share))
-        found.append(speakers_of(corpus, "dev"))
-    assert found[0] < found[1] < found[2]
 
 
 def test_without_a_share_nothing_mentions_one(corpus: Corpus) -> None:

@@ -6,7 +6,6 @@ import tarfile
 from collections import Counter
 from pathlib import Path
 
-import numpy as np
 import pytest
 import soundfile
 
@@ -220,15 +219,3 @@ def test_an_increment_adds_placements(corpus: Corpus, three: dict[str, str]) -> 
     for run in (base, corpus.run_uri):
         corpus.run_uri = run
         assert json.loads(corpus.job("verify", *place, "--json").out)["findings"] == []
-
-
-def test_a_simulated_version_sounds_of_its_placement(corpus: Corpus, three: dict[str, str]) -> None:
-    """The far placement resembles the speech less than the near one."""
-    ingest_tables(corpus, three, "--placements", "DP1,DP5")
-    found = records_of(corpus)
-    speech = decode_audio((corpus.audio / "ann-1.flac").read_bytes())
-    near, far = (
-        np.corrcoef(decode_audio(stored(corpus, found[f"ann-1-{name}"])), speech)[0, 1]
-        for name in ("DP1", "DP5")
-    )
-    assert near > far > -1

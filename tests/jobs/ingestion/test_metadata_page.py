@@ -13,11 +13,10 @@ import soundfile
 from infra.store.object_store import ObjectStore
 from jobs.cli import spark_steps
 from pipeline.runs.manifest import read_manifest
-from pipeline.steps.ingestion.common_voice import COMMON_VOICE_HARMLESS
 from pipeline.steps.ingestion.kaldi import KALDI_HARMLESS
 from pipeline.steps.ingestion.lhotse import CUT_HARMLESS, SUPERVISION_HARMLESS
 from pipeline.steps.ingestion.manifest_format import FIELDS
-from pipeline.steps.ingestion.tables import NEMO_HARMLESS
+from pipeline.steps.ingestion.tables import COMMON_VOICE_HARMLESS, NEMO_HARMLESS
 from tests.documents.document_commands import (
     EXAMPLE_FILE,
     ROOT,

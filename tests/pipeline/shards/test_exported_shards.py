@@ -11,8 +11,7 @@ import pytest
 
 from pipeline.kbest import KBest, best_probabilities
 from pipeline.shards import Alignment, FeatureRow, PartitionRow
-from pipeline.shards.kaldi_ark import KaldiFolder
-from pipeline.shards.lhotse_shar import write_shar
+from pipeline.shards.exported import KaldiFolder, write_shar
 from tests.training.data.partition_rows import row, row_at_all_offsets
 
 

@@ -3,12 +3,11 @@
 import io
 
 import numpy as np
-import pyarrow as pa
 import pytest
 
 from pipeline.shards import Lattice, LatticeRow, read_lattice_rows, read_lattices, write_lattices
 from pipeline.shards import lattices as lattice_shard
-from pipeline.shards.container import FLOAT32, UINT16, Format, required, write_rows
+from pipeline.shards.container import FLOAT32, UINT16
 from pipeline.shards.lattices import check_lattice
 from training.sequence_training.lattice_decoder import LatticeArc, make_lattice
 
@@ -108,20 +107,6 @@ def test_rows_twice_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match=need):
         read_lattice_rows(io.BytesIO(data))
     assert [each.row for each in read_lattices(data, [1])] == [3]
-
-
-def test_shards_of_an_earlier_version_name_the_remedy() -> None:
-    """They held sources and targets as they are; nothing else reads them as such."""
-    columns = ("level_sizes", "level_frames", "sources", "targets", "labels", "graph_costs")
-    kept = [f for f in lattice_shard._FORMAT.schema if f.name not in lattice_shard._CELLS]
-    schema = pa.schema([*kept, *(required(name, pa.binary()) for name in columns)])
-    row = {"utterance_id": "u", "duration_ms": 70, "row": 0, "num_levels": 1, "num_arcs": 0}
-    earlier = Format(schema, lattice_shard._FORMAT.footer)
-    data = write_rows(earlier, [row | dict.fromkeys(columns, b"")])
-    need = "an earlier version wrote it: remove the lattices' folder and run the training step"
-    for read in (read_lattices, lambda data: read_lattice_rows(io.BytesIO(data))):
-        with pytest.raises(ValueError, match=need):
-            read(data)
 
 
 def test_arcs_take_few_bytes() -> None:

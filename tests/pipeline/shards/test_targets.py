@@ -27,7 +27,7 @@ from pipeline.shards import (
     write_targets,
 )
 from pipeline.shards.container import read_plain_columns
-from pipeline.shards.targets import StoredForm, footer_of, num_stored_rows, stated_offsets
+from pipeline.shards.targets import StoredForm, num_stored_rows
 from pipeline.splicing import STACK, low_rate_alignment, num_low_rate_frames
 from pipeline.steps.repartition import RepartitionConfig, SpilledRows, repartition
 from pipeline.steps.targets import TargetsConfig, TeacherInput, generate_targets, tail_seed
@@ -73,10 +73,10 @@ def test_shards_at_one_offset_state_nothing_new() -> None:
 def test_a_shard_has_one_kind_of_offsets() -> None:
     """A row at one offset among rows at all would be read as damage."""
     stored = KBestAtAllOffsets.of(of_middles(9))
-    with pytest.raises(ValueError, match="targets at one offset and at all"):
-        footer_of([stored, stored.at(0)])
+    with pytest.raises(ValueError, match=r"offsets = .*: need one for the whole shard"):
+        StoredForm.of([stored, stored.at(0)])
     with pytest.raises(ValueError, match="offsets = 'some': need 'all', or none"):
-        stated_offsets({"offsets": "some"})
+        StoredForm.stated({"k": "5", "offsets": "some"})
 
 
 def test_rows_of_another_number_of_frames_are_refused() -> None:
@@ -145,15 +145,15 @@ def test_offsets_keep_the_columns() -> None:
 
 def test_shards_without_draws_state_nothing_new() -> None:
     """Their bytes are those from before there were draws."""
-    entries = footer_of([drawn(4, 0)])
-    assert entries == {"k": "5"}
-    assert StoredForm.stated(entries) == StoredForm(5, 0, "one")
+    form = StoredForm.of([drawn(4, 0)])
+    assert form.footer == {"k": "5"}
+    assert StoredForm.stated(form.footer) == form == StoredForm(5, 0, "one")
 
 
 def test_a_shard_has_one_number_of_draws() -> None:
     """And a footer states one below k."""
     with pytest.raises(ValueError, match=r"tail_samples = \[0, 2\]: need one for the whole shard"):
-        footer_of([drawn(4), drawn(4, 0)])
+        StoredForm.of([drawn(4), drawn(4, 0)])
     for stated in ("0", "-1", "x", "123456"):
         with pytest.raises(ValueError, match=f"tail_samples = '{stated}': need a count"):
             StoredForm.stated({"k": "5", "tail_samples": stated})
