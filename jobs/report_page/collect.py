@@ -22,10 +22,9 @@ from infra.store.object_store import (
     read_checked,
 )
 from jobs.cli.job import Job
-from jobs.planning.run_plan import S3_STANDARD
-from jobs.planning.stored_plan import compare_plan
-from jobs.planning.workload import Requests
+from jobs.planning.run_plan import compare_plan, request_dollars
 from jobs.run_table import EVALUATE, REPORT
+from jobs.volumes import Requests
 from pipeline.audit.job_records import parse_job_record
 from pipeline.records import Tally
 from pipeline.runs.ledger import ledger_reasons
@@ -300,7 +299,7 @@ def dollars_of(record: Record, is_in_s3: bool) -> float:
     if not is_in_s3:
         return instances
     requests = Requests(**{kind: record["requests"][kind] for kind in _REQUESTS})
-    return instances + S3_STANDARD.requests(requests)
+    return instances + request_dollars(requests)
 
 
 def _distinct(steps: Mapping[str, Record], key: str) -> list[str]:

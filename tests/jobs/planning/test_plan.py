@@ -14,7 +14,7 @@ from jobs import plan as job
 from jobs.planning import measurement
 from jobs.planning.calibration import HERE, read_calibration
 from jobs.planning.plan_table import LINE_WIDTH, aligned, count, dollars, duration, size
-from jobs.planning.stored_plan import stored_calibration
+from jobs.planning.run_plan import stored_calibration
 from jobs.run_table import EVALUATE
 from tests.job_programs import RunJob
 from tests.jobs.planning.test_throughputs import CALIBRATION, PLANNED
@@ -52,7 +52,7 @@ def test_the_table_answers_the_users_questions(
     assert made.splitlines()[0].split() == [
         *("step", "tasks", "objects", "GET", "PUT", "LIST", "requests", "read", "written")
     ]
-    for fact in ("1e9 utterances", "46.3 TB", "40 x c4.4xlarge", "12 days", "7.6 of data", "$"):
+    for fact in ("1e9 utterances", "46.4 TB", "40 x c4.4xlarge", "12 days", "7.6 of data", "$"):
         assert fact in shown
     for ground in (
         "Measured on one core (a machine)",

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from infra.settings import read_record
 from tests.training.cost_model.settings import CALIBRATION, NETWORK, WORKLOAD
-from training.cost_model.step_time import Calibration, CostModel, Fitted, Network
+from training.cost_model.step_time import CostModel, Fitted, Network, ScalingCalibration
 from training.cost_model.trainer_choice import (
     BLOCK_SIZES,
     EQUALLY_FAST,
@@ -32,7 +32,7 @@ from training.settings.trainers import TRAINERS, AdaGrad, AdaGradPlace, OneBitCo
 
 def choose(network: Network, num_ranks: int) -> TrainerChoice:
     model = CostModel(
-        WORKLOAD, Calibration("by hand", CALIBRATION.rank, network, CALIBRATION.fitted)
+        WORKLOAD, ScalingCalibration("by hand", CALIBRATION.rank, network, CALIBRATION.fitted)
     )
     return choose_trainer(model, num_ranks)
 
