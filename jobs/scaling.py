@@ -249,21 +249,13 @@ ACCURACY = (
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """Row holds each trainer's speed-up on so many ranks; None if they make no equal groups."""
-
-    num_ranks: int
-    speed_ups: dict[str, float | None]
-
-
-@dataclass(frozen=True, slots=True)
 class Scaling:
-    """Scaling holds a row for each number of ranks, the settings, and a recommendation."""
+    """Scaling holds speed-ups by number of ranks and trainer, the settings, a recommendation."""
 
     model: CostModel
     group_size: int
     block_size: int
-    rows: tuple[Row, ...]
+    rows: dict[int, dict[str, float | None]]
     recommendation: Recommendation
     choice: TrainerChoice
     one_bit_ranks: float
@@ -276,7 +268,7 @@ class Scaling:
             "computing_seconds": self.model.computing_seconds,
             "group_size": self.group_size,
             "block_size": self.block_size,
-            "speed_ups": [{"ranks": row.num_ranks, **row.speed_ups} for row in self.rows],
+            "speed_ups": [{"ranks": num_ranks, **row} for num_ranks, row in self.rows.items()],
             "recommendation": asdict(self.recommendation),
             "choice": {
                 "trainer": self.choice.chosen.trainer,
@@ -298,35 +290,36 @@ def scale(
     recommendation = recommend(model, max(ranks))
     chosen = recommendation.chosen
     group_size, block_size = group_size or chosen.group_size, block_size or chosen.block_size
-    rows = tuple(_row(model, num_ranks, group_size, block_size) for num_ranks in ranks)
+    rows = {each: _speed_ups(model, each, group_size, block_size) for each in ranks}
     choice = choose_trainer(model, max(ranks))
     frames = max(ranks) * model.workload.minibatch_frames
     hidden = model.one_bit_costs(max(ranks)).optimal_num_ranks(frames)
     return Scaling(model, group_size, block_size, rows, recommendation, choice, hidden)
 
 
-def _row(model: CostModel, num_ranks: int, group_size: int, block_size: int) -> Row:
+def _speed_ups(
+    model: CostModel, num_ranks: int, group_size: int, block_size: int
+) -> dict[str, float | None]:
+    """Return each trainer's speed-up on so many ranks; None if they make no equal groups."""
     group_size = min(group_size, num_ranks)
-    seconds: dict[str, float | None] = {
+    seconds = {
         "synchronous": model.synchronous(num_ranks),
         "gtc": model.gtc(num_ranks),
         "bmuf": model.bmuf(num_ranks, block_size),
-        "htm": None if num_ranks % group_size else model.htm(num_ranks, group_size, block_size),
     }
-    speed_ups = {
-        name: None if each is None else model.speed_up(num_ranks, each)
-        for name, each in seconds.items()
-    }
-    return Row(num_ranks, speed_ups)
+    if num_ranks % group_size == 0:
+        seconds["htm"] = model.htm(num_ranks, group_size, block_size)
+    speed_ups = {name: model.speed_up(num_ranks, each) for name, each in seconds.items()}
+    return {name: speed_ups.get(name) for name in TRAINERS}
 
 
 def format_scaling(scaling: Scaling) -> str:
     """Format rows and recommendation in lines of at most 100 columns."""
     ranks_per_host = scaling.model.calibration.network.ranks_per_host
     cells = [
-        [str(row.num_ranks), str(-(-row.num_ranks // ranks_per_host))]
-        + ["-" if (found := row.speed_ups[name]) is None else f"{found:.1f}" for name in TRAINERS]
-        for row in scaling.rows
+        [str(num_ranks), str(-(-num_ranks // ranks_per_host))]
+        + ["-" if found is None else f"{found:.1f}" for found in row.values()]
+        for num_ranks, row in scaling.rows.items()
     ]
     table = aligned([["ranks", "hosts", *TRAINERS], *cells], left=())
     grounds = "\n".join(
@@ -338,7 +331,7 @@ def format_scaling(scaling: Scaling) -> str:
 
 def _choice(scaling: Scaling) -> str:
     """Lay out all trainers on the most ranks, the fastest first, with the reason for each."""
-    choice, num_ranks = scaling.choice, scaling.rows[-1].num_ranks
+    choice, num_ranks = scaling.choice, max(scaling.rows)
     cells = [
         [
             each.trainer + (f", groups of {each.group_size}" if each.group_size > 1 else ""),
@@ -376,7 +369,7 @@ def _title(scaling: Scaling) -> str:
 
 def _recommended(scaling: Scaling) -> list[str]:
     chosen, fastest = scaling.recommendation.chosen, scaling.recommendation.fastest
-    num_ranks = scaling.rows[-1].num_ranks
+    num_ranks = max(scaling.rows)
     share = chosen.speed_up / fastest.speed_up
     lines = [
         f"Recommended for {num_ranks} ranks: {_settings(chosen, num_ranks)}: "
@@ -386,15 +379,15 @@ def _recommended(scaling: Scaling) -> list[str]:
         "host, as fewer models are averaged; then the smallest block, as they are averaged sooner.",
         *_unmeasured_settings(chosen, num_ranks),
     ]
-    best = max(scaling.rows, key=lambda row: row.speed_ups["gtc"] or 0.0)
-    if best.num_ranks < num_ranks:
-        lines.append(f"GTC alone is fastest on {best.num_ranks} of these ranks.")
+    best = max(scaling.rows, key=lambda each: scaling.rows[each]["gtc"] or 0.0)
+    if best < num_ranks:
+        lines.append(f"GTC alone is fastest on {best} of these ranks.")
     return [*lines, _hidden_exchanges(scaling)]
 
 
 def _hidden_exchanges(scaling: Scaling) -> str:
     """Say on how many ranks 1-bit SGD hides its exchanges: K of eq. (4) of paper 004."""
-    frames = scaling.rows[-1].num_ranks * scaling.model.workload.minibatch_frames
+    frames = max(scaling.rows) * scaling.model.workload.minibatch_frames
     hidden = scaling.one_bit_ranks
     ranks = f"up to {hidden:,.0f} ranks" if isfinite(hidden) else "any number of ranks"
     return (
