@@ -18,16 +18,15 @@ from jobs.cli.command_line import fail
 from jobs.cli.job import add_recipe_arguments
 from jobs.planning.calibration import Calibration, read_calibration
 from jobs.planning.plan_table import format_plan
-from jobs.planning.run_plan import plan_run
-from jobs.planning.stored_plan import store_plan, to_json
+from jobs.planning.run_plan import plan_run, store_plan, to_json
 from jobs.planning.workload import (
     LABELLED_SHARE,
     UTTERANCE_SECONDS,
-    Workload,
     planned_workload,
     run_workload,
 )
 from jobs.run_table import STEPS
+from jobs.volumes import Workload
 from training.settings.recipe import Recipe, read_recipe
 
 EPILOG = """\

@@ -13,6 +13,19 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal
 
 from infra.settings import plain
+from jobs.volumes import (
+    PlannedStep,
+    Volume,
+    Workload,
+    alignment,
+    by_hours,
+    evaluation,
+    extraction,
+    labelling,
+    repartition,
+    selection,
+    training,
+)
 from pipeline.runs.names import (
     ALIGNMENT_STEP,
     ALL_SUBSETS,
@@ -49,6 +62,7 @@ from pipeline.runs.names import (
 )
 
 if TYPE_CHECKING:
+    from infra.cluster import Cluster
     from training.fit.model_specs import Fit
     from training.settings.recipe import Recipe
 
@@ -81,8 +95,9 @@ class Step:
     """Step is a row of the table: a command, its starter, and what it writes under a recipe.
 
     `trains` names the recipe's section whose model its ranks train. A step with a device takes
-    --device: it trains or scores in its own processes. jobs.planning.run_plan plans most steps from
-    their volumes, and others by their hours: a core works through `x_real_time` hours in one.
+    --device: it trains or scores in its own processes. `volume` states what a step makes, asks for
+    and computes, so that it can be planned; other steps on Spark or torchrun are planned by their
+    hours: a core works through `x_real_time` of them in one.
     """
 
     name: str
@@ -92,6 +107,7 @@ class Step:
     has_device: bool = False
     reads_audio: bool = False
     also_on_spark: bool = False
+    volume: Callable[[PlannedStep], list[Volume]] | None = None
     x_real_time: float = 1_000.0
 
     @property
@@ -105,6 +121,11 @@ class Step:
         own = {each.name for each in written}
         read = dict.fromkeys(name for each in written for name in each.reads)
         return tuple(name for name in read if name not in own)
+
+    def volumes(self, workload: Workload, recipe: "Recipe", cluster: "Cluster") -> list[Volume]:
+        """Return the volumes of the step's parts, which run one after the other."""
+        planned = PlannedStep(workload, recipe, cluster, self.writes(recipe))
+        return self.volume(planned) if self.volume else by_hours(planned, self.x_real_time)
 
 
 INGEST, SELECT_UTTERANCES, EXTRACT_FEATURES = "ingest", "select_utterances", "extract_features"
@@ -310,15 +331,15 @@ def _report(recipe: "Recipe") -> list[Written]:
 
 _ROWS = (
     Step(INGEST, "python", _ingested, reads_audio=True, also_on_spark=True),
-    Step(SELECT_UTTERANCES, "Spark", _selections),
-    Step(EXTRACT_FEATURES, "Spark", _features, reads_audio=True),
-    Step(ALIGN, "Spark", _alignments, has_device=True),
-    Step(TRAIN_BASELINE, "torchrun", _baseline, trains=BASELINE, has_device=True),
-    Step(TRAIN_TEACHER, "torchrun", _teachers, trains=TEACHER, has_device=True),
-    Step(GENERATE_TARGETS, "Spark", _targets, reads_audio=True),
-    Step(REPARTITION, "Spark", _partitions),
-    Step(TRAIN_STUDENT, "torchrun", _student, trains=STUDENT, has_device=True),
-    Step(EVALUATE, "Spark", _evaluation, has_device=True),
+    Step(SELECT_UTTERANCES, "Spark", _selections, volume=selection),
+    Step(EXTRACT_FEATURES, "Spark", _features, reads_audio=True, volume=extraction),
+    Step(ALIGN, "Spark", _alignments, has_device=True, volume=alignment),
+    Step(TRAIN_BASELINE, "torchrun", _baseline, trains=BASELINE, has_device=True, volume=training),
+    Step(TRAIN_TEACHER, "torchrun", _teachers, trains=TEACHER, has_device=True, volume=training),
+    Step(GENERATE_TARGETS, "Spark", _targets, reads_audio=True, volume=labelling),
+    Step(REPARTITION, "Spark", _partitions, volume=repartition),
+    Step(TRAIN_STUDENT, "torchrun", _student, trains=STUDENT, has_device=True, volume=training),
+    Step(EVALUATE, "Spark", _evaluation, has_device=True, volume=evaluation),
     Step(CERTIFY, "python", _certificate),
     Step(REPORT, "python", _report),
 )

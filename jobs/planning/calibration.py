@@ -5,7 +5,7 @@ Published ones are in jobs/calibrations; jobs.planning.measurement measures this
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from importlib.resources import files
 from typing import Annotated
 
@@ -102,7 +102,7 @@ class SearchRates:
     """SearchRates holds the rates of one core on speech and a language that plans cannot make up.
 
     `x_real_time` are seconds of speech a second through a search, without the network; sequence
-    frames are low-rate frames through sMBR's forward-backward. Frames of augmentation are of 10 ms.
+    frames are low-rate frames through sMBR's forward-backward.
     """
 
     source: Source
@@ -111,8 +111,6 @@ class SearchRates:
     lattices_x_real_time: Rate
     decoding_x_real_time: Rate
     sequence_frames_per_s: Rate
-    speed_frames_per_s: Rate
-    mask_frames_per_s: Rate
 
     __post_init__ = check_ranges
 
@@ -146,20 +144,21 @@ def read_published() -> Published:
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """Calibration holds all throughputs of a plan; `machine` names the measured one and the day.
-
-    A file that an earlier version wrote has no rates of searches or of the pool: it takes the
-    published ones.
-    """
+    """Calibration holds all throughputs of a plan; `machine` names the measured one and the day."""
 
     machine: Source
     core: CoreRates
     store: StoreRates
     devices: Devices
-    search: SearchRates = field(default_factory=lambda: read_published().search)
-    pool: PoolRates = field(default_factory=lambda: read_published().pool)
+    search: SearchRates
+    pool: PoolRates
 
     __post_init__ = check_ranges
+
+    def core_seconds(self, work: Mapping[str, float]) -> float:
+        """Return the seconds that a core needs for work that is given by the names of its rates."""
+        rates = {**asdict(self.core), **asdict(self.search)}
+        return float(sum(amount / rates[name] for name, amount in work.items()))
 
     def device(self, instance_type: str) -> DeviceRates:
         """Return the rates of an instance type's devices, or else of the measured device."""

@@ -8,9 +8,11 @@ import io
 import platform
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import TypeVar
 
 import numpy as np
@@ -40,8 +42,7 @@ from pipeline.steps.repartition import repartition
 from pipeline.steps.selection.select import SelectionConfig, metadata_uri, select_utterances
 from pipeline.steps.targets import Teacher, generate_targets
 from training.cost_model.measured_rates import measure_messages
-from training.cost_model.step_time import Calibration as ScalingCalibration
-from training.cost_model.step_time import RankRates
+from training.cost_model.step_time import RankRates, ScalingCalibration
 from training.data.minibatch import Minibatch
 from training.data.row_order import chunked_shape
 from training.data.targets import HardTargets
@@ -65,47 +66,68 @@ FILE_HOURS = 0.125
 NUM_RECORDS = 5_000
 """Metadata records for selection, which reads no audio."""
 
+NUM_ROUNDS = 2
+"""Rounds of which the fastest counts, as on a free core; the first one warms up, too."""
 
-@dataclass(frozen=True, slots=True)
-class StepSeconds:
-    """StepSeconds holds the processor seconds of each step, and the audio that they processed."""
-
-    audio_seconds: float
-    select_records: float
-    extract: float
-    targets: float
-    repartition: float
+KBEST_FRAMES = 512
+MAX_FRAMES = 512
+"""Frames a minibatch on a core: the paper's models need seconds for them; more gain nothing."""
 
 
-def run_miniature(folder: str, recipe: Recipe, utterance_seconds: float) -> StepSeconds:
-    """Run the steps below `folder`, with a teacher that costs no time."""
-    store, run_uri, corpus_uri = ObjectStore((folder,)), join_uri(folder, "run"), folder
-    records = write_corpus(store, corpus_uri, utterance_seconds)
-    small = SelectionConfig(hours=0.0, file_hours=FILE_HOURS, seed=1)
-    select(store, run_uri, corpus_uri, records, small)
+def calibrate(recipe: Recipe, utterance_seconds: float) -> Calibration:
+    """Measure this machine's core and device; take the rest from published figures."""
+    published = read_published()
+    core = measure_core(recipe, utterance_seconds)
+    device = measure_device(recipe, utterance_seconds)
+    system = f"{platform.machine()} {platform.system()}, Python {platform.python_version()}"
+    return Calibration(
+        machine=f"{system}, {datetime.now(UTC).date().isoformat()}",
+        core=core,
+        store=published.store,
+        devices={**published.devices, HERE: device},
+        search=published.search,
+        pool=published.pool,
+    )
+
+
+def measure_core(recipe: Recipe, utterance_seconds: float) -> CoreRates:
+    """Measure one core on this recipe and this length of utterances, on local disk."""
+    rounds = []
+    for _ in range(NUM_ROUNDS):
+        with tempfile.TemporaryDirectory() as folder:
+            rounds.append(run_miniature(folder, recipe, utterance_seconds))
+    rate = {name: max(each[name] for each in rounds) for name in rounds[0]}
+    shape = KBEST_FRAMES, recipe.senones.max_senones
+    logits = np.random.default_rng(0).normal(size=shape).astype(np.float32)
+    columns = min(recipe.targets.k, shape[1]), recipe.targets.tail_samples
+    # The miniature run has 255 senones, so k-best selection is measured apart.
+    kbest = min(seconds(lambda: select_kbest(logits, *columns)) for _ in range(NUM_ROUNDS))
+    return CoreRates(**rate, kbest_logits_per_s=logits.size / kbest)
+
+
+def run_miniature(folder: str, recipe: Recipe, utterance_seconds: float) -> dict[str, float]:
+    """Run the steps below `folder`, with a teacher that costs no time; return rates of a core."""
+    store, run_uri = ObjectStore((folder,)), join_uri(folder, "run")
+    records = write_corpus(store, folder, utterance_seconds)
+    audio_s = sum(each.duration_s for each in records)
+    select(store, run_uri, folder, records)
     unread = [record(number, "audio/none.flac", 3.6) for number in range(NUM_RECORDS)]
     elsewhere = join_uri(folder, SELECTION_FOLDER)
     teacher_manifest = Manifest(model_step(TEACHER), {}, {}, ())
     write_manifest(step_context(store, run_uri, model_step(TEACHER), {}, {}), teacher_manifest)
     # The teacher's time is a device's, measured apart, so here it costs nothing.
     teacher = free_teacher(recipe.targets.k, recipe.targets.tail_samples)
-    features, partitions = recipe.features, recipe.partitions
-    return StepSeconds(
-        audio_seconds=sum(each.duration_s for each in records),
-        select_records=select(store, elsewhere, elsewhere, unread, small),
-        extract=seconds(
-            lambda: extract_features(
-                store, run_uri, UNLABELLED, corpus_uri, features, 0.0, serially
-            )
-        ),
-        targets=seconds(
-            # A recipe's offsets are planned as a multiple of the work at one.
-            lambda: generate_targets(
-                store, run_uri, replace(recipe.targets, offsets="one"), teacher, serially
-            )
-        ),
-        repartition=seconds(lambda: repartition(store, run_uri, partitions, serially)),
-    )
+    # A recipe's offsets are planned as a multiple of the work at one.
+    targets = replace(recipe.targets, offsets="one")
+    extract = partial(extract_features, store, run_uri, UNLABELLED, folder, recipe.features)
+    return {
+        "metadata_records_per_s": NUM_RECORDS / select(store, elsewhere, elsewhere, unread),
+        "extraction_x_real_time": audio_s / seconds(lambda: extract(0.0, serially)),
+        "targets_x_real_time": audio_s
+        / seconds(lambda: generate_targets(store, run_uri, targets, teacher, serially)),
+        "repartition_x_real_time": audio_s
+        / seconds(lambda: repartition(store, run_uri, recipe.partitions, serially)),
+    }
 
 
 def seconds(function: Callable[[], object]) -> float:
@@ -129,16 +151,13 @@ def write_corpus(store: ObjectStore, corpus_uri: str, utterance_seconds: float) 
 
 
 def select(
-    store: ObjectStore,
-    run_uri: str,
-    corpus_uri: str,
-    records: Sequence[Utterance],
-    config: SelectionConfig,
+    store: ObjectStore, run_uri: str, corpus_uri: str, records: Sequence[Utterance]
 ) -> float:
     """Write the metadata of all `records`, then time their selection in processor seconds."""
     metadata = metadata_uri(corpus_uri, UNLABELLED)
     lines = "".join(each.to_json() + "\n" for each in records).encode()
     store.put(join_uri(metadata, "speaker_bucket=00", "records.jsonl"), lines)
+    config = SelectionConfig(hours=0.0, file_hours=FILE_HOURS, seed=1)
     return seconds(
         lambda: select_utterances(store, run_uri, UNLABELLED, metadata, config, 0.0, serially)
     )
@@ -190,70 +209,51 @@ def serially(elements: Sequence[T], function: Callable[[T], R], description: str
     return [function(element) for element in elements]
 
 
-MAX_FRAMES = 512
-"""Frames a minibatch on a core: the paper's models need seconds for them; more gain nothing."""
-
-
-def measure_device(recipe: Recipe, utterance_seconds: float) -> DeviceRates:
-    """Time the recipe's models on this machine's GPU, or on one thread of its CPU."""
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+@contextmanager
+def _one_thread() -> Iterator[torch.device]:
+    """Use this machine's GPU, or one thread of its CPU, as ranks and servers do."""
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # as ranks and servers do: on CPUs, a device is a core
+    torch.set_num_threads(1)
     try:
-        return _measure(recipe, utterance_seconds, device)
+        yield torch.device("cuda" if torch.cuda.is_available() else "cpu")
     finally:
         torch.set_num_threads(threads)
 
 
-def measure_student(recipe: Recipe, device: torch.device) -> ModelRate:
-    """Time training steps of the recipe's student on minibatches of chunks, as its job takes them.
-
-    On a GPU its gradients are a graph, in the recipe's precision.
-    """
-    return training_rate(recipe.models.student, recipe.student, recipe.senones.max_senones, device)
+def measure_device(recipe: Recipe, utterance_seconds: float) -> DeviceRates:
+    """Time the recipe's models on this machine's GPU, or on one thread of its CPU."""
+    models, senones = recipe.models, recipe.senones.max_senones
+    length = max(round(utterance_seconds * 1000 / (STACK * FRAME_SHIFT_MS)), 1)
+    with _one_thread() as device:
+        limit = _max_frames(device)
+        request = min(recipe.targets.request_frames, limit)
+        name = torch.cuda.get_device_name(device) if device.type == "cuda" else "one core"
+        return DeviceRates(
+            source=f"measured on {name}: training on {min(recipe.student.minibatch_frames, limit)} "
+            f"frames in chunks, forward on {request}",
+            student_training=training_rate(models.student, recipe.student, senones, device),
+            teacher_training=training_rate(models.teacher, recipe.teacher, senones, device),
+            teacher_forward=forward_rate(models.teacher, senones, request, length, device),
+        )
 
 
 def measure_rank(
     calibration: ScalingCalibration, recipe: Recipe, density: float
 ) -> ScalingCalibration:
     """Measure this machine's GPU, or one thread of its CPU, as the rank of `calibration`."""
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # a rank of the trainers has one, too
-    try:
-        student = measure_student(recipe, device)
+    senones = recipe.senones.max_senones
+    with _one_thread() as device:
+        student = training_rate(recipe.models.student, recipe.student, senones, device)
         messages = measure_messages(density, device)
-    finally:
-        torch.set_num_threads(threads)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
     today = datetime.now(UTC).date().isoformat()
-    rank = RankRates(
-        frames_per_s=student.frames_per_s,
-        num_parameters=student.num_parameters,
-        encoded_elements_per_s=messages.encoded_elements_per_s,
-        decoded_words_per_s=messages.decoded_words_per_s,
-    )
     source = f"rank measured on {name}, {today}; else: {calibration.source}"
+    rank = RankRates(**asdict(student), **asdict(messages))
     return replace(calibration, source=source, rank=rank)
 
 
 def _max_frames(device: torch.device) -> int:
     return MAX_FRAMES if device.type == "cpu" else 1 << 20
-
-
-def _measure(recipe: Recipe, utterance_seconds: float, device: torch.device) -> DeviceRates:
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "one core"
-    models, senones = recipe.models, recipe.senones.max_senones
-    limit = _max_frames(device)
-    request = min(recipe.targets.request_frames, limit)
-    length = max(round(utterance_seconds * 1000 / (STACK * FRAME_SHIFT_MS)), 1)
-    return DeviceRates(
-        source=f"measured on {name}: training on {min(recipe.student.minibatch_frames, limit)} "
-        f"frames in chunks, forward on {request}",
-        student_training=measure_student(recipe, device),
-        teacher_training=training_rate(models.teacher, recipe.teacher, senones, device),
-        teacher_forward=forward_rate(models.teacher, senones, request, length, device),
-    )
 
 
 def training_rate(
@@ -262,7 +262,10 @@ def training_rate(
     num_senones: int,
     device: torch.device,
 ) -> ModelRate:
-    """Time low-rate frames through forward, backward, clipping and the optimizer's step."""
+    """Time low-rate frames through training steps on minibatches of chunks, as a job takes them.
+
+    On a GPU the gradients are a graph, in the recipe's precision.
+    """
     model = make_model(config, num_senones).to(device).train()
     optimizer = make_optimizer(training.optimizer, model.parameters())
     frames = min(training.minibatch_frames, _max_frames(device))
@@ -321,49 +324,3 @@ def _rate(
         seconds = time.perf_counter() - started
         best, spent = min(best, seconds), spent + seconds
     return ModelRate(num_frames / best, num_parameters(config, num_senones))
-
-
-NUM_ROUNDS = 2
-"""Rounds of which the fastest counts, as on a free core; the first one warms up, too."""
-
-KBEST_FRAMES = 512
-
-
-def calibrate(recipe: Recipe, utterance_seconds: float) -> Calibration:
-    """Measure this machine's core and device; take the rest from published figures."""
-    published = read_published()
-    today = datetime.now(UTC).date().isoformat()
-    core = measure_core(recipe, utterance_seconds)
-    device = measure_device(recipe, utterance_seconds)
-    system = f"{platform.machine()} {platform.system()}, Python {platform.python_version()}"
-    return Calibration(
-        machine=f"{system}, {today}",
-        core=core,
-        store=published.store,
-        devices={**published.devices, HERE: device},
-        search=published.search,
-        pool=published.pool,
-    )
-
-
-def measure_core(recipe: Recipe, utterance_seconds: float) -> CoreRates:
-    """Measure one core on this recipe and this length of utterances, on local disk."""
-    rounds = [_miniature(recipe, utterance_seconds) for _ in range(NUM_ROUNDS)]
-    audio_s = rounds[0].audio_seconds
-    shape = KBEST_FRAMES, recipe.senones.max_senones
-    logits = np.random.default_rng(0).normal(size=shape).astype(np.float32)
-    columns = min(recipe.targets.k, shape[1]), recipe.targets.tail_samples
-    # The miniature run has 255 senones, so k-best selection is measured apart.
-    kbest = [seconds(lambda: select_kbest(logits, *columns)) for _ in range(NUM_ROUNDS)]
-    return CoreRates(
-        metadata_records_per_s=NUM_RECORDS / min(each.select_records for each in rounds),
-        extraction_x_real_time=audio_s / min(each.extract for each in rounds),
-        targets_x_real_time=audio_s / min(each.targets for each in rounds),
-        repartition_x_real_time=audio_s / min(each.repartition for each in rounds),
-        kbest_logits_per_s=logits.size / min(kbest),
-    )
-
-
-def _miniature(recipe: Recipe, utterance_seconds: float) -> StepSeconds:
-    with tempfile.TemporaryDirectory() as folder:
-        return run_miniature(folder, recipe, utterance_seconds)

@@ -6,16 +6,17 @@ from math import ceil
 
 from jobs.planning.calibration import Calibration
 from jobs.planning.run_plan import (
+    DOLLARS_A_GIGABYTE_MONTH,
     PAPER_DAYS,
     PAPER_HOURS,
+    PRICES_SOURCE,
     S3_READS_PER_PREFIX_S,
-    S3_STANDARD,
     SPARK_START_S,
     RunPlan,
     StepPlan,
 )
-from jobs.planning.workload import Workload
 from jobs.run_table import STEPS
+from jobs.volumes import Workload
 from pipeline.runs.names import UNLABELLED
 
 LINE_WIDTH = 100
@@ -75,11 +76,12 @@ def _sum(plan: RunPlan) -> list[str]:
 
 def _totals(plan: RunPlan) -> list[str]:
     kept = sum(step.volume.bytes_written for step in plan.steps)
+    a_month = dollars(DOLLARS_A_GIGABYTE_MONTH * kept / 1e9)
     pipeline = plan.student_pipeline()
     cost = dollars(sum(step.dollars for step in pipeline))
     lines = [
         f"Student pipeline (without baseline and teacher): {duration(plan.days * 86_400)}, {cost}.",
-        f"Kept in the store: {size(kept)}, {dollars(S3_STANDARD.month(kept))} a month.",
+        f"Kept in the store: {size(kept)}, {a_month} a month.",
     ]
     lines += [
         f"{step.step} asks for {count(step.gets_per_s)} objects a second: what it reads must be "
@@ -137,10 +139,10 @@ def _grounds(plan: RunPlan, calibration: Calibration) -> list[str]:
         f"Measured on one core ({calibration.machine}): {measured}.",
         *(f"Devices of {kind}: {calibration.device(kind).source}." for kind in kinds),
         f"Device servers: {pool.efficiency:g} of a bare loop, {pool.source}.",
-        f"Searches, sMBR and augmentation on one core: {calibration.search.source}.",
+        f"Searches and sMBR on one core: {calibration.search.source}.",
         f"Assumed: {assumed}.",
         f"Store: {calibration.store.source}.",
-        f"Prices: instances, the cluster files; requests, {S3_STANDARD.source}.",
+        f"Prices: instances, the cluster files; requests, {PRICES_SOURCE}.",
     ]
     return [textwrap.fill(line, LINE_WIDTH, subsequent_indent="  ") for line in lines]
 

@@ -1,16 +1,11 @@
-"""Define the workload of a run, and the units in which the volume of a step is counted.
-
-The workload is its subsets, planned from hours or read from the run's metadata. A volume counts
-tasks, objects, requests, bytes and work.
-"""
+"""Plan the workload of a run from hours, or read it from the run's metadata."""
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
 from math import ceil
-from typing import Self
 
 from infra.store.object_store import ObjectStore
+from jobs.volumes import Subset, Workload
 from pipeline.records import Tally
 from pipeline.runs.manifest import Output, manifest_uri, read_manifest
 from pipeline.runs.names import (
@@ -27,12 +22,6 @@ from pipeline.steps.selection.buckets import bucket_of
 UTTERANCE_SECONDS = 3.6
 """Mean length of an utterance: 1e9 of them are 1e6 hours (003 I)."""
 
-RECORD_BYTES = 200
-"""Mean size of a metadata record: 200 GB for 1e9 utterances (003 IV-B1)."""
-
-AUDIO_BYTES_PER_HOUR = 115.2e6
-"""16 kHz WAV of 16 bits; FLAC needs about half."""
-
 BUCKET_HOURS = 1_000
 """Planned hours of one speaker bucket: a task of selection then reads 1e6 records."""
 
@@ -44,49 +33,6 @@ MAX_UTTERANCES_PER_REQUEST = 10_000
 
 LABELLED_SHARE = 0.007
 """Labelled hours as a share of the unlabelled hours: 7,000 of 1e6 (003 VII-A)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Subset:
-    """Subset holds the metadata of one subset by speaker bucket, and the share selected."""
-
-    name: str
-    records: int
-    metadata_objects: int
-    bucket_hours: tuple[float, ...]
-    selected: float = 1.0
-
-    @property
-    def hours(self) -> float:
-        """Return the hours selected."""
-        return sum(self.bucket_hours) * self.selected
-
-    @property
-    def utterances(self) -> int:
-        """Return the number of utterances selected."""
-        return max(round(self.records * self.selected), 1)
-
-
-@dataclass(frozen=True, slots=True)
-class Workload:
-    """Workload holds all subsets of a run, and the mean sizes of their records and audio.
-
-    One GET reads the audio of so many utterances: one where each is an object of its own, more
-    where they are segments of recordings or members of tar files.
-    """
-
-    subsets: tuple[Subset, ...]
-    record_bytes: float = RECORD_BYTES
-    audio_bytes_per_hour: float = AUDIO_BYTES_PER_HOUR
-    utterances_per_request: float = 1.0
-
-    def hours(self, subset: str) -> float:
-        """Return the hours selected of one subset, 0 if there is none of that name."""
-        return sum(each.hours for each in self.subsets if each.name == subset)
-
-    def utterances(self, subset: str) -> int:
-        """Return the utterances selected of one subset, 0 if there is none of that name."""
-        return sum(each.utterances for each in self.subsets if each.name == subset)
 
 
 def planned_workload(
@@ -161,63 +107,3 @@ def ingested(name: str, metadata: Sequence[Output], budget_hours: float) -> Subs
     selected = budget_hours / total.hours if budget_hours and total.hours else 1.0
     in_order = tuple(hours[bucket] for bucket in sorted(hours))
     return Subset(name, total.utterances, len(metadata), in_order, min(selected, 1.0))
-
-
-@dataclass(frozen=True, slots=True)
-class _Summed:
-    """_Summed is a record whose fields are numbers, or such records, that are added one by one."""
-
-    def __add__(self, other: Self) -> Self:
-        names = [each.name for each in fields(self)]
-        return type(self)(*(getattr(self, name) + getattr(other, name) for name in names))
-
-
-@dataclass(frozen=True, slots=True)
-class Requests(_Summed):
-    """Requests counts requests to the store by kind."""
-
-    get: float = 0
-    put: float = 0
-    head: float = 0
-    list: float = 0
-
-    @property
-    def total(self) -> float:
-        """Return the requests of all kinds together."""
-        return self.get + self.put + self.head + self.list
-
-
-@dataclass(frozen=True, slots=True)
-class Work(_Summed):
-    """Work holds the computation of a step on cores, in the units of the calibration."""
-
-    metadata_records: float = 0
-    extracted_seconds: float = 0
-    labelled_seconds: float = 0
-    repartitioned_seconds: float = 0
-    kbest_logits: float = 0
-    bootstrapped_seconds: float = 0
-    aligned_seconds: float = 0
-    lattice_seconds: float = 0
-    decoded_seconds: float = 0
-    sequence_frames: float = 0
-    speed_frames: float = 0
-    mask_frames: float = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Volume(_Summed):
-    """Volume holds the tasks, shards, objects, requests, bytes and work of a step.
-
-    `objects` counts shards, commits and manifest. A task has several of its `small_reads` in
-    flight at once; its other GETs follow one another.
-    """
-
-    tasks: int = 0
-    shards: int = 0
-    objects: int = 0
-    requests: Requests = Requests()
-    bytes_read: float = 0
-    bytes_written: float = 0
-    work: Work = field(default_factory=Work)
-    small_reads: float = 0

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from typing import Any, NotRequired, TypedDict
 
 from infra.cluster import load_cluster
@@ -23,10 +24,9 @@ from infra.store.object_store import (
 )
 from infra.task_metrics import REQUEST_KINDS
 from jobs.cli.job import Job
-from jobs.planning.run_plan import S3_STANDARD
-from jobs.planning.stored_plan import compare_plan
-from jobs.planning.workload import Requests
+from jobs.planning.run_plan import compare_plan, request_dollars
 from jobs.run_table import EVALUATE, REPORT
+from jobs.volumes import Requests
 from pipeline.audit.job_records import parse_job_record
 from pipeline.records import Tally
 from pipeline.runs.ledger import ledger_reasons
@@ -161,7 +161,9 @@ def build_report(job: Job) -> dict[str, Any]:
         },
         "targets": targets_facts(manifests[TARGETS_STEP], recipe),
         "kbest_costs": statistics_of(job, KBEST_COSTS_STEP),
-        "device_faults": device_faults(steps),
+        "device_faults": {
+            name: faults for name, record in steps.items() if (faults := record["device_faults"])
+        },
         "certificate": statistics_of(job, CERTIFICATE_STEP),
         "quarantine": (lost := quarantine_reasons(manifests, ingests.values())),
         "retries": retry_commands(lost, job.run_uri, job.arguments.recipe, job.arguments.set),
@@ -205,12 +207,6 @@ def statistics_of(job: Job, step: str) -> dict[str, Any]:
     return dict(read_manifest(job.store, job.run_uri, step).statistics)
 
 
-def device_faults(steps: Mapping[str, Record]) -> dict[str, Any]:
-    """Return the faults of devices in the steps' records, where there are some."""
-    found = {name: record["device_faults"] for name, record in steps.items()}
-    return {name: faults for name, faults in found.items() if faults}
-
-
 def required_reads(recipe: Recipe) -> list[str]:
     """Return the steps that a report reads in any case: no teacher where none is trained."""
     return [step for step in REQUIRED_READS if recipe.num_teachers or step != model_step(TEACHER)]
@@ -218,13 +214,12 @@ def required_reads(recipe: Recipe) -> list[str]:
 
 def step_records(job: Job) -> dict[str, Any]:
     """Read the summaries that the steps before this one stored, in the order of their ends."""
-    records = [_read_record(job, uri) for uri in record_uris(job.store, job.run_uri)]
+    records = []
+    for uri in record_uris(job.store, job.run_uri):
+        remedy = f"run megahour {_job_of(uri)} again, which stores the record again"
+        parse = partial(parse_job_record, remedy=remedy)
+        records.append(read_checked(job.store, uri, parse))
     return {record["step"]: record for record in sorted(records, key=lambda r: r["finished_at"])}
-
-
-def _read_record(job: Job, uri: str) -> dict[str, Any]:
-    remedy = f"run megahour {_job_of(uri)} again, which stores the record again"
-    return read_checked(job.store, uri, lambda data: parse_job_record(data, remedy))
 
 
 def record_uris(store: ObjectStore, run_uri: str) -> list[str]:
@@ -298,7 +293,7 @@ def dollars_of(record: Record, is_in_s3: bool) -> float:
     if not is_in_s3:
         return instances
     requests = Requests(**{kind: record["requests"][kind] for kind in REQUEST_KINDS})
-    return instances + S3_STANDARD.requests(requests)
+    return instances + request_dollars(requests)
 
 
 def _distinct(steps: Mapping[str, Record], key: str) -> list[str]:
@@ -520,9 +515,12 @@ def recovered(job: Job, oracle: OtherReport, hours: Mapping[str, float]) -> dict
     names = {old: new for old, new in ORACLES.items() if there and old in there[0].errors}
     try:
         both = joined(here, of_models(there, names))
-        _check_transcripts(
-            _transcripts(job.store, job.run_uri), _transcripts(oracle.store, oracle.run_uri)
-        )
+        said_there = _transcripts(oracle.store, oracle.run_uri)
+        for name, words in _transcripts(job.store, job.run_uri).items():
+            if (other := said_there.get(name)) != words:
+                raise ValueError(
+                    f"{name} is {words!r} here and {other!r} there: need the same words"
+                )
     except ValueError as error:
         raise ValueError(
             f"--oracle {oracle.run_uri}: {error}; give the oracle's run the held-out list of this "
@@ -553,14 +551,6 @@ def _transcripts(store: ObjectStore, run_uri: str) -> dict[str, str]:
     data = read_output(store, run_uri, output_of(evaluation, "reference", ".trn"))
     found = (line.rpartition("(") for line in data.decode().splitlines())
     return {name.removesuffix(")"): words.rstrip() for words, _, name in found}
-
-
-def _check_transcripts(here: Mapping[str, str], there: Mapping[str, str]) -> None:
-    """Raise ValueError with the first transcript that the other run has otherwise."""
-    for name, words in here.items():
-        if there.get(name) != words:
-            other = there.get(name)
-            raise ValueError(f"{name} is {words!r} here and {other!r} there: need the same words")
 
 
 def _has_same_language_model(job: Job, oracle: OtherReport) -> bool:

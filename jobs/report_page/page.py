@@ -5,7 +5,6 @@ Here are the values that the layout cannot state as an expression over the repor
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
 from importlib import resources
@@ -64,7 +63,6 @@ def render_report(report: Report) -> str:
         # The style is ours; an escaped one would have no > and no quotes.
         style=Markup(_FILES.joinpath("style.css").read_text("utf-8")),  # noqa: S704
         recipe=json.dumps(report["recipe"], indent=2, ensure_ascii=False).split("\n"),
-        speakers=Speakers.of(report["speakers"]),
         shuffle=list(shuffle_figures(report["certificate"])),
         num_orders=NUM_ORDERS,
         paper_werr=PAPER_WERR,
@@ -137,41 +135,35 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:,.1f} h"
 
 
-@dataclass(frozen=True, slots=True)
-class Speakers:
-    """Speakers holds word error rates in percent by speaker and model, the student's worst first.
+def speaker_rates(report: Report) -> dict[str, dict[str, float]]:
+    """Return word error rates in percent by speaker and model, the student's worst first.
 
-    `points` are the rates of baseline and student of each speaker who has both.
+    Speakers without a reference word have no rate.
     """
+    rates = {
+        name: {model: 100 * each / words for model, each in counts["errors"].items()}
+        for name, counts in report["speakers"].items()
+        if (words := counts["reference_words"])
+    }
+    worst = sorted(rates, key=lambda name: (-rates[name].get(STUDENT, 0.0), name))
+    return {name: rates[name] for name in worst}
 
-    rates: Mapping[str, Mapping[str, float]]
-    points: Sequence[tuple[str, float, float]]
 
-    @classmethod
-    def of(cls, speakers: Mapping[str, Mapping[str, Any]]) -> "Speakers":
-        """Divide the counts of the report; speakers without a reference word have no rate."""
-        rates = {
-            name: {model: 100 * each / words for model, each in counts["errors"].items()}
-            for name, counts in speakers.items()
-            if (words := counts["reference_words"])
-        }
-        worst = sorted(rates, key=lambda name: (-rates[name].get(STUDENT, 0.0), name))
-        points = [
-            (name, rates[name][BASELINE], rates[name][STUDENT])
-            for name in worst
-            if rates[name].keys() >= {BASELINE, STUDENT}
-        ]
-        return cls({name: rates[name] for name in worst}, points)
+def baseline_and_student(
+    rates: Mapping[str, Mapping[str, float]],
+) -> list[tuple[str, float, float]]:
+    """Return the rates of baseline and student of each speaker who has both."""
+    return [
+        (name, each[BASELINE], each[STUDENT])
+        for name, each in rates.items()
+        if each.keys() >= {BASELINE, STUDENT}
+    ]
 
-    @property
-    def num_better(self) -> int:
-        """Count the speakers for whom the student makes fewer errors than the baseline."""
-        return sum(student < baseline for _, baseline, student in self.points)
 
-    @property
-    def num_worse(self) -> int:
-        """Count the speakers for whom the student makes more errors than the baseline."""
-        return sum(student > baseline for _, baseline, student in self.points)
+def better_and_worse(points: Sequence[tuple[str, float, float]]) -> tuple[int, int]:
+    """Count the speakers for whom the student makes fewer and more errors than the baseline."""
+    changes = [student - baseline for _, baseline, student in points]
+    return sum(each < 0 for each in changes), sum(each > 0 for each in changes)
 
 
 def waterfall_bars(stages: Sequence[Stage]) -> Iterator[tuple[str, float, float]]:
@@ -215,29 +207,19 @@ def low_masses(report: Report) -> dict[str, float]:
     return {name: mass for name, mass in masses.items() if mass < LEAST_MASS}
 
 
-@dataclass(frozen=True, slots=True)
-class ShuffleFigure:
-    """ShuffleFigure is a figure of the certificate, of one group of minibatches.
+def shuffle_figures(certificate: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the figures of each form's steps and ranks, each with its group and title.
 
-    `outside` says which way it leaves the range of uniform orders: mixed worse or better; "" if it
-    does not.
+    `outside` says which way it leaves the range of uniform orders: mixed worse or better, or "".
     """
-
-    group: str
-    title: str
-    figure: Mapping[str, float | None]
-    outside: Literal["", "worse", "better"]
-
-
-def shuffle_figures(certificate: Mapping[str, Any]) -> Iterator[ShuffleFigure]:
-    """Yield the figures of each form's steps and ranks."""
     for form in ("chunks", "whole_utterances"):
         for minibatch in ("step", "rank"):
             found = certificate.get(form, {}).get(minibatch, {})
             group = f"{form.replace('_', ' ')}, minibatches of a {minibatch}"
             for name, title in FIGURE_TITLES.items():
-                if name in found:
-                    yield ShuffleFigure(group, title, found[name], outside(name, found[name]))
+                if figure := found.get(name):
+                    side = outside(name, figure)
+                    yield {"group": group, "title": title, "figure": figure, "outside": side}
 
 
 def outside(name: str, figure: Mapping[str, float | None]) -> Literal["", "worse", "better"]:
@@ -295,7 +277,17 @@ def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
 
 
 FILTERS = (
-    *(by_count, by_k, by_placement, certainty, counted, date, development_rates),
+    *(
+        baseline_and_student,
+        better_and_worse,
+        by_count,
+        by_k,
+        by_placement,
+        certainty,
+        counted,
+        date,
+    ),
+    *(date, development_rates, speaker_rates),
     *(development_words, duration, evaluated_models, frames_in_block, gain_on_baseline, headline),
     *(hours, in_order, interval, lost_ms, mean, models_and_oracle, number, probability),
     *(recovery_statement, reductions, run_name, scopes, unaccounted_ms, waterfall_bars),

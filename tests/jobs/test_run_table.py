@@ -171,7 +171,7 @@ def test_a_plan_has_its_hours() -> None:
     planned = plan_run(planned_workload(1_000, 7), recipe, CALIBRATION, cluster_of)
     steps = {each.step: each for each in planned.steps}
     assert list(steps).index(EXTRACT_FEATURES) + 1 == list(steps).index(NAME)
-    assert steps[NAME].volume.shards == steps[GENERATE_TARGETS].volume.shards
+    assert steps[NAME].volume.tasks == steps[GENERATE_TARGETS].volume.tasks
     assert steps[NAME].core_seconds >= 1_000 * 3600 / STEPS[NAME].x_real_time
     assert steps[NAME] in planned.student_pipeline()
 

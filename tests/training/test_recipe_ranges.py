@@ -29,7 +29,7 @@ from infra.settings import (
 )
 from infra.store.s3 import MAX_CONNECTIONS
 from jobs.planning.calibration import read_published
-from jobs.planning.scaling import read_scaling
+from jobs.scaling import read_scaling
 from jobs.synthesis.corpus import SynthesisConfig
 from pipeline.steps.features import ExtractionConfig
 from training.certificate import CertificateConfig

@@ -1,10 +1,11 @@
 """Compute each trainer's seconds per step, and its speed-up on many ranks.
 
-Seconds depend on a `Calibration`: the rates of one rank, the links, and two fitted numbers. An
-exchange takes latency, its bytes over the busiest link (alpha-beta), and congestion. Trainers that
-exchange beside the gradients take the longer of both: 1-bit SGD with double buffering (eq. (4) of
-paper 004) and the decentralized family (001). Blocks that send the largest parts of their changes
-are those of SparseLoCo (arXiv 2508.15706), and of BMUF whose hosts' leaders exchange by top-k.
+Seconds depend on a `ScalingCalibration`: the rates of one rank, the links, and two fitted numbers.
+An exchange takes latency, its bytes over the busiest link (alpha-beta), and congestion. Trainers
+that exchange beside the gradients take the longer of both: 1-bit SGD with double buffering (eq. (4)
+of paper 004) and the decentralized family (001). Blocks that send the largest parts of their
+changes are those of SparseLoCo (arXiv 2508.15706), and of BMUF whose hosts' leaders exchange by
+top-k.
 """
 
 import math
@@ -37,10 +38,6 @@ class RankRates:
     decoded_words_per_s: Rate
 
     __post_init__ = check_ranges
-
-    def frames_per_s_of(self, num_parameters: int) -> float:
-        """Return the frames a second of a model of another size: time grows with the parameters."""
-        return self.frames_per_s * self.num_parameters / num_parameters
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +76,8 @@ class Fitted:
 
 
 @dataclass(frozen=True, slots=True)
-class Calibration:
-    """Calibration holds all rates of a prediction, and `source` says where they come from."""
+class ScalingCalibration:
+    """ScalingCalibration holds all rates of a prediction; `source` says where they come from."""
 
     source: Annotated[str, Text(1, 1000)]
     rank: RankRates
@@ -108,107 +105,6 @@ class Placement:
         """Return the number of hosts that the ranks need."""
         return ceil(self.num_ranks / self.per_host)
 
-    @property
-    def num_connections(self) -> int:
-        """Return the connections over one host's link if each rank exchanges with every other."""
-        return self.per_host * (self.num_ranks - self.per_host)
-
-
-def place_ranks(num_ranks: int, network: Network) -> Placement:
-    """Place consecutive ranks, host by host."""
-    return Placement(num_ranks, min(num_ranks, network.ranks_per_host))
-
-
-def all_gather_seconds(
-    message_bytes: float, placement: Placement, network: Network, congestion: float
-) -> float:
-    """Return the seconds in which each rank receives the messages of all others."""
-    if network.all_gather == "direct":
-        return _direct_seconds(message_bytes, placement, network, congestion)
-    return (placement.num_ranks - 1) * _hop_seconds(message_bytes, placement, network)
-
-
-def all_reduce_seconds(
-    num_bytes: float, placement: Placement, network: Network, congestion: float
-) -> float:
-    """Return the seconds of summing `num_bytes` over ranks: reduce-scatter, then all-gather."""
-    # A ring moves 2 (N - 1) / N of the model over each rank's link (003 VI, its [57]).
-    stripe_bytes = num_bytes / placement.num_ranks
-    if network.all_reduce == "direct":
-        return 2 * _direct_seconds(stripe_bytes, placement, network, congestion)
-    return 2 * (placement.num_ranks - 1) * _hop_seconds(stripe_bytes, placement, network)
-
-
-def broadcast_seconds(num_bytes: float, placement: Placement, network: Network) -> float:
-    """Return the seconds of sending `num_bytes` to all others, by a tree over hosts, then ranks."""
-    between = ceil(log2(placement.num_hosts))
-    within = ceil(log2(placement.per_host))
-    return between * _connection_seconds(num_bytes, network) + within * _within_seconds(
-        num_bytes, network
-    )
-
-
-def neighbours_seconds(
-    num_bytes: float, placement: Placement, network: Network, *, permuted: bool
-) -> float:
-    """Return the seconds in which each rank gets the values of its two neighbours on a ring.
-
-    On a ring of consecutive ranks a host's link carries two messages each way. On a permuted one
-    it carries those of all its ranks, but for the share of neighbours that are on the same host.
-    """
-    if placement.num_ranks == 1:
-        return 0.0
-    num_neighbours = min(placement.num_ranks - 1, 2)
-    within = num_neighbours * _within_seconds(num_bytes, network)
-    if placement.num_hosts == 1:
-        return within
-    messages = float(num_neighbours)
-    if permuted:
-        elsewhere = (placement.num_ranks - placement.per_host) / (placement.num_ranks - 1)
-        messages = max(1.0, num_neighbours * placement.per_host * elsewhere)
-    shared = messages * _seconds(num_bytes, network.between_gbps)
-    alone = _seconds(num_bytes, network.connection_gbps)
-    return max(within, network.between_latency_us / 1e6 + max(shared, alone))
-
-
-def _hop_seconds(message_bytes: float, placement: Placement, network: Network) -> float:
-    """Return the seconds of one turn of a ring, which is as slow as its slowest hop."""
-    if placement.num_ranks == 1:
-        return 0.0
-    within = _within_seconds(message_bytes, network) if placement.per_host > 1 else 0.0
-    between = _connection_seconds(message_bytes, network) if placement.num_hosts > 1 else 0.0
-    return max(within, between)
-
-
-def _direct_seconds(
-    message_bytes: float, placement: Placement, network: Network, congestion: float
-) -> float:
-    # Within the host: one message from each of its other ranks.
-    connections = placement.num_connections
-    within = (placement.per_host - 1) * _within_seconds(message_bytes, network)
-    if connections == 0:
-        return within
-    # Between hosts: all connections share the link, but one alone cannot use all of it.
-    latency = (placement.num_ranks - placement.per_host) * network.between_latency_us / 1e6
-    shared = max(
-        connections * _seconds(message_bytes, network.between_gbps),
-        _seconds(message_bytes, network.connection_gbps),
-    )
-    return within + latency + shared * (1 + congestion * (connections - 1))
-
-
-def _within_seconds(num_bytes: float, network: Network) -> float:
-    return network.within_latency_us / 1e6 + _seconds(num_bytes, network.within_gbps)
-
-
-def _connection_seconds(num_bytes: float, network: Network) -> float:
-    gbps = min(network.connection_gbps, network.between_gbps)
-    return network.between_latency_us / 1e6 + _seconds(num_bytes, gbps)
-
-
-def _seconds(num_bytes: float, gbps: float) -> float:
-    return 8e-9 * num_bytes / gbps
-
 
 WORD_BYTES = 4
 MAP_BITS = 2
@@ -216,8 +112,8 @@ MAP_BITS = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Workload:
-    """Workload is a model and its minibatches; a GTC message sends a share `density` of it."""
+class ScalingWorkload:
+    """ScalingWorkload is a model and its minibatches; GTC sends a share `density` of it."""
 
     num_parameters: int
     minibatch_frames: int
@@ -242,90 +138,6 @@ class Workload:
         """Return the bytes of one GTC message, in the shorter of its two encodings."""
         indices = WORD_BYTES * self.density * self.num_parameters
         return WORD_BYTES + min(indices, MAP_BITS / 8 * self.num_parameters)
-
-
-@dataclass(frozen=True, slots=True)
-class CostModel:
-    """CostModel computes mean seconds per step; ranks are consecutive, host by host."""
-
-    workload: Workload
-    calibration: Calibration
-
-    @property
-    def computing_seconds(self) -> float:
-        """Return the seconds of a step of one rank alone, without any exchange."""
-        frames_per_s = self.calibration.rank.frames_per_s_of(self.workload.num_parameters)
-        return self.workload.minibatch_frames / frames_per_s
-
-    def speed_up(self, num_ranks: int, step_seconds: float) -> float:
-        """Return the frames a second of all ranks, relative to one rank alone."""
-        return num_ranks * self.computing_seconds / step_seconds
-
-    def synchronous(self, num_ranks: int) -> float:
-        """Return the seconds per step of S-SGD: an all-reduce of the gradients every step."""
-        return self._training(num_ranks) + self._all_reduce(self.placed(num_ranks))
-
-    def gtc(self, num_ranks: int) -> float:
-        """Return the seconds per step of GTC: an all-gather of sparse messages every step."""
-        return self._training(num_ranks) + self._messages(self.placed(num_ranks))
-
-    def bmuf(self, num_ranks: int, block_size: int) -> float:
-        """Return the seconds per step of BMUF: an all-reduce of models every `block_size` steps."""
-        # A block's steps share one exchange, hence the nearly linear scaling of 003 Table I.
-        exchange = self._all_reduce(self.placed(num_ranks))
-        return self._training(num_ranks) + exchange / block_size
-
-    def htm(self, num_ranks: int, group_size: int, block_size: int) -> float:
-        """Return the seconds per step of HTM: GTC within groups, BMUF between their leaders.
-
-        Raises ValueError for groups that are unequal, or neither divide nor fill hosts.
-        """
-        if group_size == 1:
-            return self.bmuf(num_ranks, block_size)
-        if group_size == num_ranks:
-            return self.gtc(num_ranks)
-        if group_size < 1 or num_ranks % group_size:
-            raise ValueError(f"group_size = {group_size}: need a divisor of {num_ranks}, the ranks")
-        # At a block's end the leaders average their models and broadcast the mean to their groups.
-        group, leaders = self.placed(group_size), self._leaders(num_ranks, group_size)
-        broadcast = broadcast_seconds(self.workload.model_bytes, group, self.calibration.network)
-        block_end = self._all_reduce(leaders) + broadcast
-        return self._training(num_ranks) + self._messages(group) + block_end / block_size
-
-    def placed(self, num_ranks: int) -> Placement:
-        """Return where so many ranks are."""
-        return place_ranks(num_ranks, self.calibration.network)
-
-    def _leaders(self, num_ranks: int, group_size: int) -> Placement:
-        per_host = min(num_ranks, self.calibration.network.ranks_per_host)
-        if per_host % group_size and group_size % per_host:
-            raise ValueError(
-                f"group_size = {group_size}: need a divisor or a multiple of {per_host}, the ranks "
-                "of a host"
-            )
-        return Placement(num_ranks // group_size, max(per_host // group_size, 1))
-
-    def waiting_seconds(self, num_ranks: int) -> float:
-        """Return what a rank waits in a step for the slowest of N: their mean's share, log N."""
-        return self.computing_seconds * self.calibration.fitted.waiting * log2(num_ranks)
-
-    def _training(self, num_ranks: int) -> float:
-        return self.computing_seconds + self.waiting_seconds(num_ranks)
-
-    def _all_reduce(self, ranks: Placement) -> float:
-        network, congestion = self.calibration.network, self.calibration.fitted.congestion
-        return all_reduce_seconds(self.workload.model_bytes, ranks, network, congestion)
-
-    def _messages(self, ranks: Placement) -> float:
-        rates, network = self.calibration.rank, self.calibration.network
-        words = self.workload.density * self.workload.num_parameters
-        encoding = self.workload.num_parameters / rates.encoded_elements_per_s
-        # Each rank decodes all messages, so decoding grows with N where encoding does not.
-        decoding = ranks.num_ranks * words / rates.decoded_words_per_s
-        exchange = all_gather_seconds(
-            self.workload.message_bytes, ranks, network, self.calibration.fitted.congestion
-        )
-        return encoding + exchange + decoding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -395,98 +207,220 @@ POSTPROCESSING_PASSES = 3
 """C of 004 eq. (4), over a rank's stripe alone: momentum, AdaGrad's squares and its division."""
 
 
-def one_bit_costs(model: CostModel, num_ranks: int) -> MinibatchCosts:
-    """Return the terms of 004 eq. (4): a step's minibatch is that of all ranks.
+@dataclass(frozen=True, slots=True)
+class CostModel:
+    """CostModel computes mean seconds per step; ranks are consecutive, host by host."""
 
-    A pass over the gradients is assumed to take as long as one of GTC's encoding. Fewer bits do not
-    shorten a link's latency, so Z is what they save of an exchange's seconds.
-    """
-    workload, calibration = model.workload, model.calibration
-    placement, congestion = model.placed(num_ranks), calibration.fitted.congestion
-    exchange, quantized = (
-        all_reduce_seconds(num_bytes, placement, calibration.network, congestion)
-        for num_bytes in (workload.model_bytes, workload.model_bytes / COMPRESSION)
-    )
-    pass_s = workload.num_parameters / calibration.rank.encoded_elements_per_s
-    return MinibatchCosts(
-        frame=model.computing_seconds / workload.minibatch_frames,
-        postprocessing=POSTPROCESSING_PASSES * pass_s,
-        model_update=QUANTIZATION_PASSES * pass_s,
-        exchange=exchange,
-        compression=exchange / quantized if quantized > 0 else COMPRESSION,
-    )
+    workload: ScalingWorkload
+    calibration: ScalingCalibration
+
+    @property
+    def computing_seconds(self) -> float:
+        """Return the seconds of a step of one rank alone, without any exchange."""
+        rank, workload = self.calibration.rank, self.workload
+        # Time grows with the parameters.
+        frames_per_s = rank.frames_per_s * rank.num_parameters / workload.num_parameters
+        return workload.minibatch_frames / frames_per_s
+
+    def training_seconds(self, num_ranks: int) -> float:
+        """Return a step's computing, and what a rank waits for the slowest of N: a share, log N."""
+        return self.computing_seconds * (1 + self.calibration.fitted.waiting * log2(num_ranks))
+
+    def speed_up(self, num_ranks: int, step_seconds: float) -> float:
+        """Return the frames a second of all ranks, relative to one rank alone."""
+        return num_ranks * self.computing_seconds / step_seconds
+
+    def placed(self, num_ranks: int) -> Placement:
+        """Place consecutive ranks, host by host."""
+        return Placement(num_ranks, min(num_ranks, self.calibration.network.ranks_per_host))
+
+    def all_gather(self, message_bytes: float, ranks: Placement) -> float:
+        """Return the seconds in which each rank receives the messages of all others."""
+        if self.calibration.network.all_gather == "direct":
+            return self._direct(message_bytes, ranks)
+        return (ranks.num_ranks - 1) * self._hop(message_bytes, ranks)
+
+    def all_reduce(self, num_bytes: float, ranks: Placement) -> float:
+        """Return the seconds of summing `num_bytes` over ranks: reduce-scatter, then all-gather."""
+        # A ring moves 2 (N - 1) / N of the model over each rank's link (003 VI, its [57]).
+        stripe_bytes = num_bytes / ranks.num_ranks
+        if self.calibration.network.all_reduce == "direct":
+            return 2 * self._direct(stripe_bytes, ranks)
+        return 2 * (ranks.num_ranks - 1) * self._hop(stripe_bytes, ranks)
+
+    def broadcast(self, num_bytes: float, ranks: Placement) -> float:
+        """Return the seconds of sending to all others, by a tree over hosts, then over ranks."""
+        between, within = ceil(log2(ranks.num_hosts)), ceil(log2(ranks.per_host))
+        return between * self._between(num_bytes) + within * self._within(num_bytes)
+
+    def neighbours(self, num_bytes: float, ranks: Placement, *, permuted: bool) -> float:
+        """Return the seconds in which each rank gets the values of its two neighbours on a ring.
+
+        On a ring of consecutive ranks a host's link carries two messages each way. On a permuted
+        one it carries those of all its ranks, but for the share of neighbours on the same host.
+        """
+        if ranks.num_ranks == 1:
+            return 0.0
+        network, num_neighbours = self.calibration.network, min(ranks.num_ranks - 1, 2)
+        within = num_neighbours * self._within(num_bytes)
+        if ranks.num_hosts == 1:
+            return within
+        messages = float(num_neighbours)
+        if permuted:
+            elsewhere = (ranks.num_ranks - ranks.per_host) / (ranks.num_ranks - 1)
+            messages = max(1.0, num_neighbours * ranks.per_host * elsewhere)
+        shared = messages * _seconds(num_bytes, network.between_gbps)
+        alone = _seconds(num_bytes, network.connection_gbps)
+        return max(within, network.between_latency_us / 1e6 + max(shared, alone))
+
+    def _hop(self, num_bytes: float, ranks: Placement) -> float:
+        """Return the seconds of one turn of a ring, which is as slow as its slowest hop."""
+        within = self._within(num_bytes) if ranks.per_host > 1 else 0.0
+        between = self._between(num_bytes) if ranks.num_hosts > 1 else 0.0
+        return max(within, between)
+
+    def _direct(self, num_bytes: float, ranks: Placement) -> float:
+        network, congestion = self.calibration.network, self.calibration.fitted.congestion
+        # Within the host: one message from each of its other ranks.
+        within = (ranks.per_host - 1) * self._within(num_bytes)
+        elsewhere = ranks.num_ranks - ranks.per_host
+        if elsewhere == 0:
+            return within
+        # Between hosts: all connections share the link, but one alone cannot use all of it.
+        connections = ranks.per_host * elsewhere
+        shared = max(
+            connections * _seconds(num_bytes, network.between_gbps),
+            _seconds(num_bytes, network.connection_gbps),
+        )
+        latency = elsewhere * network.between_latency_us / 1e6
+        return within + latency + shared * (1 + congestion * (connections - 1))
+
+    def _within(self, num_bytes: float) -> float:
+        network = self.calibration.network
+        return network.within_latency_us / 1e6 + _seconds(num_bytes, network.within_gbps)
+
+    def _between(self, num_bytes: float) -> float:
+        network = self.calibration.network
+        gbps = min(network.connection_gbps, network.between_gbps)
+        return network.between_latency_us / 1e6 + _seconds(num_bytes, gbps)
+
+    def synchronous(self, num_ranks: int) -> float:
+        """Return the seconds per step of S-SGD: an all-reduce of the gradients every step."""
+        exchange = self.all_reduce(self.workload.model_bytes, self.placed(num_ranks))
+        return self.training_seconds(num_ranks) + exchange
+
+    def gtc(self, num_ranks: int) -> float:
+        """Return the seconds per step of GTC: an all-gather of sparse messages every step."""
+        return self.training_seconds(num_ranks) + self._messages(self.placed(num_ranks))
+
+    def bmuf(self, num_ranks: int, block_size: int) -> float:
+        """Return the seconds per step of BMUF: an all-reduce of models every `block_size` steps."""
+        # A block's steps share one exchange, hence the nearly linear scaling of 003 Table I.
+        exchange = self.all_reduce(self.workload.model_bytes, self.placed(num_ranks))
+        return self.training_seconds(num_ranks) + exchange / block_size
+
+    def htm(self, num_ranks: int, group_size: int, block_size: int) -> float:
+        """Return the seconds per step of HTM: GTC within groups, BMUF between their leaders.
+
+        Raises ValueError for groups that are unequal, or neither divide nor fill hosts.
+        """
+        if group_size == 1:
+            return self.bmuf(num_ranks, block_size)
+        if group_size == num_ranks:
+            return self.gtc(num_ranks)
+        if group_size < 1 or num_ranks % group_size:
+            raise ValueError(f"group_size = {group_size}: need a divisor of {num_ranks}, the ranks")
+        per_host = self.placed(num_ranks).per_host
+        if per_host % group_size and group_size % per_host:
+            raise ValueError(
+                f"group_size = {group_size}: need a divisor or a multiple of {per_host}, the ranks "
+                "of a host"
+            )
+        group = self.placed(group_size)
+        leaders = Placement(num_ranks // group_size, max(per_host // group_size, 1))
+        # At a block's end the leaders average their models and broadcast the mean to their groups.
+        model_bytes = self.workload.model_bytes
+        block_end = self.all_reduce(model_bytes, leaders) + self.broadcast(model_bytes, group)
+        return self.training_seconds(num_ranks) + self._messages(group) + block_end / block_size
+
+    def _messages(self, ranks: Placement) -> float:
+        """Return the seconds of encoding, exchanging and decoding GTC's messages."""
+        rates, workload = self.calibration.rank, self.workload
+        words = workload.density * workload.num_parameters
+        encoding = workload.num_parameters / rates.encoded_elements_per_s
+        # Each rank decodes all messages, so decoding grows with N where encoding does not.
+        decoding = ranks.num_ranks * words / rates.decoded_words_per_s
+        return encoding + self.all_gather(workload.message_bytes, ranks) + decoding
+
+    def one_bit_costs(self, num_ranks: int) -> MinibatchCosts:
+        """Return the terms of 004 eq. (4): a step's minibatch is that of all ranks.
+
+        A pass over the gradients is assumed to take as long as one of GTC's encoding. Fewer bits do
+        not shorten a link's latency, so Z is what they save of an exchange's seconds.
+        """
+        workload, ranks = self.workload, self.placed(num_ranks)
+        exchange = self.all_reduce(workload.model_bytes, ranks)
+        quantized = self.all_reduce(workload.model_bytes / COMPRESSION, ranks)
+        pass_s = workload.num_parameters / self.calibration.rank.encoded_elements_per_s
+        return MinibatchCosts(
+            frame=self.computing_seconds / workload.minibatch_frames,
+            postprocessing=POSTPROCESSING_PASSES * pass_s,
+            model_update=QUANTIZATION_PASSES * pass_s,
+            exchange=exchange,
+            compression=exchange / quantized if quantized > 0 else COMPRESSION,
+        )
+
+    def one_bit(self, num_ranks: int) -> float:
+        """Return the seconds per step of 1-bit SGD, half of which hides an exchange (004 2.2)."""
+        frames = num_ranks * self.workload.minibatch_frames
+        waiting = self.training_seconds(num_ranks) - self.computing_seconds
+        return self.one_bit_costs(num_ranks).double_buffered_seconds(frames, num_ranks) + waiting
+
+    def ring_mixing(self, num_ranks: int, *, permuted: bool) -> float:
+        """Return the seconds per step of D-PSGD, or of RAND-PSGD on a permuted ring (001 2, 3).
+
+        A rank waits for two neighbours, and sends each its model while it computes the gradients.
+        """
+        model_bytes, ranks = self.workload.model_bytes, self.placed(num_ranks)
+        exchange = self.neighbours(model_bytes, ranks, permuted=permuted)
+        return max(self.training_seconds(min(num_ranks, 3)), exchange)
+
+    def pairwise_mixing(self, num_ranks: int) -> float:
+        """Return the seconds per step of AD-PSGD with an exchange a step; no rank waits for others.
+
+        A slower link makes exchanges rarer and no step longer, but what that loses is not measured.
+        So a step takes as long as its exchange: half of a permuted ring's bytes.
+        """
+        ranks = self.placed(num_ranks)
+        both = self.neighbours(self.workload.model_bytes, ranks, permuted=True)
+        return max(self.computing_seconds, both / 2)
+
+    def delayed_average(self, num_ranks: int) -> float:
+        """Return the seconds per step of D1D-PSGD: an all-reduce beside the gradients (001 4)."""
+        exchange = self.all_reduce(self.workload.model_bytes, self.placed(num_ranks))
+        return max(self.training_seconds(num_ranks), exchange)
+
+    def coded_blocks(self, num_ranks: int, block_size: int, code: TopK, *, by_host: bool) -> float:
+        """Return the seconds per step where ranks gather the coded changes of all, once a block.
+
+        By host the ranks of each host sum their models first, their leaders exchange the coded
+        changes, and the new model is broadcast.
+        """
+        ranks, rates = self.placed(num_ranks), self.calibration.rank
+        num_elements, model_bytes = self.workload.num_parameters, self.workload.model_bytes
+        leaders = Placement(ranks.num_hosts, 1) if by_host else ranks
+        message_bytes = float(WORD_BYTES * num_message_words(num_elements, code))
+        # Every one who gathers decodes all messages, so decoding grows with their number.
+        block_end = (
+            num_elements / rates.encoded_elements_per_s
+            + self.all_gather(message_bytes, leaders)
+            + leaders.num_ranks * code.density * num_elements / rates.decoded_words_per_s
+        )
+        if by_host:
+            host = Placement(ranks.per_host, ranks.per_host)
+            block_end += self.all_reduce(model_bytes, host) + self.broadcast(model_bytes, host)
+        return self.training_seconds(num_ranks) + block_end / block_size
 
 
-def one_bit_seconds(model: CostModel, num_ranks: int, *, double_buffering: bool) -> float:
-    """Return the seconds per step of 1-bit SGD; half a minibatch hides an exchange (004 2.2)."""
-    costs = one_bit_costs(model, num_ranks)
-    frames = num_ranks * model.workload.minibatch_frames
-    if double_buffering:
-        seconds = costs.double_buffered_seconds(frames, num_ranks)
-    else:
-        seconds = costs.seconds(frames, num_ranks)
-    return seconds + model.waiting_seconds(num_ranks)
-
-
-def ring_mixing_seconds(model: CostModel, num_ranks: int, *, permuted: bool) -> float:
-    """Return the seconds per step of D-PSGD, or of RAND-PSGD on a permuted ring (001 2, 3).
-
-    A rank waits for two neighbours, and sends each its model while it computes the gradients.
-    """
-    size = min(num_ranks, 3)
-    return max(
-        model.computing_seconds + model.waiting_seconds(size),
-        neighbours_seconds(
-            model.workload.model_bytes,
-            model.placed(num_ranks),
-            model.calibration.network,
-            permuted=permuted,
-        ),
-    )
-
-
-def pairwise_mixing_seconds(model: CostModel, num_ranks: int) -> float:
-    """Return the seconds per step of AD-PSGD with an exchange a step; no rank waits for others.
-
-    A slower link makes exchanges rarer and no step longer, but what that loses is not measured. So
-    a step takes as long as its exchange: half of a permuted ring's bytes.
-    """
-    workload, network = model.workload, model.calibration.network
-    placement = model.placed(num_ranks)
-    both = neighbours_seconds(workload.model_bytes, placement, network, permuted=True)
-    return max(model.computing_seconds, both / 2)
-
-
-def delayed_average_seconds(model: CostModel, num_ranks: int) -> float:
-    """Return the seconds per step of D1D-PSGD: an all-reduce beside the gradients (001 4)."""
-    network, congestion = model.calibration.network, model.calibration.fitted.congestion
-    exchange = all_reduce_seconds(
-        model.workload.model_bytes, model.placed(num_ranks), network, congestion
-    )
-    return max(model.computing_seconds + model.waiting_seconds(num_ranks), exchange)
-
-
-def coded_block_seconds(
-    model: CostModel, num_ranks: int, block_size: int, code: TopK, *, by_host: bool
-) -> float:
-    """Return the seconds per step where each rank gathers the coded changes of all, once a block.
-
-    By host the ranks of each host sum their models first, their leaders exchange the coded changes,
-    and the new model is broadcast.
-    """
-    placement, network = model.placed(num_ranks), model.calibration.network
-    rates, congestion = model.calibration.rank, model.calibration.fitted.congestion
-    num_elements, model_bytes = model.workload.num_parameters, model.workload.model_bytes
-    leaders = Placement(placement.num_hosts, 1) if by_host else placement
-    num_words = num_message_words(num_elements, code)
-    # Every one who gathers decodes all messages, so decoding grows with their number.
-    block_end = (
-        num_elements / rates.encoded_elements_per_s
-        + all_gather_seconds(float(WORD_BYTES * num_words), leaders, network, congestion)
-        + leaders.num_ranks * code.density * num_elements / rates.decoded_words_per_s
-    )
-    if by_host:
-        host = Placement(placement.per_host, placement.per_host)
-        block_end += all_reduce_seconds(model_bytes, host, network, congestion)
-        block_end += broadcast_seconds(model_bytes, host, network)
-    return model.computing_seconds + model.waiting_seconds(num_ranks) + block_end / block_size
+def _seconds(num_bytes: float, gbps: float) -> float:
+    return 8e-9 * num_bytes / gbps

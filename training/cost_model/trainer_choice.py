@@ -11,14 +11,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from training.cost_model.step_time import (
-    CostModel,
-    coded_block_seconds,
-    delayed_average_seconds,
-    one_bit_seconds,
-    pairwise_mixing_seconds,
-    ring_mixing_seconds,
-)
+from training.cost_model.step_time import CostModel
 from training.settings.trainers import AdaGradPlace, TopK
 
 KEPT_ACCURACY = -1.0
@@ -161,20 +154,18 @@ def step_seconds(model: CostModel, num_ranks: int) -> Mapping[str, float]:
     return {
         "synchronous": model.synchronous(num_ranks),
         "gtc": model.gtc(num_ranks),
-        "one_bit": one_bit_seconds(model, num_ranks, double_buffering=True),
-        "d_psgd": ring_mixing_seconds(model, num_ranks, permuted=False),
-        "ad_psgd": pairwise_mixing_seconds(model, num_ranks),
-        "rand_psgd": ring_mixing_seconds(model, num_ranks, permuted=True),
-        "d1d_psgd": delayed_average_seconds(model, num_ranks),
+        "one_bit": model.one_bit(num_ranks),
+        "d_psgd": model.ring_mixing(num_ranks, permuted=False),
+        "ad_psgd": model.pairwise_mixing(num_ranks),
+        "rand_psgd": model.ring_mixing(num_ranks, permuted=True),
+        "d1d_psgd": model.delayed_average(num_ranks),
     }
 
 
 def unmeasured_seconds(model: CostModel, num_ranks: int) -> Mapping[str, float]:
     """Return the seconds per step of coded block exchanges, at the race's blocks and codes."""
-    sparse_loco = coded_block_seconds(
-        model, num_ranks, SPARSE_LOCO_BLOCK_SIZE, RACE_CODE, by_host=False
-    )
-    by_host = coded_block_seconds(model, num_ranks, BY_HOST_BLOCK_SIZE, RACE_CODE, by_host=True)
+    sparse_loco = model.coded_blocks(num_ranks, SPARSE_LOCO_BLOCK_SIZE, RACE_CODE, by_host=False)
+    by_host = model.coded_blocks(num_ranks, BY_HOST_BLOCK_SIZE, RACE_CODE, by_host=True)
     return {"sparse_loco": sparse_loco, "bmuf by host, top_k": by_host}
 
 

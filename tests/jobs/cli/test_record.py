@@ -12,7 +12,7 @@ from infra.task_metrics import FAULTS, MeasuredFunction
 from jobs.cli.command_line import Step, StepResults
 from jobs.cli.job import Job, open_job
 from jobs.cli.record import metrics_path, metrics_text, write_metrics
-from jobs.report_page.collect import device_faults, step_records
+from jobs.report_page.collect import step_records
 from jobs.run_table import GENERATE_TARGETS
 from pipeline.records import Tally
 from pipeline.runs.engine import StepSpec, run_step
@@ -56,7 +56,7 @@ def test_a_job_says_which_devices_failed(tmp_path: Path) -> None:
         job.arguments,
         is_leader=True,
     )
-    assert device_faults(step_records(reading)) == {GENERATE_TARGETS: [fault]}
+    assert step_records(reading)[GENERATE_TARGETS]["device_faults"] == [fault]
 
 
 HELP = re.compile(r"# HELP (megahour_[a-z_]+) [^\n]+")

@@ -9,7 +9,7 @@ import pytest
 from infra.settings import ConfigurationError
 from jobs import scaling as job
 from jobs.planning.plan_table import LINE_WIDTH
-from jobs.planning.scaling import ACCURACY, HOLD_OUT, parse_ranks, read_scaling
+from jobs.scaling import ACCURACY, HOLD_OUT, parse_ranks, read_scaling
 from tests.job_programs import RunJob
 from tests.training.cost_model.speed_up_fit import V100, WORKLOAD, held_out_rows
 from training.cost_model.step_time import CostModel
@@ -97,25 +97,12 @@ def test_options_replace_the_calibration(capsys: pytest.CaptureFixture[str]) -> 
     assert document["workload"]["density"] == 0.01
 
 
-def test_a_slow_link_changes_the_recommendation(capsys: pytest.CaptureFixture[str]) -> None:
-    """Larger blocks where models take longer to exchange."""
-    slow = json.loads(scaled(capsys, "--between-gbps", "0.1", "--json"))
-    fast = json.loads(scaled(capsys, "--json"))
-    sizes = [each["recommendation"]["chosen"]["block_size"] for each in (slow, fast)]
-    assert sizes == [800, 25]
-
-
 def test_unequal_groups_have_no_speed_up(capsys: pytest.CaptureFixture[str]) -> None:
     """A dash, where the ranks make no groups of that size."""
     shown = scaled(capsys, "--ranks", "8,12,16", "--group-size", "8")
     assert [line.split()[-1] == "-" for line in shown.split("\n\n")[1].splitlines()[1:]] == [
         *(False, True, False)
     ]
-
-
-def test_one_host_is_one_group(capsys: pytest.CaptureFixture[str]) -> None:
-    """Within a host GTC is all that is needed."""
-    assert "Recommended for 8 ranks: gtc on all of them" in scaled(capsys, "--ranks", "8")
 
 
 def test_calibrate_keeps_what_it_measures(

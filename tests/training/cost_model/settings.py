@@ -1,6 +1,12 @@
 """Define a network whose seconds are easy to compute by hand, and a rank without own costs."""
 
-from training.cost_model.step_time import Calibration, Fitted, Network, RankRates, Workload
+from training.cost_model.step_time import (
+    Fitted,
+    Network,
+    RankRates,
+    ScalingCalibration,
+    ScalingWorkload,
+)
 
 NETWORK = Network(
     ranks_per_host=4,
@@ -20,5 +26,5 @@ RANK = RankRates(
     encoded_elements_per_s=1e18,
     decoded_words_per_s=1e18,
 )
-CALIBRATION = Calibration("by hand", RANK, NETWORK, Fitted(waiting=0.0, congestion=0.0))
-WORKLOAD = Workload(num_parameters=1_000_000, minibatch_frames=100, density=1e-2)
+CALIBRATION = ScalingCalibration("by hand", RANK, NETWORK, Fitted(waiting=0.0, congestion=0.0))
+WORKLOAD = ScalingWorkload(num_parameters=1_000_000, minibatch_frames=100, density=1e-2)

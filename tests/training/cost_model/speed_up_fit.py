@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Float
 from scipy.optimize import least_squares
 
-from training.cost_model.step_time import Calibration, CostModel, Fitted, Workload
+from training.cost_model.step_time import CostModel, Fitted, ScalingCalibration, ScalingWorkload
 
 TrainerName = Literal["gtc", "bmuf", "htm"]
 
@@ -20,7 +20,7 @@ MAX_FITTED_RANKS = 64
 GROUP_SIZE = 8
 """HTM's group size in all of Tables 1 and 2: the GPUs of one host."""
 
-WORKLOAD = Workload(num_parameters=24_000_000, minibatch_frames=2048, density=1e-3)
+WORKLOAD = ScalingWorkload(num_parameters=24_000_000, minibatch_frames=2048, density=1e-3)
 """The papers' model (000 3.2). Its density is assumed; the papers say only that GTC is "typically
 reducing the gradient size by several orders of magnitude" (003 VI-A)."""
 
@@ -96,7 +96,9 @@ def held_out_rows(rows: Sequence[SpeedUp]) -> list[SpeedUp]:
 START = np.log([0.03, 0.01])
 
 
-def fit_speed_ups(rows: Sequence[SpeedUp], workload: Workload, calibration: Calibration) -> Fitted:
+def fit_speed_ups(
+    rows: Sequence[SpeedUp], workload: ScalingWorkload, calibration: ScalingCalibration
+) -> Fitted:
     """Return the `waiting` and `congestion` that fit the rows best, all else as calibrated."""
 
     def errors(logarithms: Float[np.ndarray, "2"]) -> Float[np.ndarray, " rows"]:
@@ -111,7 +113,7 @@ def fit_speed_ups(rows: Sequence[SpeedUp], workload: Workload, calibration: Cali
 
 
 def relative_errors(
-    rows: Sequence[SpeedUp], workload: Workload, calibration: Calibration
+    rows: Sequence[SpeedUp], workload: ScalingWorkload, calibration: ScalingCalibration
 ) -> Float[np.ndarray, " rows"]:
     """Return the natural logarithms of predicted over published speed-ups."""
     model = CostModel(workload, calibration)

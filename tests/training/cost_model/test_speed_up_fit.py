@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from jobs.planning.scaling import read_scaling
+from jobs.scaling import read_scaling
 from tests.training.cost_model.speed_up_fit import (
     K80,
     V100,
@@ -15,12 +15,12 @@ from tests.training.cost_model.speed_up_fit import (
     held_out_rows,
     relative_errors,
 )
-from training.cost_model.step_time import Calibration, CostModel
+from training.cost_model.step_time import CostModel, ScalingCalibration
 
 ROWS = {"scaling_v100": V100, "scaling_k80": K80}
 
 
-def refitted(name: str) -> Calibration:
+def refitted(name: str) -> ScalingCalibration:
     """Return the calibration of that name, fitted again on the rows of at most 64 ranks."""
     calibration = read_scaling(name)
     rows = fitted_rows(ROWS[name])

@@ -15,38 +15,36 @@ from hypothesis import strategies as st
 from tests.training.cost_model.settings import CALIBRATION, NETWORK, RANK, WORKLOAD
 from training.algorithms.top_k_lengths import num_message_words
 from training.cost_model.step_time import (
-    Calibration,
     CostModel,
     Fitted,
     MinibatchCosts,
     Network,
     Placement,
     RankRates,
-    Workload,
-    all_gather_seconds,
-    all_reduce_seconds,
-    broadcast_seconds,
-    coded_block_seconds,
-    delayed_average_seconds,
-    neighbours_seconds,
-    one_bit_costs,
-    one_bit_seconds,
-    pairwise_mixing_seconds,
-    place_ranks,
-    ring_mixing_seconds,
+    ScalingCalibration,
+    ScalingWorkload,
 )
 from training.settings.trainers import TopK
 
 MEGABYTE = 1e6
+
+
+def model_of(
+    network: Network = NETWORK, fitted: Fitted = CALIBRATION.fitted, rank: RankRates = RANK
+) -> CostModel:
+    """Return a model of the same workload on another network."""
+    return CostModel(WORKLOAD, ScalingCalibration("by hand", rank, network, fitted))
+
+
 DIRECT = replace(NETWORK, all_reduce="direct")
 RING = replace(NETWORK, all_gather="ring")
 
 
 def test_ranks_fill_one_host_after_the_other() -> None:
     """A host has all ranks if they are few, else `ranks_per_host`; the last host may have fewer."""
-    assert place_ranks(3, NETWORK) == Placement(3, 3)
-    assert place_ranks(16, NETWORK) == Placement(16, 4)
-    assert [place_ranks(num_ranks, NETWORK).num_hosts for num_ranks in (1, 4, 5, 16)] == [
+    assert model_of(NETWORK).placed(3) == Placement(3, 3)
+    assert model_of(NETWORK).placed(16) == Placement(16, 4)
+    assert [model_of(NETWORK).placed(num_ranks).num_hosts for num_ranks in (1, 4, 5, 16)] == [
         1,
         1,
         2,
@@ -54,64 +52,35 @@ def test_ranks_fill_one_host_after_the_other() -> None:
     ]
 
 
-def test_a_direct_gather_shares_the_hosts_link() -> None:
-    """Four ranks a host each take twelve remote messages: 48 over one link, 3 within."""
-    seconds = all_gather_seconds(MEGABYTE, Placement(16, 4), NETWORK, congestion=0.0)
-    assert seconds == pytest.approx(48 * 10e-3 + 3 * 1e-3)
-
-
 def test_one_connection_is_no_faster_than_its_limit() -> None:
     """Between two hosts of one rank a byte takes 20 ns, though the link itself takes 10 ns."""
-    seconds = all_gather_seconds(MEGABYTE, Placement(2, 1), NETWORK, congestion=0.0)
+    seconds = model_of(NETWORK, Fitted(0.0, 0.0)).all_gather(MEGABYTE, Placement(2, 1))
     assert seconds == pytest.approx(20e-3)
 
 
 def test_a_ring_passes_each_message_over_one_connection() -> None:
     """A ring has N - 1 turns, each as slow as the slowest hop."""
-    assert all_gather_seconds(MEGABYTE, Placement(16, 4), RING, 1.0) == pytest.approx(15 * 20e-3)
-    assert all_gather_seconds(MEGABYTE, Placement(4, 4), RING, 1.0) == pytest.approx(3 * 1e-3)
-
-
-def test_a_ring_all_reduce_moves_twice_the_bytes() -> None:
-    """2 (N - 1) / N of the bytes pass each hop, for any number of ranks (Patarasuk and Yuan)."""
-    seconds = all_reduce_seconds(MEGABYTE, Placement(16, 4), NETWORK, congestion=1.0)
-    assert seconds == pytest.approx(2 * 15 / 16 * 20e-3)
+    assert model_of(RING, Fitted(0.0, 1.0)).all_gather(MEGABYTE, Placement(16, 4)) == pytest.approx(
+        15 * 20e-3
+    )
+    assert model_of(RING, Fitted(0.0, 1.0)).all_gather(MEGABYTE, Placement(4, 4)) == pytest.approx(
+        3 * 1e-3
+    )
 
 
 def test_a_two_stage_all_reduce_moves_stripes_directly() -> None:
     """There are two exchanges of a sixteenth of the bytes, 48 of them over each host's link."""
-    seconds = all_reduce_seconds(MEGABYTE, Placement(16, 4), DIRECT, congestion=0.0)
+    seconds = model_of(DIRECT, Fitted(0.0, 0.0)).all_reduce(MEGABYTE, Placement(16, 4))
     assert seconds == pytest.approx(2 * (48 * 10e-3 + 3 * 1e-3) / 16)
-
-
-def test_a_broadcast_doubles_the_ranks_that_have_it() -> None:
-    """There are two turns between four hosts, then two within each."""
-    seconds = broadcast_seconds(MEGABYTE, Placement(16, 4), NETWORK)
-    assert seconds == pytest.approx(2 * 20e-3 + 2 * 1e-3)
-
-
-def test_latency_is_paid_for_each_turn_or_partner() -> None:
-    """A ring of 16 has 15 turns; in a direct exchange there are 12 remote and 3 local waits."""
-    slow = {"between_latency_us": 1000.0, "within_latency_us": 100.0}
-    ring, direct = replace(RING, **slow), replace(NETWORK, **slow)
-    assert all_gather_seconds(0.0, Placement(16, 4), ring, 0.0) == pytest.approx(15e-3)
-    assert all_gather_seconds(0.0, Placement(16, 4), direct, 0.0) == pytest.approx(12e-3 + 0.3e-3)
 
 
 @pytest.mark.parametrize("network", [NETWORK, DIRECT, RING])
 def test_one_rank_exchanges_nothing(network: Network) -> None:
     """Every exchange of a single rank takes 0 s."""
     alone = Placement(1, 1)
-    assert all_gather_seconds(MEGABYTE, alone, network, 1.0) == 0
-    assert all_reduce_seconds(MEGABYTE, alone, network, 1.0) == 0
-    assert broadcast_seconds(MEGABYTE, alone, network) == 0
-
-
-def test_congestion_spares_a_single_connection() -> None:
-    """Only further connections cost: 47 of them at 0.1 make a link 5.7 times slower."""
-    assert all_gather_seconds(MEGABYTE, Placement(2, 1), NETWORK, 0.1) == pytest.approx(20e-3)
-    congested = all_gather_seconds(MEGABYTE, Placement(16, 4), NETWORK, 0.1)
-    assert congested == pytest.approx(48 * 10e-3 * 5.7 + 3 * 1e-3)
+    assert model_of(network, Fitted(0.0, 1.0)).all_gather(MEGABYTE, alone) == 0
+    assert model_of(network, Fitted(0.0, 1.0)).all_reduce(MEGABYTE, alone) == 0
+    assert model_of(network).broadcast(MEGABYTE, alone) == 0
 
 
 @pytest.mark.parametrize(("num_ranks", "per_host"), [(4, 5), (4, 0)])
@@ -122,13 +91,6 @@ def test_impossible_placements_are_refused(num_ranks: int, per_host: int) -> Non
 
 
 MODEL = CostModel(WORKLOAD, CALIBRATION)
-
-
-def model_of(
-    network: Network = NETWORK, fitted: Fitted = CALIBRATION.fitted, rank: RankRates = RANK
-) -> CostModel:
-    """Return a model of the same workload on another network."""
-    return CostModel(WORKLOAD, Calibration("by hand", rank, network, fitted))
 
 
 def seconds_by_hand(num_ranks: int, block_size: int) -> dict[str, float]:
@@ -165,30 +127,20 @@ ranks_that_fill_hosts = st.sampled_from([1, 2, 3, 4]) | st.integers(2, 50).map(l
 @settings(max_examples=50, deadline=None)
 @given(ranks_that_fill_hosts, st.integers(1, 1000))
 def test_each_trainers_seconds_are_those_by_hand(num_ranks: int, block_size: int) -> None:
-    """Seconds consist of computing, waiting, latency, bytes, congestion and work on messages."""
+    """Seconds consist of computing, waiting, latency, bytes, congestion and work on messages.
+
+    HTM in groups of one rank is BMUF, and in one group GTC.
+    """
     found = {
         "synchronous": BUSY.synchronous(num_ranks),
         "gtc": BUSY.gtc(num_ranks),
         "bmuf": BUSY.bmuf(num_ranks, block_size),
     }
-    assert found == pytest.approx(seconds_by_hand(num_ranks, block_size), rel=1e-12)
-
-
-@settings(max_examples=50, deadline=None)
-@given(ranks_that_fill_hosts, st.integers(1, 1000))
-def test_groups_of_one_rank_are_bmuf(num_ranks: int, block_size: int) -> None:
-    """HTM in groups of one rank exchanges no gradients: only the ring, once a block."""
-    by_hand = seconds_by_hand(num_ranks, block_size)["bmuf"]
-    assert BUSY.htm(num_ranks, 1, block_size) == pytest.approx(by_hand, rel=1e-12)
-
-
-@settings(max_examples=50, deadline=None)
-@given(ranks_that_fill_hosts, st.integers(1, 1000))
-def test_one_group_is_gtc(num_ranks: int, block_size: int) -> None:
-    """HTM in one group filters no block: it sends messages, or none if it has one rank."""
-    trainer = "bmuf" if num_ranks == 1 else "gtc"
-    by_hand = seconds_by_hand(num_ranks, block_size)[trainer]
-    assert BUSY.htm(num_ranks, num_ranks, block_size) == pytest.approx(by_hand, rel=1e-12)
+    by_hand = seconds_by_hand(num_ranks, block_size)
+    assert found == pytest.approx(by_hand, rel=1e-12)
+    assert BUSY.htm(num_ranks, 1, block_size) == pytest.approx(by_hand["bmuf"], rel=1e-12)
+    whole = by_hand["bmuf" if num_ranks == 1 else "gtc"]
+    assert BUSY.htm(num_ranks, num_ranks, block_size) == pytest.approx(whole, rel=1e-12)
 
 
 def test_htms_leaders_have_the_hosts_links_to_themselves() -> None:
@@ -234,7 +186,7 @@ def test_unequal_groups_are_refused(num_ranks: int, group_size: int, message: st
 def test_impossible_workloads_are_refused(changes: dict[str, float], message: str) -> None:
     """Values out of range are refused, and the message gives the bound."""
     with pytest.raises(ValueError, match=message):
-        Workload(**{"num_parameters": 10, "minibatch_frames": 10, "density": 0.1, **changes})
+        ScalingWorkload(**{"num_parameters": 10, "minibatch_frames": 10, "density": 0.1, **changes})
 
 
 INFINITE = replace(
@@ -250,12 +202,11 @@ AT_ONCE = replace(RANK, encoded_elements_per_s=1e18)
 
 def all_seconds(model: CostModel, num_ranks: int) -> dict[str, float]:
     return {
-        "one_bit": one_bit_seconds(model, num_ranks, double_buffering=False),
-        "double": one_bit_seconds(model, num_ranks, double_buffering=True),
-        "ring": ring_mixing_seconds(model, num_ranks, permuted=False),
-        "permuted": ring_mixing_seconds(model, num_ranks, permuted=True),
-        "pairs": pairwise_mixing_seconds(model, num_ranks),
-        "delayed": delayed_average_seconds(model, num_ranks),
+        "one_bit": model.one_bit(num_ranks),
+        "ring": model.ring_mixing(num_ranks, permuted=False),
+        "permuted": model.ring_mixing(num_ranks, permuted=True),
+        "pairs": model.pairwise_mixing(num_ranks),
+        "delayed": model.delayed_average(num_ranks),
     }
 
 
@@ -268,7 +219,7 @@ def test_only_those_who_meet_wait() -> None:
     }
     of_all, of_three = 0.05 * log2(64), 0.05 * log2(3)
     assert waits == pytest.approx(
-        {"one_bit": of_all, "double": of_all, "delayed": of_all}
+        {"one_bit": of_all, "delayed": of_all}
         | {"ring": of_three, "permuted": of_three, "pairs": 0.0},
         abs=1e-9,
     )
@@ -276,7 +227,7 @@ def test_only_those_who_meet_wait() -> None:
 
 def test_at_the_optimal_number_of_ranks_exchanges_are_just_hidden() -> None:
     """At K of eq. (4) half a minibatch takes as long as its exchange (004 2.2)."""
-    costs = one_bit_costs(model_of(replace(NETWORK, between_gbps=0.05)), 16)
+    costs = model_of(replace(NETWORK, between_gbps=0.05)).one_bit_costs(16)
     num_frames = 16 * WORKLOAD.minibatch_frames
     optimal = costs.optimal_num_ranks(num_frames)
     assert 1 < optimal < 1e6
@@ -292,9 +243,9 @@ def test_one_bit_does_not_shorten_latency(all_reduce: str) -> None:
     late = replace(INFINITE, between_latency_us=50.0, all_reduce=all_reduce)
     slow = replace(INFINITE, between_gbps=1e-3, connection_gbps=1e-3, all_reduce=all_reduce)
     for network, compression in ((late, 1.0), (slow, 32.0)):
-        costs = one_bit_costs(model_of(network, Fitted(0.0, 0.0)), 16)
-        placement = place_ranks(16, network)
-        exchange = all_reduce_seconds(WORKLOAD.model_bytes, placement, network, 0.0)
+        costs = model_of(network, Fitted(0.0, 0.0)).one_bit_costs(16)
+        model = model_of(network, Fitted(0.0, 0.0))
+        exchange = model.all_reduce(WORKLOAD.model_bytes, model.placed(16))
         assert costs.communication == pytest.approx(exchange / compression)
 
 
@@ -302,7 +253,7 @@ def test_ranks_share_the_passes_over_their_stripes() -> None:
     """Over an infinite link 16 ranks take 3 passes over all elements, and 3 over a 16th of them."""
     model = model_of(INFINITE, Fitted(0.0, 0.0))
     pass_s = WORKLOAD.num_parameters / RANK.encoded_elements_per_s
-    seconds = one_bit_seconds(model, 16, double_buffering=False)
+    seconds = model.one_bit_costs(16).seconds(16 * WORKLOAD.minibatch_frames, 16)
     assert seconds == pytest.approx(model.computing_seconds + (3 + 3 / 16) * pass_s)
 
 
@@ -325,9 +276,9 @@ def test_a_permuted_ring_crosses_hosts() -> None:
     On hosts of 4 of 16 ranks, 12 of 15 neighbours are elsewhere, so 2 x 4 x 12/15 messages.
     """
     network = replace(INFINITE, ranks_per_host=4, between_gbps=1.0)
-    placement = place_ranks(16, network)
+    model = model_of(network)
     ring, permuted = (
-        neighbours_seconds(1e9, placement, network, permuted=each) for each in (False, True)
+        model.neighbours(1e9, model.placed(16), permuted=each) for each in (False, True)
     )
     assert ring == pytest.approx(8 * 2)
     assert permuted == pytest.approx(8 * 2 * 4 * 12 / 15)
@@ -336,10 +287,8 @@ def test_a_permuted_ring_crosses_hosts() -> None:
 def test_few_ranks_have_few_neighbours() -> None:
     """A rank alone exchanges nothing; two ranks exchange once; a host's ranks on its own links."""
     network = replace(NETWORK, ranks_per_host=4, within_gbps=8.0, within_latency_us=0.0)
-    seconds = [
-        neighbours_seconds(1e9, place_ranks(size, network), network, permuted=False)
-        for size in (1, 2, 4)
-    ]
+    model = model_of(network)
+    seconds = [model.neighbours(1e9, model.placed(size), permuted=False) for size in (1, 2, 4)]
     assert seconds == pytest.approx([0.0, 1.0, 2.0])
 
 
@@ -349,7 +298,7 @@ MESSAGE_BYTES = 4 * num_message_words(1_000_000, CODE)
 
 
 def block_end(model: CostModel, num_ranks: int, *, by_host: bool) -> float:
-    seconds = coded_block_seconds(model, num_ranks, 50, CODE, by_host=by_host)
+    seconds = model.coded_blocks(num_ranks, 50, CODE, by_host=by_host)
     return 50 * (seconds - model.computing_seconds)
 
 
@@ -379,8 +328,8 @@ def test_decoding_grows_with_those_who_gather() -> None:
 def test_the_race_is_won_by_host() -> None:
     """At 20 Mbit/s coded changes by host beat exact models, and those of all ranks."""
     model = model_of(replace(NETWORK, between_gbps=0.02, connection_gbps=0.02))
-    by_host = coded_block_seconds(model, 32, 50, CODE, by_host=True)
-    assert by_host < coded_block_seconds(model, 32, 50, CODE, by_host=False)
+    by_host = model.coded_blocks(32, 50, CODE, by_host=True)
+    assert by_host < model.coded_blocks(32, 50, CODE, by_host=False)
     assert by_host < model.bmuf(32, 50)
 
 
@@ -393,17 +342,11 @@ PAPER = MinibatchCosts(
 
 @pytest.mark.parametrize("num_frames", [1024, 2880, 16384])
 def test_computation_takes_as_long_as_communication_at_the_optimum(num_frames: int) -> None:
-    """Eq. (3) holds for half a minibatch at the K of eq. (4)."""
+    """Eq. (3) holds for half a minibatch at the K of eq. (4); the paper's costs give 179."""
+    assert PAPER.optimal_num_ranks(2880) == pytest.approx((0.16992 + 0.0092) / 0.001)
     costs = replace(PAPER, model_update=2e-3)
     optimum = costs.optimal_num_ranks(num_frames)
     assert costs.computation(num_frames / 2, optimum) == pytest.approx(costs.communication)
-
-
-def test_the_papers_costs_give_its_optimum() -> None:
-    """(1440 x 118 us + 9.2 ms) / (10 ms - 9 ms) is 179; in floats, without compression, 0.6."""
-    assert PAPER.optimal_num_ranks(2880) == pytest.approx((0.16992 + 0.0092) / 0.001)
-    floats = replace(PAPER, compression=1.0)
-    assert floats.optimal_num_ranks(2880) == pytest.approx(0.17912 / 0.311)
 
 
 def test_beyond_the_optimum_more_ranks_save_nothing() -> None:

@@ -1,7 +1,6 @@
 """No utterance, speaker or audio may be selected for two subsets; metadata has known names."""
 
 import json
-import pickle
 from collections.abc import Mapping, Sequence
 from itertools import permutations
 from pathlib import Path
@@ -11,21 +10,14 @@ import numpy as np
 import pytest
 
 from infra.store.object_store import ObjectStore, join_uri
-from infra.task_metrics import REQUESTS
-from jobs.planning.volumes import spark_volumes
-from jobs.planning.workload import Workload, ingested
 from pipeline.filters import SelectionFilters
-from pipeline.records import Tally
 from pipeline.runs.engine import Distribute
-from pipeline.runs.manifest import Output, manifest_uri
+from pipeline.runs.manifest import manifest_uri
 from pipeline.runs.names import SUBSETS, selection_step
-from pipeline.steps import hash_ranges
-from pipeline.steps.selection import deduplicate, subset_overlap
+from pipeline.steps.selection import subset_overlap
 from pipeline.steps.selection.buckets import require_known_subsets
 from pipeline.steps.selection.select import SelectionConfig, metadata_uri, select_utterances
 from tests.small_corpus import local_store, serially
-from tests.whole_path.processes import TINY
-from training.settings.recipe import read_recipe
 
 CONFIG = SelectionConfig(hours=0.0, file_hours=4 / 3600, seed=3)
 Run = tuple[ObjectStore, str, str]
@@ -265,64 +257,6 @@ def test_what_is_not_selected_may_be_shared(run: Run) -> None:
     filters = SelectionFilters(locales=("en-US",))
     select(run, "unlabelled", SelectionConfig(0.0, CONFIG.file_hours, CONFIG.seed, filters))
     assert is_selected(run, "unlabelled")
-
-
-def test_planned_requests_of_three_subsets_are_the_selections(run: Run) -> None:
-    """The comparison is planned: exactly its objects, GETs and PUTs."""
-    store, run_uri, corpus_uri = run
-    before = REQUESTS.total()
-    for subset in SUBSETS:
-        select(run, subset)
-    made = REQUESTS.total() - before
-    subsets = []
-    for subset in SUBSETS:
-        found = store.list(metadata_uri(corpus_uri, subset))
-        keys = [each.uri.removeprefix(corpus_uri) for each in found]
-        outputs = [Output(key[1:], 0, "", *_halves()) for key in keys]
-        subsets.append(ingested(subset, outputs, 0.0))
-    recipe = read_recipe(str(TINY), [f"selection.file_hours={CONFIG.file_hours}"])
-    volume = spark_volumes(Workload(tuple(subsets), 200.0), recipe)["select_utterances"]
-    assert (volume.requests.get, volume.requests.put) == (made.get, made.put)
-    assert volume.objects == len(store.list(join_uri(run_uri, "selection")))
-
-
-@pytest.mark.parametrize("max_carried", [4_000, 0])
-@pytest.mark.parametrize("num_ranges", [1, 3])
-def test_planned_requests_of_many_ranges_are_the_selections(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_ranges: int, max_carried: int
-) -> None:
-    """With names of objects in tasks and in stored lists, and with a sample."""
-    store, run_uri, corpus_uri = run = local_store(tmp_path)
-    subsets, num_bytes = [], 0
-    for subset in SUBSETS:
-        records = [(f"{subset}-utt-{each}", f"{subset}-spk-{each % 4}") for each in range(200)]
-        write(store, corpus_uri, subset, records)
-        found = store.list(metadata_uri(corpus_uri, subset))
-        num_bytes += sum(each.num_bytes for each in found)
-        keys = [each.uri.removeprefix(corpus_uri)[1:] for each in found]
-        outputs = [Output(key, 0, "", 100, 100_000) for key in keys]
-        subsets.append(ingested(subset, outputs, 0.05 if subset == "unlabelled" else 0.0))
-    monkeypatch.setattr(hash_ranges, "MAX_CARRIED", max_carried)
-    monkeypatch.setattr(deduplicate, "_RANGE_BYTES", 2 * (num_bytes // 3) // (2 * num_ranges - 1))
-    monkeypatch.setattr(subset_overlap, "_RANGE_UTTERANCES", 20_000_000 if num_ranges == 1 else 250)
-    before = REQUESTS.total()
-    for subset in SUBSETS:
-        select(run, subset, SelectionConfig(hours=0.05, file_hours=1.0, seed=3), as_on_a_cluster)
-    made = REQUESTS.total() - before
-    recipe = read_recipe(str(TINY), ["selection.file_hours=1.0", "selection.hours=0.05"])
-    volume = spark_volumes(Workload(tuple(subsets), num_bytes / 600), recipe)["select_utterances"]
-    assert (volume.requests.get, volume.requests.put) == (made.get, made.put)
-    assert volume.objects == len(store.list(join_uri(run_uri, "selection")))
-
-
-def as_on_a_cluster(elements: Any, function: Any, description: str) -> list[Any]:
-    """Run tasks that share nothing which one of them has read."""
-    return serially([pickle.loads(pickle.dumps(each)) for each in elements], function, description)
-
-
-def _halves() -> tuple[int, int]:
-    tally = Tally(4, 4000)
-    return tally.utterances, tally.duration_ms
 
 
 @pytest.mark.parametrize(
