@@ -14,6 +14,7 @@ from infra.cluster import Cluster
 from infra.settings import read_record
 from infra.store.object_store import ObjectStore, join_uri
 from infra.store.objects import ObjectInfo
+from infra.task_metrics import REQUEST_KINDS
 from jobs.planning.calibration import Calibration, StoreRates, json_object
 from jobs.planning.workload import run_workload
 from jobs.run_table import (
@@ -259,9 +260,6 @@ def to_json(plan: RunPlan, calibration: Calibration) -> dict[str, Any]:
     }
 
 
-REQUESTS = ("get", "put", "head", "list")
-
-
 def compare_plan(
     store: ObjectStore,
     run_uri: str,
@@ -302,7 +300,7 @@ def _compare_volume(
     volume: Volume, stored: Sequence[ObjectInfo], record: Mapping[str, Any]
 ) -> dict[str, Any]:
     counts = record.get("requests")
-    actual = float(sum(counts[kind] for kind in REQUESTS)) if counts else None
+    actual = float(sum(counts[kind] for kind in REQUEST_KINDS)) if counts else None
     return {
         "tasks": _pair(volume.tasks, sum(f"/{COMMITS_FOLDER}/" in each.uri for each in stored)),
         "objects": _pair(volume.objects, len(stored)),
