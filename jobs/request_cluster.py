@@ -9,7 +9,6 @@ import shlex
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version
-from itertools import chain
 from pathlib import Path
 
 from infra.aws.cluster_launch import (
@@ -32,16 +31,17 @@ from infra.store.object_store import ObjectStore, StoreError
 from infra.store.objects import PrefixError
 from infra.store.uris import is_s3, normalize_uri
 from jobs.cli.arguments import (
+    DEV_SHARE,
+    EXTENDS,
+    INGEST_OPTIONS,
     MANIFEST,
+    PLACEMENT_OPTIONS,
     Parser,
     add_dev_share_argument,
     add_extends_argument,
     add_manifest_arguments,
     add_placement_arguments,
-    dev_share_arguments,
-    extends_options,
-    manifest_options,
-    placement_arguments,
+    given_options,
     recipe_path,
     require_manifest_options,
     subset_and_uri,
@@ -98,12 +98,9 @@ def step_arguments(arguments: argparse.Namespace) -> list[str]:
     overrides = [part for each in arguments.set for part in ("--set", each)]
     cluster = ("--cluster", _on_host(arguments.cluster)) if arguments.cluster else ()
     recipe = _on_host(arguments.recipe)
-    extends = extends_options(arguments)
-    shared = ["--recipe", recipe, "--run", arguments.run, *cluster, *overrides, *extends]
-    if arguments.step != INGEST:
-        return shared
-    drawn = placement_arguments(arguments), dev_share_arguments(arguments)
-    return [*shared, *manifest_options(arguments), *chain.from_iterable(drawn)]
+    names = (EXTENDS, *(INGEST_OPTIONS if arguments.step == INGEST else ()))
+    shared = ["--recipe", recipe, "--run", arguments.run, *cluster, *overrides]
+    return [*shared, *given_options(arguments, names)]
 
 
 def _on_host(name_or_path: str) -> str:
@@ -182,9 +179,9 @@ def _require_manifests(arguments: argparse.Namespace) -> None:
         raise ConfigurationError(f"--step {INGEST}: need {MANIFEST}: {remedy}")
     if arguments.step != INGEST and arguments.manifest:
         raise ConfigurationError(f"--step {arguments.step}: {MANIFEST} is for {INGEST} alone")
-    drawn = placement_arguments(arguments), dev_share_arguments(arguments)
-    if arguments.step != INGEST and (options := [*chain.from_iterable(drawn)]):
-        raise ConfigurationError(f"--step {arguments.step}: {options[0]} is for {INGEST} alone")
+    drawn = given_options(arguments, [*PLACEMENT_OPTIONS, DEV_SHARE])
+    if arguments.step != INGEST and drawn:
+        raise ConfigurationError(f"--step {arguments.step}: {drawn[0]} is for {INGEST} alone")
     require_manifest_options(arguments)
     named = [subset_and_uri(each)[1] for each in arguments.manifest or ()]
     texts = (arguments.recordings, arguments.lexicon, arguments.language_model)

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 
-from infra.store.object_store import ObjectNotFound, join_uri
+from infra.store.object_store import ObjectNotFound
 from jobs.cli.command_line import Answer, Query, main
 from jobs.cli.job import (
     Job,
@@ -17,8 +17,8 @@ from jobs.cli.job import (
     reading_commits,
     training_hours,
 )
+from jobs.cli.record import read_job_record
 from jobs.run_table import STEPS, Written
-from pipeline.audit.job_records import parse_job_record
 from pipeline.records import Tally
 from pipeline.runs.commit import each_commit
 from pipeline.runs.manifest import is_finished, manifest_uri, read_manifest
@@ -28,7 +28,6 @@ from pipeline.runs.names import (
     METADATA_FOLDER,
     SELECTION_FOLDER,
     folder_of,
-    job_record,
 )
 
 
@@ -60,7 +59,10 @@ def status(job: Job) -> Answer:
         "run": job.run_uri,
         "extends": list(job.increment.bases) if job.increment else [],
         "steps": plain,
-        "seconds": {name: _seconds(job, name) for name in STEPS},
+        # A job without a record has taken no time that is known.
+        "seconds": {
+            name: float((read_job_record(job, name) or {}).get("seconds", 0.0)) for name in STEPS
+        },
     }
     return Answer(True, describe(job, steps), document)
 
@@ -85,7 +87,7 @@ def progress_of(job: Job, name: str, step: Written, made: Sequence[Written]) -> 
     if started is not None:
         since, kin = since_other_kinds(job, made, step, started["started_at"])
         elapsed_s = (datetime.now(UTC) - since).total_seconds()
-        of_start = hours_of_start(job, step, kin, work.read, started.get("hours_before", {}))
+        of_start = hours_of_start(job, step, kin, work.read, started["hours_before"])
         left_s = time_left(work.read, work.hours_in, elapsed_s, of_start)
     times = step.times_read
     return Progress("under way", work.made / times, work.hours_in / times, work.lost, left_s)
@@ -186,15 +188,6 @@ def ingested_hours(job: Job, subset: str) -> float:
     outputs = read_manifest(job.store, job.run_uri, INGEST_STEP).outputs
     of_subset = (each for each in outputs if each.key.startswith(f"{METADATA_FOLDER}/{subset}/"))
     return sum((each.tally for each in of_subset), Tally()).hours
-
-
-def _seconds(job: Job, name: str) -> float:
-    """Return how long a finished job took; 0 where it has no record."""
-    try:
-        data = job.store.get(join_uri(job.run_uri, job_record(name)))
-        return float(parse_job_record(data, "")["seconds"])
-    except (ObjectNotFound, ValueError):
-        return 0.0
 
 
 def describe(job: Job, steps: Mapping[str, Mapping[str, Progress]]) -> str:

@@ -14,13 +14,18 @@ from datetime import UTC, datetime
 from typing import Any
 
 from infra.cluster import Cluster, load_cluster
-from infra.settings import ConfigurationError, canonical_json, holds_password, printable
+from infra.settings import (
+    ConfigurationError,
+    canonical_json,
+    holds_password,
+    printable,
+    shown,
+)
 from infra.store.object_store import ObjectNotFound, ObjectStore, join_uri, normalize_uri
 from infra.task_metrics import TaskTotals
 from infra.torchrun import launched_rank
 from jobs.cli.arguments import Parser, add_log_argument, recipe_path
 from jobs.run_table import STEPS, Written, step_configs, written, written_steps
-from pipeline.audit.job_records import parse_begun_record
 from pipeline.records import Tally
 from pipeline.runs.commit import commit_uris, each_commit
 from pipeline.runs.increment import (
@@ -50,7 +55,7 @@ from pipeline.runs.names import (
     model_step,
     selection_step,
 )
-from pipeline.runs.sealed_json import seal
+from pipeline.runs.sealed_json import read_sealed, seal, typed_value
 from pipeline.steps.selection.increment import MAY_DIFFER
 from pipeline.steps.selection.select import SELECTED
 from training.checkpoints.place import newest_place
@@ -207,8 +212,29 @@ def withdraw(job: Job, steps: Sequence[str]) -> None:
 def begun(job: Job, name: str) -> dict[str, Any] | None:
     """Read what the job `name` stored as it began; None if it did not, or has ended."""
     with suppress(ObjectNotFound, ValueError):
-        return parse_begun_record(job.store.get(join_uri(job.run_uri, begun_record(name))), "")
+        return parse_begun_record(job.store.get(join_uri(job.run_uri, begun_record(name))))
     return None
+
+
+def parse_begun_record(data: bytes) -> dict[str, Any]:
+    """Read what a job stored as it began; ValueError for other fields than `begin` writes."""
+
+    def parse(record: dict[str, Any]) -> dict[str, Any]:
+        typed_value(record, "recipe", dict[str, Any])
+        typed_value(record, "hours_before", dict[str, float])
+        require_time(record, "started_at")
+        return record
+
+    return read_sealed(data, "run the step again", parse)
+
+
+def require_time(record: Mapping[str, Any], name: str) -> None:
+    """Raise TypeError for a field that is no time in ISO 8601 with an offset."""
+    text = typed_value(record, name, str)
+    with suppress(ValueError):
+        if datetime.fromisoformat(text).tzinfo is not None:
+            return
+    raise TypeError(f"{name} = {shown(text)}: need ISO 8601 with an offset")
 
 
 def hours_read(job: Job, step: Written) -> float:

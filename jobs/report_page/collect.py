@@ -22,11 +22,11 @@ from infra.store.object_store import (
     read_checked,
 )
 from jobs.cli.job import Job
+from jobs.cli.record import parse_job_record
 from jobs.planning.run_plan import S3_STANDARD
 from jobs.planning.stored_plan import compare_plan
 from jobs.planning.workload import Requests
 from jobs.run_table import EVALUATE, REPORT
-from pipeline.audit.job_records import parse_job_record
 from pipeline.records import Tally
 from pipeline.runs.ledger import ledger_reasons
 from pipeline.runs.manifest import (

@@ -100,7 +100,7 @@ def arguments_of(run_uri: str) -> list[str]:
 def test_the_list_and_the_run_have_it() -> None:
     """Between features and targets, with its starter and its summary."""
     assert f"  {NAME:<18} {'Spark':<9} {SUMMARY}" in megahour.listing().splitlines()
-    names = [launch.step for launch in launches("data", 2, 4)]
+    names = [launch.step for launch in launches(["--kaldi-dir", "data"], 2, 4)]
     assert names.index(EXTRACT_FEATURES) < names.index(NAME) < names.index(GENERATE_TARGETS)
 
 

@@ -18,7 +18,7 @@ SHARED = ("--recipe", str(TINY), "--run", RUN, "--kaldi-dir", "/data/{{ ds }}")
 def test_steps_are_those_of_run(run_job: RunJob) -> None:
     """The same steps in the same order, with the same commands, under a supervisor."""
     document = json.loads(run_job("workflow", *SHARED).out)
-    expected = launches("/data/{{ ds }}", 2, 4)
+    expected = launches(["--kaldi-dir", "/data/{{ ds }}"], 2, 4)
     assert [step["name"] for step in document["steps"]] == [each.step for each in expected]
     shared = ["--recipe", str(TINY), "--run", RUN]
     for step, launch in zip(document["steps"], expected, strict=True):

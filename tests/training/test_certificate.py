@@ -11,7 +11,6 @@ import torch
 
 from infra.store.object_store import ObjectStore
 from jobs.certify import format_certificate
-from pipeline.audit.provenance import read_provenance
 from pipeline.kbest import KBest
 from pipeline.records import parse_utterance
 from pipeline.runs.manifest import manifest_uri, read_manifest, read_output
@@ -26,15 +25,16 @@ from training.certificate import (
     CertificateConfig,
     ProvenanceReader,
     certificate_uri,
+    certify_dataset,
     certify_run,
     rank_steps,
+    read_provenance,
     sub_epoch_steps,
 )
 from training.data import row_order
 from training.data.dataset import Dataset
 from training.data.partition_dataset import PartitionDataset, ReadingSettings
 from training.data.sub_epochs import SubEpoch
-from training.dataset_certificate import certify_dataset
 from training.distributed import process_group
 from training.fit.model_specs import Fit, student_fit
 from training.settings.recipe import read_recipe

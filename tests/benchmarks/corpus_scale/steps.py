@@ -74,7 +74,7 @@ def run_steps(
     """Run the steps of a run up to the `last`, then two queries; yield each as it ends."""
     shared = ["--recipe", str(TINY), "--run", str(run), "--json", *shared]
     sources = manifests(corpus, num_utterances)
-    for launch in launches(None, 1, 1, device="cpu", manifests=sources):
+    for launch in launches(sources, 1, 1, device="cpu"):
         yield measured(launch.step, launch.command(shared))
         if launch.step == last:
             break

@@ -112,5 +112,9 @@ def test_steps_with_a_model_take_a_device(run_job: RunJob, tmp_path: Path, step:
 
 def test_a_run_gives_its_device_to_these_steps_alone() -> None:
     """Spark's steps share the devices that their cluster file names."""
-    given = {each.step for each in launches("data", 2, 4, "cuda") if "cuda" in each.arguments}
+    given = {
+        each.step
+        for each in launches(["--kaldi-dir", "data"], 2, 4, "cuda")
+        if "cuda" in each.arguments
+    }
     assert given == set(WITH_DEVICE)

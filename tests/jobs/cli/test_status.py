@@ -355,7 +355,7 @@ def test_steps_of_a_run_are_chosen() -> None:
         given.first, given.only = first, only
         return [each.step for each in chosen_steps(steps, given)]  # type: ignore[arg-type]
 
-    steps: list[Launch] = launches("data", 2, 4)
+    steps: list[Launch] = launches(["--kaldi-dir", "data"], 2, 4)
     assert chosen(None) == [each.step for each in steps]
     assert chosen("certify") == ["certify", "report"]
     assert chosen(None, "align", "ingest") == ["ingest", "align"]

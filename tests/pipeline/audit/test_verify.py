@@ -626,7 +626,7 @@ def test_objects_are_cut_into_groups(
     monkeypatch.setattr(stored_objects, "GROUP_BYTES", 10)
     monkeypatch.setattr(stored_objects, "GROUP_OBJECTS", 3)
     wanted = [
-        stored_objects._Wanted(Output(str(place), size, "", 0, 0), "", has_utterances=False)
+        stored_objects.Wanted(Output(str(place), size, "", 0, 0), "", has_utterances=False)
         for place, size in enumerate(sizes)
     ]
     groups = list(stored_objects._cut(wanted))
