@@ -260,10 +260,10 @@ def main() -> None:
 def check_and_run(arguments: argparse.Namespace) -> int:
     """Check what the steps will need, then run them."""
     require_used_options(arguments)
-    source = given_options(arguments, SOURCE_OPTIONS)
+    source = given_options(arguments, SOURCE_OPTIONS) or ["--ingested"]
     # Later steps alone may run where the corpus is gone.
-    if not source and not (arguments.first or arguments.only):
-        source = ["--ingested"]
+    if arguments.kaldi_dir is None and (arguments.first or arguments.only):
+        source = []
     if code := check(arguments, *source):
         return code
     recipe = read_recipe(recipe_path(arguments.recipe), arguments.set)

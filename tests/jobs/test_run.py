@@ -12,7 +12,7 @@ import pytest
 
 import jobs.run
 from infra.log_lines import LogFormat, begin_log
-from jobs.cli.arguments import add_placement_arguments
+from jobs.cli.arguments import INGEST_OPTIONS, add_placement_arguments, given_options
 from jobs.run import Launch, exit_with, launches, run_steps
 from tests.training.forked_programs import Program, run_forked
 from training.distributed import rank_launcher
