@@ -347,9 +347,9 @@ class _Tracer:
     def _explain_absence(self, selections: Mapping[str, Manifest | None]) -> Mapping[str, Any]:
         """Record why no selection file has the utterance; return the facts of its record."""
         found = self._metadata(selections)
-        for manifest in filter(None, selections.values()):
-            if hit := self.in_selection(manifest, in_ledgers=True):
-                self._add(manifest, "quarantined", hit)
+        for selected in filter(None, selections.values()):
+            if hit := self.in_selection(selected, in_ledgers=True):
+                self._add(selected, "quarantined", hit)
                 return hit.facts
         if found is None:
             return self._left_out_by_ingest(selections)
