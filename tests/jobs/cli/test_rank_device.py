@@ -71,14 +71,6 @@ def test_gpus_are_counted_for_choices_that_need_them(monkeypatch: pytest.MonkeyP
     assert gpus_for("cuda") == gpus_for("cuda:1") == many
 
 
-@pytest.mark.parametrize("choice", ["auto", "cpu", "cuda", "cuda:0", "cuda:15"])
-def test_devices_are_parsed(choice: str) -> None:
-    """The four forms are taken as they are."""
-    parser = ArgumentParser()
-    add_device_argument(parser)
-    assert parser.parse_args(["--device", choice]).device == choice
-
-
 @pytest.mark.parametrize("choice", ["gpu", "cuda:", "cuda:-1", "cuda:a", "cpu:0", "CPU", ""])
 def test_other_devices_are_bad_usage(choice: str, capsys: pytest.CaptureFixture[str]) -> None:
     """The message names the value and all that is known."""
