@@ -17,7 +17,7 @@ from jobs.cli.spark_steps import distribute_on_spark
 from jobs.run_table import GENERATE_TARGETS
 from pipeline.kbest import joined
 from pipeline.runs.engine import Distribute, StepResult
-from pipeline.runs.manifest import is_finished, subsets_of_run
+from pipeline.runs.manifest import subsets_of_run
 from pipeline.runs.names import (
     DEV,
     TARGETS_GRAPH_STEP,
@@ -77,7 +77,7 @@ def due_rounds(job: Job) -> Iterator[tuple[TargetsRound, Sequence[str]]]:
     trained_on, ensemble = recipe.sequence_training.models, recipe.num_teachers
     for each in targets_rounds(recipe.targets.rounds):
         models = labelling_models(trained_on, ensemble, each)
-        trained = (is_finished(job.store, job.run_uri, model_step(name)) for name in models)
+        trained = (job.has(model_step(name)) for name in models)
         if each.number == 1 or all(trained):
             yield each, models
 

@@ -21,7 +21,7 @@ from jobs.cli.record import read_job_record, there_or_needed
 from jobs.run_table import STEPS, Written
 from pipeline.records import Tally
 from pipeline.runs.commit import each_commit
-from pipeline.runs.manifest import is_finished, manifest_uri, read_manifest
+from pipeline.runs.manifest import manifest_uri
 from pipeline.runs.names import (
     BOOTSTRAP_STEP,
     INGEST_STEP,
@@ -74,8 +74,8 @@ def progress_of(job: Job, name: str, step: Written, made: Sequence[Written]) -> 
 
     Its manifest says so, its newest checkpoint, or its tasks' commits.
     """
-    if is_finished(job.store, job.run_uri, step.name):
-        found = read_manifest(job.store, job.run_uri, step.name)
+    if job.has(step.name):
+        found = job.manifest(step.name)
         out, total, lost = found.tally_out, found.tally_in, found.quarantined
         return Progress("done", out.hours, total.hours, lost.utterances)
     tally_in, tally_out, lost = Tally(), Tally(), Tally()
@@ -135,15 +135,15 @@ def hours_to_read(job: Job, step: Written) -> float:
     """Return the hours that a step's tasks read together; 0 where they are not known."""
     if folder_of(step.name) == SELECTION_FOLDER:
         # Of the subset's metadata, what this run has ingested.
-        if not is_finished(job.store, job.run_uri, INGEST_STEP):
+        if not job.has(INGEST_STEP):
             return 0.0
-        outputs = read_manifest(job.store, job.run_uri, INGEST_STEP).outputs
+        outputs = job.manifest(INGEST_STEP).outputs
         folder = f"{METADATA_FOLDER}/{step.name.rpartition('/')[2]}/"
         of_subset = (each.tally for each in outputs if each.key.startswith(folder))
         return sum(of_subset, Tally()).hours
-    if not step.hours_of or not is_finished(job.store, job.run_uri, step.hours_of):
+    if not step.hours_of or not job.has(step.hours_of):
         return 0.0
-    found = read_manifest(job.store, job.run_uri, step.hours_of)
+    found = job.manifest(step.hours_of)
     hours = found.tally_out.hours
     # An increment's tasks read what it has selected itself, and of its base what it inherits.
     if found.extends and not found.is_inherited:

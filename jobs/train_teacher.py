@@ -12,18 +12,13 @@ from jobs.cli.training_steps import (
     training_stages,
 )
 from jobs.run_table import TRAIN_TEACHER
-from pipeline.runs.manifest import is_finished
 from pipeline.runs.names import TEACHER
 from training.fit.model_specs import sibling_fits, teacher_fits
 
 
 def run(job: Job) -> StepResults:
     """Train the teachers on all ranks, and those of later rounds whose targets are made."""
-    due = [
-        fit
-        for fit in sibling_fits(job.recipe)
-        if fit.unlabelled and is_finished(job.store, job.run_uri, fit.unlabelled)
-    ]
+    due = [fit for fit in sibling_fits(job.recipe) if fit.unlabelled and job.has(fit.unlabelled)]
     with training_ranks(job) as ranks:
         return [
             train()

@@ -14,7 +14,6 @@ from jobs.cli.record import read_job_record
 from jobs.cli.spark_steps import distribute_on_spark
 from jobs.run_table import STEPS, optional_steps, step_configs, written_steps
 from pipeline.audit.verify import Expectation, Verification, sweep, verify_run
-from pipeline.runs.manifest import is_finished
 from pipeline.runs.names import (
     DEV,
     SCRATCH_FOLDER,
@@ -35,7 +34,7 @@ def verify(job: Job) -> Answer:
             bar.update(num_bytes)
 
         jobs = {name: written_steps(job.recipe, name) for name in STEPS}
-        has_dev = is_finished(job.store, job.run_uri, features_step(DEV))
+        has_dev = job.has(features_step(DEV))
         configs = step_configs(job.recipe, trained_recipe(job), has_dev)
         expectation = Expectation(configs, jobs, optional_steps(job.recipe))
         found = verify_run(

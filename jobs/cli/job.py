@@ -35,7 +35,7 @@ from pipeline.runs.increment import (
     read_increment,
     require_beside,
 )
-from pipeline.runs.manifest import changes, is_finished, manifest_uri, read_manifest
+from pipeline.runs.manifest import Manifest, changes, is_finished, manifest_uri, read_manifest
 from pipeline.runs.names import (
     ALIGNMENTS_FOLDER,
     CHECKPOINTS_FOLDER,
@@ -82,6 +82,14 @@ class Job:
     tasks: TaskTotals = field(default_factory=TaskTotals)
     pace: dict[str, list[dict[str, float]]] = field(default_factory=dict)
     increment: Increment | None = None
+
+    def has(self, step: str) -> bool:
+        """Return whether the run has the manifest of a step."""
+        return is_finished(self.store, self.run_uri, step)
+
+    def manifest(self, step: str) -> Manifest:
+        """Read the manifest of a finished step of the run."""
+        return read_manifest(self.store, self.run_uri, step)
 
     def take_pace(self, model: str, pace: Sequence[Any]) -> None:
         """Keep the pace of a model's sub-epochs for the job's record."""
@@ -142,9 +150,17 @@ def open_job(name: str, arguments: argparse.Namespace) -> Job:
     runs = (run_uri, *(increment.bases if increment else ()))
     prefixes = [each for run in runs for each in cluster.readable(run, corpus_uri)]
     store = ObjectStore((*prefixes, *recipe.corpus.audio_prefixes))
-    is_leader = launched_rank() == 0
-    place = name, recipe, run_uri, corpus_uri, store, cluster, arguments, is_leader
-    return Job(*place, increment=increment)
+    return Job(
+        name,
+        recipe,
+        run_uri,
+        corpus_uri,
+        store,
+        cluster,
+        arguments,
+        is_leader=launched_rank() == 0,
+        increment=increment,
+    )
 
 
 def _increment(recipe: Recipe, run_uri: str, extends: str) -> Increment | None:
@@ -243,8 +259,8 @@ def hours_read(job: Job, step: Written) -> float:
     Of more than `SAMPLED_COMMITS` commits it is an estimate, by every n-th: 200,000 small objects
     would keep a start waiting for minutes.
     """
-    if is_finished(job.store, job.run_uri, step.name):
-        return read_manifest(job.store, job.run_uri, step.name).tally_in.hours
+    if job.has(step.name):
+        return job.manifest(step.name).tally_in.hours
     if step.fit is not None:
         return training_hours(job, step.fit)[0]
     uris = reading_commits(job, step.name)
@@ -271,9 +287,9 @@ def training_hours(job: Job, fit: Fit) -> tuple[float, float]:
     All hours are 0 where the data are not there yet.
     """
     data = (fit.labelled, *([fit.unlabelled] if fit.unlabelled else []))
-    if not all(is_finished(job.store, job.run_uri, step) for step in data):
+    if not all(job.has(step) for step in data):
         return 0.0, 0.0
-    hours = [read_manifest(job.store, job.run_uri, step).tally_out.hours for step in data]
+    hours = [job.manifest(step).tally_out.hours for step in data]
     labelled, unlabelled = (*hours, 0.0)[:2]
     checkpoints = join_uri(job.run_uri, model_step(fit.name), CHECKPOINTS_FOLDER)
     place = newest_place(job.store, checkpoints)
@@ -294,12 +310,12 @@ def conflicts(job: Job, steps: Sequence[str]) -> Mapping[str, list[str]]:
 
     A finished step's are in its manifest. One that has only begun is compared by whole recipes.
     """
-    has_dev = is_finished(job.store, job.run_uri, features_step(DEV))
+    has_dev = job.has(features_step(DEV))
     now = step_configs(job.recipe, job.recipe, has_dev)
     found = {}
     for step in steps:
-        if is_finished(job.store, job.run_uri, step):
-            config = read_manifest(job.store, job.run_uri, step).config
+        if job.has(step):
+            config = job.manifest(step).config
             before = {
                 name: each for name, each in config.items() if name not in COMMAND_LINE_SETTINGS
             }

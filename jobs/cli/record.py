@@ -18,7 +18,7 @@ from infra.task_metrics import DeviceFault, RequestCounts
 from jobs.cli.host import describe_commit, describe_machine
 from jobs.cli.job import Job, conflicts, require_time
 from jobs.run_table import optional_steps
-from pipeline.runs.manifest import Manifest, is_finished, listed, manifest_uri
+from pipeline.runs.manifest import Manifest, listed, manifest_uri
 from pipeline.runs.names import (
     CHECKPOINTS_FOLDER,
     MODELS_FOLDER,
@@ -39,7 +39,7 @@ def dry_run_summary(job: Job, reads: tuple[str, ...], writes: tuple[str, ...]) -
     """Say of each manifest that the step reads or writes whether it exists."""
 
     def state(name: str) -> str:
-        return "there" if is_finished(job.store, job.run_uri, name) else "missing"
+        return "there" if job.has(name) else "missing"
 
     return {
         "step": job.name,
@@ -55,7 +55,7 @@ def dry_run_summary(job: Job, reads: tuple[str, ...], writes: tuple[str, ...]) -
 def there_or_needed(job: Job, steps: Sequence[str]) -> list[str]:
     """Leave out the optional steps that the run does not have."""
     optional = optional_steps(job.recipe)
-    return [s for s in steps if s not in optional or is_finished(job.store, job.run_uri, s)]
+    return [s for s in steps if s not in optional or job.has(s)]
 
 
 def describe_dry_run(summary: dict[str, Any]) -> str:
@@ -130,7 +130,7 @@ def _made(job: Job, steps: Sequence[str]) -> tuple[NamedObject, ...]:
 
     A later round of targets may not be made yet.
     """
-    there = [step for step in steps if is_finished(job.store, job.run_uri, step)]
+    there = [step for step in steps if job.has(step)]
     uris = [manifest_uri(job.run_uri, step) for step in there]
     for step in steps:
         if folder_of(step) == MODELS_FOLDER:
