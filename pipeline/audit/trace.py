@@ -57,7 +57,7 @@ from pipeline.runs.names import (
     task_name,
 )
 from pipeline.runs.outputs import find_outputs
-from pipeline.shards.container import read_plain_columns
+from pipeline.shards.container import Columns, read_plain_columns
 from pipeline.shards.targets import OFFSETS_ENTRY
 from pipeline.steps.audio_reads import WantedAudio, read_audio
 from pipeline.steps.repartition import shard_groups
@@ -117,64 +117,6 @@ def first_hit(items: Sequence[T], look: Callable[[T], Hit | None]) -> Hit | None
     # Answers come in the order of items, so the first hit never depends on timing.
     looked = prefetch(look, items, IN_FLIGHT)
     return next((hit for _, hit in looked if hit is not None), None)
-
-
-def in_lines(
-    store: ObjectStore, run_uri: str, outputs: Sequence[Output], utterance_id: str
-) -> Hit | None:
-    """Look in selection files or ledgers, which are read whole."""
-
-    def look(output: Output) -> Hit | None:
-        data = read_output(store, run_uri, output)
-        if may_hold(data, utterance_id):
-            for number, fields in enumerate(read_lines(data, IDENTIFIED), 1):
-                if fields["utterance_id"] == utterance_id:
-                    return Hit(output.key, number, fields)
-        return None
-
-    return first_hit(outputs, look)
-
-
-def in_metadata(
-    store: ObjectStore, uris: Sequence[str], utterance_id: str
-) -> tuple[Hit, Utterance | Quarantined] | None:
-    """Look in metadata objects; the record is what it parses to."""
-    records: dict[str, Utterance | Quarantined] = {}
-
-    def look(uri: str) -> Hit | None:
-        data = store.get(uri)
-        if uri.endswith(".gz") or may_hold(data, utterance_id):
-            for number, (_, record) in enumerate(read_records(data, uri), 1):
-                if record.utterance_id == utterance_id:
-                    records[uri] = record
-                    return Hit(uri, number, {})
-        return None
-
-    hit = first_hit(uris, look)
-    return None if hit is None else (hit, records[hit.key])
-
-
-def in_shards(
-    store: ObjectStore, run_uri: str, outputs: Sequence[Output], utterance_id: str
-) -> Hit | None:
-    """Look in shards, of which only the ids are read, and of the hit its plain columns."""
-
-    def look(output: Output) -> Hit | None:
-        uri = output.uri(run_uri)
-        # Of a shard of 5 hours, 280 MB with targets, only the ids are read.
-        ids = scan_checked(store, uri, lambda file: read_plain_columns(file, ["utterance_id"]))[0]
-        if utterance_id not in ids["utterance_id"]:
-            return None
-        row = ids["utterance_id"].index(utterance_id)
-        columns, footer = scan_checked(
-            store, uri, lambda file: read_plain_columns(file, _ROW_COLUMNS)
-        )
-        facts = {name: cells[row] for name, cells in columns.items() if cells[row] is not None}
-        facts |= {"k": int(footer["k"])} if "k" in footer else {}
-        facts |= {OFFSETS_ENTRY: footer[OFFSETS_ENTRY]} if OFFSETS_ENTRY in footer else {}
-        return Hit(output.key, row, facts)
-
-    return first_hit(outputs, look)
 
 
 def may_hold(data: bytes, utterance_id: str) -> bool:
@@ -283,7 +225,57 @@ class _Tracer:
         listed = manifest.ledgers if in_ledgers else manifest.outputs
         placed = sorted(find_outputs(listed, keys), key=lambda found: found[0])
         outputs = [output for _, output in placed]
-        return in_lines(self.store, self.run_uri, outputs, self.utterance_id)
+        return self._in_lines(outputs)
+
+    def _in_lines(self, outputs: Sequence[Output]) -> Hit | None:
+        """Look in selection files or ledgers, which are read whole."""
+
+        def look(output: Output) -> Hit | None:
+            data = read_output(self.store, self.run_uri, output)
+            if may_hold(data, self.utterance_id):
+                for number, fields in enumerate(read_lines(data, IDENTIFIED), 1):
+                    if fields["utterance_id"] == self.utterance_id:
+                        return Hit(output.key, number, fields)
+            return None
+
+        return first_hit(outputs, look)
+
+    def _in_shards(self, outputs: Sequence[Output]) -> Hit | None:
+        """Look in shards, of which only the ids are read, and of the hit its plain columns."""
+
+        def look(output: Output) -> Hit | None:
+            def read(names: Sequence[str]) -> tuple[Columns, Mapping[str, str]]:
+                uri = output.uri(self.run_uri)
+                return scan_checked(self.store, uri, lambda file: read_plain_columns(file, names))
+
+            # Of a shard of 5 hours, 280 MB with targets, only the ids are read.
+            ids = read(["utterance_id"])[0]["utterance_id"]
+            if self.utterance_id not in ids:
+                return None
+            row = ids.index(self.utterance_id)
+            columns, footer = read(_ROW_COLUMNS)
+            facts = {name: cells[row] for name, cells in columns.items() if cells[row] is not None}
+            facts |= {"k": int(footer["k"])} if "k" in footer else {}
+            facts |= {OFFSETS_ENTRY: footer[OFFSETS_ENTRY]} if OFFSETS_ENTRY in footer else {}
+            return Hit(output.key, row, facts)
+
+        return first_hit(outputs, look)
+
+    def _in_metadata(self, uris: Sequence[str]) -> tuple[Hit, Utterance | Quarantined] | None:
+        """Look in metadata objects; the record is what it parses to."""
+        records: dict[str, Utterance | Quarantined] = {}
+
+        def look(uri: str) -> Hit | None:
+            data = self.store.get(uri)
+            if uri.endswith(".gz") or may_hold(data, self.utterance_id):
+                for number, (_, record) in enumerate(read_records(data, uri), 1):
+                    if record.utterance_id == self.utterance_id:
+                        records[uri] = record
+                        return Hit(uri, number, {})
+            return None
+
+        hit = first_hit(uris, look)
+        return None if hit is None else (hit, records[hit.key])
 
     def _named_in(self, manifest: Manifest) -> frozenset[str]:
         """Name a selection's objects, and its metadata, that the id index has the utterance in."""
@@ -320,13 +312,13 @@ class _Tracer:
         if commit:
             places.insert(0, (commit.outputs, (commit.ledger,) if commit.ledger else ()))
         for outputs, ledgers in places:
-            if hit := in_shards(self.store, self.run_uri, outputs, self.utterance_id):
+            if hit := self._in_shards(outputs):
                 without = commit.statistics.get(WITHOUT_LATTICE, {}) if commit else {}
                 if why := without.get(self.utterance_id):
                     hit.facts[WITHOUT_LATTICE] = f"{why['reason']}: {why['detail']}"
                 self._add(manifest, "written", hit)
                 return hit
-            if hit := in_lines(self.store, self.run_uri, ledgers, self.utterance_id):
+            if hit := self._in_lines(ledgers):
                 self._add(manifest, "quarantined", hit)
                 return None
         if manifest.unselected.utterances:
@@ -367,7 +359,7 @@ class _Tracer:
     def _left_out_by_ingest(self, selections: Mapping[str, Manifest | None]) -> Mapping[str, Any]:
         ingested = self.manifest(INGEST_STEP)
         ledgers = ingested.ledgers if ingested else ()
-        hit = in_lines(self.store, self.run_uri, ledgers, self.utterance_id)
+        hit = self._in_lines(ledgers)
         if ingested and hit:
             self._add(ingested, "quarantined", hit)
             return hit.facts
@@ -393,7 +385,7 @@ class _Tracer:
                 # Those of earlier runs are no inputs of an increment; stored objects have keys.
                 names = sorted(name for name in self._named_in(manifest) if name[0] == "/")
                 uris = [f"{base}{name}" for name in names]
-            found = in_metadata(self.store, uris, self.utterance_id)
+            found = self._in_metadata(uris)
             if found is not None:
                 hit, record = found
                 key = hit.key.removeprefix(f"{self.corpus_uri.rstrip('/')}/")
