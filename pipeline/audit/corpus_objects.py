@@ -1,7 +1,6 @@
 """Compare a corpus with what the run's steps read of it: metadata, lexicon, audio."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 
@@ -125,21 +124,18 @@ def digest_findings(
 ) -> Iterator[Finding]:
     """Yield a finding for each object, by its URI, that has not the SHA-256 that a step `read`."""
     uris = list(digests)
-    groups = [
-        (store, uris[first : first + _GROUP_OBJECTS])
-        for first in range(0, len(uris), _GROUP_OBJECTS)
-    ]
-    by_tasks = distribute(groups, _group_digests, description) if distribute else None
-    found = chain.from_iterable(map(_group_digests, groups) if by_tasks is None else by_tasks)
+    groups = [uris[n : n + _GROUP_OBJECTS] for n in range(0, len(uris), _GROUP_OBJECTS)]
+    read_group = partial(_digests, store)
+    by_tasks = distribute(groups, read_group, description) if distribute else None
+    found = chain.from_iterable(by_tasks or map(read_group, groups))
     for (uri, expected), digest in zip(digests.items(), found, strict=True):
         if digest != expected:
             there = f"SHA-256 {digest[:16]}" if digest else "missing"
             yield Finding(uri, f"SHA-256 {expected[:16]}, {read}", there, remedy)
 
 
-def _group_digests(group: tuple[ObjectStore, list[str]]) -> list[str]:
+def _digests(store: ObjectStore, uris: Sequence[str]) -> list[str]:
     """Return the SHA-256 of each object; an empty one for an object that is missing."""
-    store, uris = group
     digests = []
     for _, answer in store.get_many(uris, GETS_IN_FLIGHT):
         if not isinstance(answer, Fetched | ObjectNotFound):
@@ -234,17 +230,15 @@ def audio_findings(
         doubtful = [
             np.unique(found.objects) for found in names_without([holding.audio], [confirmed])
         ]
-        shards = [
-            _Shard(store, run_uri, corpus_uri, step, holding.outputs[place])
-            for place in np.unique(np.concatenate(doubtful)).tolist()
-        ]
+        shards = [holding.outputs[n] for n in np.unique(np.concatenate(doubtful)).tolist()]
+        changed = partial(_changed, store, run_uri, corpus_uri, step)
         number = 0
-        for first in range(0, len(shards), SHARDS_AT_A_TIME):
-            some = shards[first : first + SHARDS_AT_A_TIME]
-            by_tasks = distribute(some, _changed, "verify audio") if distribute else None
-            for found in by_tasks or (_changed(shard, confirmed) for shard in some):
-                yield from found.first[: max(MAX_NAMED - number, 0)]
-                number += found.number
+        for place in range(0, len(shards), SHARDS_AT_A_TIME):
+            some = shards[place : place + SHARDS_AT_A_TIME]
+            by_tasks = distribute(some, changed, "verify audio") if distribute else None
+            for more, first in by_tasks or (changed(shard, confirmed) for shard in some):
+                yield from first[: max(MAX_NAMED - number, 0)]
+                number += more
         if number > MAX_NAMED:
             said = f"{number - MAX_NAMED:,} more audio objects are not as {step} read them"
             yield Finding(corpus_uri, "audio as it was", said, _AUDIO_REMEDY)
@@ -266,29 +260,19 @@ def _listed_versions(store: ObjectStore, folder: str) -> Hashes:
     return hash_names([each.name(folder) for each in versions])
 
 
-@dataclass(frozen=True, slots=True)
-class _Shard:
-    """One feature shard of a step, whose audio is compared."""
+def _changed(
+    store: ObjectStore,
+    run_uri: str,
+    corpus_uri: str,
+    step: str,
+    output: Output,
+    confirmed: HashedNames | None = None,
+) -> tuple[int, list[Finding]]:
+    """Read the audio of a feature shard that is not confirmed, and compare it.
 
-    store: ObjectStore
-    run_uri: str
-    corpus_uri: str
-    step: str
-    output: Output
-
-
-@dataclass(frozen=True, slots=True)
-class _Changed:
-    """Audio objects of a shard that are not as extraction read them: a number, and the first."""
-
-    number: int
-    first: tuple[Finding, ...]
-
-
-def _changed(shard: _Shard, confirmed: HashedNames | None = None) -> _Changed:
-    """Read the audio of a shard that is not confirmed, and compare it."""
-    store, corpus_uri, output = shard.store, shard.corpus_uri, shard.output
-    contents = read_contents(output.key, read_output(store, shard.run_uri, output))
+    Return the number of objects that are not as extraction read them, and the first findings.
+    """
+    contents = read_contents(output.key, read_output(store, run_uri, output))
     assert contents is not None, "hashes come from contents"
     doubtful = [each for each in contents.audio if each.etag]
     if confirmed is not None:
@@ -315,6 +299,6 @@ def _changed(shard: _Shard, confirmed: HashedNames | None = None) -> _Changed:
             number += 1
             if number <= MAX_NAMED:
                 part = f", {expected.part}" if expected.part else ""
-                said = f"ETag {expected.etag}{part}, as {shard.step} read it"
+                said = f"ETag {expected.etag}{part}, as {step} read it"
                 first.append(Finding(uri, said, there, _AUDIO_REMEDY))
-    return _Changed(number, tuple(first))
+    return number, first
