@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from itertools import islice, zip_longest
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 from jaxtyping import Float64, Int64
@@ -42,10 +42,12 @@ from pipeline.shuffle_quality import (
     intra_group_correlation,
 )
 from pipeline.steps.repartition import shard_groups
-from training.data.partition_dataset import PartitionDataset
 from training.data.row_order import RowOrder
 from training.data.sub_epochs import SubEpoch, check_offsets
 from training.fit.model_specs import Fit
+
+if TYPE_CHECKING:
+    from training.data.partition_dataset import PartitionDataset  # imports torch
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -466,7 +468,7 @@ class DatasetCertificate:
         return f"The order is less mixed than uniform orders: {', '.join(self.less_mixed)}."
 
 
-def certify_dataset(dataset: PartitionDataset, num_steps: int = 64) -> DatasetCertificate:
+def certify_dataset(dataset: "PartitionDataset", num_steps: int = 64) -> DatasetCertificate:
     """Certify the first `num_steps` steps of the first six sub-epochs; reads ids, not features.
 
     ValueError if no sub-epoch has two steps, or `num_steps` is below 2.
