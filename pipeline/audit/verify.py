@@ -285,7 +285,8 @@ class _Reader:
             is_corpus = step == INGEST_STEP and not output.key.endswith(LEDGER_SUFFIX)
             return self.corpus_uri if is_corpus else self.run_uri
 
-        wanted = [Wanted(output, base_of(output), records.has_tasks) for output in outputs]
+        has_tasks = records.has_tasks
+        wanted = [Wanted(output, base_of(output), has_tasks) for output in outputs]
         for output, found in read_objects(
             self.store, self.corpus_uri, wanted, GETS_IN_FLIGHT, self.distribute
         ):
