@@ -194,7 +194,7 @@ def parse_job_record(data: bytes, remedy: str) -> dict[str, Any]:
     return read_sealed(data, remedy, parse)
 
 
-Samples = list[tuple[dict[str, str], float]]
+_ESCAPES = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n"})
 
 
 def metrics_text(summary: Mapping[str, Any], finished_at: float) -> str:
@@ -245,19 +245,13 @@ def _families(summary: Mapping[str, Any], finished_at: float) -> Iterator[str]:
         yield _gauge(name, text, samples)
 
 
-def _gauge(name: str, text: str, samples: Samples) -> str:
+def _gauge(name: str, text: str, samples: Sequence[tuple[Mapping[str, str], float]]) -> str:
     full = f"megahour_{name}"
     lines = [f"# HELP {full} {text}", f"# TYPE {full} gauge"]
-    lines += [f"{full}{{{_labels(labels)}}} {float(value)!r}" for labels, value in samples]
+    for labels, value in samples:
+        written = (f'{label}="{of.translate(_ESCAPES)}"' for label, of in labels.items())
+        lines.append(f"{full}{{{','.join(written)}}} {float(value)!r}")
     return "\n".join(lines) + "\n" if samples else ""
-
-
-def _labels(labels: Mapping[str, str]) -> str:
-    return ",".join(f'{name}="{_escaped(value)}"' for name, value in labels.items())
-
-
-def _escaped(value: str) -> str:
-    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
 def metrics_path(given: str) -> Path:
