@@ -198,8 +198,8 @@ def verify_run(
 
     Tasks read them, where `distribute` runs tasks, or else this process; findings are the same.
     Of each utterance and step 12 bytes are kept, on local disk where they are many; shards are
-    read 8 at a time. Audio in S3 that a
-    listing's ETags confirm is not read, unless `reads_audio`; local audio is read.
+    read 8 at a time. Audio in S3 that a listing's ETags confirm is not read, unless `reads_audio`;
+    local audio is read.
     """
     # Listed before commits are read: what a task commits meanwhile is then no orphan.
     listing = list_run(store, run_uri, corpus_uri)
