@@ -474,6 +474,17 @@ def test_no_object_below_a_run_is_passed_over(run: Run, key: str) -> None:
     """Whatever folder it is in, verification names it, and sweeping leaves it."""
     store, run_uri = run
     store.put(join_uri(run_uri, key), b"mine")
+    assert key in findings(run)
+    with pytest.raises(ValueError, match=r"nothing swept"):
+        sweep(store, run_uri, verify(store, run_uri))
+    assert store.exists(join_uri(run_uri, key))
+
+
+def test_a_strangers_object_is_named_and_never_swept(run: Run) -> None:
+    """The user must find out what an object is for that no task stored."""
+    store, run_uri = run
+    key = f"features/{SUBSET}/notes.txt"
+    store.put(join_uri(run_uri, key), b"mine")
     assert findings(run)[key][1] == "an object that no task stored"
     with pytest.raises(ValueError, match=r"nothing swept: 1 findings"):
         sweep(store, run_uri, verify(store, run_uri))
