@@ -95,11 +95,10 @@ def make_request(arguments: argparse.Namespace, cluster: Cluster) -> LaunchReque
 
 def step_arguments(arguments: argparse.Namespace) -> list[str]:
     """Return the step's own arguments; files of the user's own lie in the folder of the code."""
-    overrides = [part for each in arguments.set for part in ("--set", each)]
     cluster = ("--cluster", _on_host(arguments.cluster)) if arguments.cluster else ()
     recipe = _on_host(arguments.recipe)
-    names = (EXTENDS, *(INGEST_OPTIONS if arguments.step == INGEST else ()))
-    shared = ["--recipe", recipe, "--run", arguments.run, *cluster, *overrides]
+    names = ("--set", EXTENDS, *(INGEST_OPTIONS if arguments.step == INGEST else ()))
+    shared = ["--recipe", recipe, "--run", arguments.run, *cluster]
     return [*shared, *given_options(arguments, names)]
 
 

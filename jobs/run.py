@@ -231,10 +231,8 @@ def check(arguments: argparse.Namespace, *options: str) -> int:
 
 def shared_arguments(recipe: str, arguments: argparse.Namespace) -> list[str]:
     """Return the arguments that every step receives."""
-    overrides = [part for override in arguments.set for part in ("--set", override)]
-    cluster = ["--cluster", arguments.cluster] if arguments.cluster else []
-    extends = given_options(arguments, [EXTENDS])
-    return ["--recipe", recipe, "--run", arguments.run, *overrides, *cluster, *extends]
+    given = given_options(arguments, ("--set", "--cluster", EXTENDS))
+    return ["--recipe", recipe, "--run", arguments.run, *given]
 
 
 def main() -> None:
