@@ -3,13 +3,15 @@
 megahour align --recipe demo --run runs/demo
 """
 
+from functools import partial
+
 from infra.log_lines import log
 from jobs.cli.command_line import Step, StepResults, main
 from jobs.cli.job import Job
 from jobs.cli.spark_steps import distribute_on_spark
 from jobs.cli.training_steps import arguments_with_device, own_device, training_ranks
 from jobs.run_table import ALIGN
-from pipeline.runs.manifest import Manifest, is_finished, read_manifest, subsets_of_run
+from pipeline.runs.manifest import Manifest, subsets_of_run
 from pipeline.runs.names import (
     ALIGNER,
     DEV,
@@ -32,10 +34,9 @@ from training.settings.recipe import check_phones, check_ranks, check_senones
 def run(job: Job) -> StepResults:
     """Bootstrap an alignment; in each round train a network on the last one, and realign by it."""
     recipe = job.recipe
-    where = job.store, job.run_uri, job.corpus_uri
     device = own_device(job.arguments.device)
     features = features_step(LABELLED)
-    is_there = is_finished(job.store, job.run_uri, features)
+    is_there = job.has(features)
     if not is_there and LABELLED not in subsets_of(job.store, job.corpus_uri):
         raise ValueError(
             f"{metadata_uri(job.corpus_uri, LABELLED)} has no metadata: need transcribed "
@@ -43,16 +44,23 @@ def run(job: Job) -> StepResults:
         )
     # Now, not after the hours of the bootstrap.
     check_ranks(recipe, ALIGNER, 1)
-    read_manifest(job.store, job.run_uri, features)
+    job.manifest(features)
     rule = recipe.corpus.unknown_words
     lexicon = CorpusLexicon.read(job.store, job.corpus_uri, rule).parse()
     check_phones(recipe, len(lexicon.phones))
     has_dev = DEV in subsets_of_run(job.store, job.run_uri, features_step)
-    if has_dev and not is_finished(job.store, job.run_uri, DEV_ALIGNMENT_STEP):
+    if has_dev and not job.has(DEV_ALIGNMENT_STEP):
         check_transcripts(job.store, job.run_uri, DEV, lexicon, recipe.loss_budget)
     versions = recipe.alignment.versions
     bootstrapped = bootstrap(
-        *where, recipe.bootstrap, recipe.senones, recipe.loss_budget, versions, rule
+        job.store,
+        job.run_uri,
+        job.corpus_uri,
+        recipe.bootstrap,
+        recipe.senones,
+        recipe.loss_budget,
+        versions,
+        rule,
     )
     check_senones(recipe, read_tree(job.store, job.run_uri).num_senones)
     if said := unreached_senones(bootstrapped.manifest):
@@ -63,15 +71,24 @@ def run(job: Job) -> StepResults:
         recipe.evaluation.acoustic_scale, recipe.models.of(ALIGNER), realigned_on, versions
     )
     with process_group.open_world(device=device), distribute_on_spark(job) as distribute:
+        realigned = partial(
+            realign,
+            job.store,
+            job.run_uri,
+            job.corpus_uri,
+            settings=settings,
+            loss_budget=recipe.loss_budget,
+            distribute=distribute,
+        )
         for each in realignment_rounds(recipe.alignment.rounds):
             with training_ranks(job) as ranks:
                 fit_model(
                     aligner_fit(recipe, each), job.store, job.run_uri, ranks.group, ranks.device
                 )
-            aligned = [realign(*where, each, settings, recipe.loss_budget, distribute)]
+            aligned = [realigned(each)]
         # Newbob's loss is of development speakers where the corpus has some.
         if has_dev:
-            aligned += [realign(*where, each, settings, recipe.loss_budget, distribute, DEV)]
+            aligned.append(realigned(each, subset=DEV))
     return aligned
 
 

@@ -10,7 +10,7 @@ from infra.settings import ConfigurationError
 from jobs.cli.command_line import Step, StepResults, main
 from jobs.cli.job import Job
 from jobs.run_table import CERTIFY
-from pipeline.runs.manifest import manifest_uri, read_manifest
+from pipeline.runs.manifest import manifest_uri
 from pipeline.runs.names import STUDENT, model_step
 from pipeline.shuffle_quality import FIGURE_TITLES
 from training.certificate import FORMS, CertificateConfig, certify_run
@@ -38,7 +38,7 @@ def trained_ranks(job: Job) -> int:
     """Return the number of ranks of the trained student, or that of jobs/run.py."""
     if not job.store.exists(manifest_uri(job.run_uri, model_step(STUDENT))):
         return USUAL_RANKS
-    trained = read_manifest(job.store, job.run_uri, model_step(STUDENT))
+    trained = job.manifest(model_step(STUDENT))
     return int(trained.statistic("num_ranks", int))
 
 

@@ -7,8 +7,7 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 
 from infra.cluster import INSTANCE_TYPES, Cluster, require_dependencies
 from infra.settings import AUTO, ConfigurationError, Range, mebibytes, printable
@@ -60,7 +59,6 @@ from pipeline.runs.names import (
     STUDENT,
     TEACHER,
 )
-from training.decode.lexicon import Lexicon
 from training.models.parameter_count import num_parameters
 from training.settings.decoding import OwnTeacherConfig
 from training.settings.models import FactoryConfig
@@ -75,14 +73,13 @@ def main() -> None:
     """Parse the command line and check; exit with 0 or 2."""
     arguments = _parser().parse_args()
     try:
-        checked = check(arguments)
-    except (ConfigurationError, StoreError) as error:
+        job, notes = check(arguments)
+    except (LossBudgetExceededError, OSError, StoreError, ValueError) as error:
         sys.exit(fail(CHECK, error, 2))
-    for note in checked.notes:
+    for note in notes:
         print(f"{CHECK}: {note}", file=sys.stderr)
     if not arguments.quiet:
-        job, ranks = checked.job, _ranks(arguments)
-        found = {"recipe": job.recipe.name, "run": job.run_uri, "ranks": ranks}
+        found = {"recipe": job.recipe.name, "run": job.run_uri, "ranks": _ranks(arguments)}
         print(json.dumps(found) if arguments.json else f"check: {job.recipe.name}: all is well")
     sys.exit(0)
 
@@ -111,16 +108,11 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-@dataclass(frozen=True, slots=True)
-class Checked:
-    """Checked is the first step's job, and what the user may want to change though it works."""
+def check(arguments: argparse.Namespace) -> tuple[Job, Sequence[str]]:
+    """Open every step as it will open itself; ValueError names what cannot be done.
 
-    job: Job
-    notes: Sequence[str]
-
-
-def check(arguments: argparse.Namespace) -> Checked:
-    """Open every step as it will open itself; ConfigurationError names what cannot be done."""
+    Return the first step's job, and what the user may want to change though it works.
+    """
     require_used_options(arguments)
     ranks = _ranks(arguments)
     by_step = {step: open_job(step, arguments) for step in STEPS}
@@ -130,7 +122,11 @@ def check(arguments: argparse.Namespace) -> Checked:
         choose_device(arguments.device, 0, num_ranks, gpus_for(arguments.device))
         if section in jobs[0].recipe.sequence_training.models:
             check_ranks(jobs[0].recipe, "sequence_training", num_ranks)
-    _check_spark([by_step[step].cluster for step in spark_steps()])
+    on_spark = [by_step[step].cluster for step in spark_steps()]
+    for cluster in on_spark:
+        require_environment(cluster)
+    if any(cluster.is_local for cluster in on_spark):
+        find_java_home()
     for job in jobs:
         for name in written_steps(job.recipe, job.name):
             prefixes = map(resolve_prefix, job.cluster.writable(job.run_uri, job.corpus_uri))
@@ -144,21 +140,36 @@ def check(arguments: argparse.Namespace) -> Checked:
     if arguments.ingested:
         _require_corpus(by_step[SELECT_UTTERANCES])
     require_base(jobs)
+    notes = _language_notes(by_step, arguments)
+    try:
+        jobs[0].store.check(join_uri(jobs[0].run_uri, STORE_CHECK_FOLDER))
+    except AccessDenied as error:
+        notes.append(f"the store was not tried, as each step will do: {error}")
+    return jobs[0], notes
+
+
+def _language_notes(by_step: Mapping[str, Job], arguments: argparse.Namespace) -> list[str]:
+    """Check lexicon, manifests and language models; return what ingest and decoding will say."""
+    recipe = by_step[EVALUATE].recipe
     lexicon = read_lexicon(by_step[EVALUATE])
     if arguments.manifest:
-        _require_usable_manifests(by_step[INGEST])
+        require_usable_manifests(by_step[INGEST])
     if lexicon is None and (arguments.manifest or arguments.ingested):
         _require_lexicon(by_step[SELECT_UTTERANCES], arguments)
     if lexicon is not None and has_new_lexicon(arguments):
-        check_phones(jobs[0].recipe, len(lexicon.phones))
+        check_phones(recipe, len(lexicon.phones))
     searching = [EVALUATE]
-    if jobs[0].recipe.targets.source == "lattice":
+    if recipe.targets.source == "lattice":
         searching.append(GENERATE_TARGETS)
     readers = [by_step[step] for step in searching]
     notes = list(language_model_notes(readers, lexicon))
     if lexicon is not None:
-        notes += _lexicon_notes(by_step[INGEST], lexicon)
-    return Checked(jobs[0], (*notes, *_store_notes(jobs[0])))
+        # What ingest will say, or refuse.
+        if (data := new_lexicon_bytes(by_step[INGEST])) is not None:
+            require_replaceable(by_step[INGEST], data)
+            notes += phone_notes(data)
+        notes += vocabulary_notes(by_step[INGEST], lexicon)
+    return notes
 
 
 def _ranks(arguments: argparse.Namespace) -> Mapping[str, int]:
@@ -169,14 +180,6 @@ def _ranks(arguments: argparse.Namespace) -> Mapping[str, int]:
     supervised = arguments.supervised_ranks
     trained = {BASELINE: supervised, TEACHER: supervised, STUDENT: arguments.student_ranks}
     return {ALIGNER: 1, **trained}
-
-
-def _check_spark(clusters: Sequence[Cluster]) -> None:
-    """Raise ConfigurationError if this host cannot start the Spark of a cluster."""
-    for cluster in clusters:
-        require_environment(cluster)
-    if any(cluster.is_local for cluster in clusters):
-        find_java_home()
 
 
 def _check_host(cluster: Cluster) -> None:
@@ -266,27 +269,8 @@ def _check_own_teacher(recipe: Recipe) -> None:
             raise ConfigurationError(f"targets: teacher: {error}") from error
 
 
-def _store_notes(job: Job) -> Iterable[str]:
-    """Try the store; yield a note where these credentials may not write to the run."""
-    try:
-        job.store.check(join_uri(job.run_uri, STORE_CHECK_FOLDER))
-    except AccessDenied as error:
-        yield f"the store was not tried, as each step will do: {error}"
-
-
 def _host_mebibytes() -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") >> 20
-
-
-def _lexicon_notes(job: Job, lexicon: Lexicon) -> Iterator[str]:
-    """Yield what ingest will say; ConfigurationError where it will refuse lexicon or speech."""
-    try:
-        if (data := new_lexicon_bytes(job)) is not None:
-            require_replaceable(job, data)
-            yield from phone_notes(data)
-        yield from vocabulary_notes(job, lexicon)
-    except (LossBudgetExceededError, OSError, ValueError) as error:
-        raise ConfigurationError(str(error)) from error
 
 
 def _require_corpus(job: Job) -> None:
@@ -295,14 +279,6 @@ def _require_corpus(job: Job) -> None:
     if not job.store.list(uri):
         remedy = "name what to ingest by --kaldi-dir or --manifest, or set corpus.uri"
         raise ConfigurationError(f"{uri} holds no metadata: {remedy}")
-
-
-def _require_usable_manifests(job: Job) -> None:
-    """Raise ConfigurationError if ingest could use no row of a manifest."""
-    try:
-        require_usable_manifests(job)
-    except ValueError as error:
-        raise ConfigurationError(str(error)) from error
 
 
 def _require_lexicon(job: Job, arguments: argparse.Namespace) -> None:

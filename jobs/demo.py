@@ -10,10 +10,12 @@ from pathlib import Path
 from infra.log_lines import begin_log
 from infra.store.uris import is_s3
 from jobs.cli.arguments import (
+    DEV_SHARE,
+    KALDI_DIR,
     ON_CPU,
     Parser,
     add_run_arguments,
-    dev_share_arguments,
+    given_options,
     recipe_path,
 )
 from jobs.run import (
@@ -21,7 +23,7 @@ from jobs.run import (
     Launch,
     check,
     exit_with,
-    launches,
+    launches_of,
     run_chosen,
     run_steps,
 )
@@ -82,13 +84,10 @@ def make_and_run(arguments: argparse.Namespace, directory: str) -> int:
     code = check(arguments)
     if not code and not arguments.dry_run:
         code = run_steps([synthesis], ["--out", directory])
-    ranks = arguments.supervised_ranks, arguments.student_ranks
-    development = dev_share_arguments(arguments)
     if not code:
         recipe = read_recipe(recipe_path(arguments.recipe), arguments.set)
-        repeats = recipe.targets.rounds, not recipe.num_teachers
-        steps = launches(directory, *ranks, arguments.device, (), development, *repeats)
-        code = run_chosen(steps, arguments)
+        ingested = [KALDI_DIR, directory, *given_options(arguments, [DEV_SHARE])]
+        code = run_chosen(launches_of(arguments, recipe, ingested), arguments)
     if not code and not arguments.dry_run:
         print(f"report: {arguments.run}/{REPORT_STEP}/report.html")
     return code

@@ -8,7 +8,6 @@ from jobs.cli.job import Job
 from jobs.cli.spark_steps import distribute_on_spark
 from jobs.run_table import EXTRACT_FEATURES
 from pipeline.filterbank import NUM_BINS
-from pipeline.runs.manifest import is_finished
 from pipeline.runs.names import ALL_SUBSETS, selection_step
 from pipeline.steps.features import extract_features
 from pipeline.steps.selection.buckets import subsets_of
@@ -19,9 +18,7 @@ def run(job: Job) -> StepResults:
     of_corpus = subsets_of(job.store, job.corpus_uri) if job.increment is None else ()
     # What was selected is extracted, also where its metadata is gone.
     subsets = [
-        subset
-        for subset in ALL_SUBSETS
-        if subset in of_corpus or is_finished(job.store, job.run_uri, selection_step(subset))
+        subset for subset in ALL_SUBSETS if subset in of_corpus or job.has(selection_step(subset))
     ]
     with distribute_on_spark(job) as distribute:
         return [

@@ -17,7 +17,7 @@ from jobs.cli.spark_steps import distribute_on_spark
 from jobs.run_table import GENERATE_TARGETS
 from pipeline.kbest import joined
 from pipeline.runs.engine import Distribute, StepResult
-from pipeline.runs.manifest import is_finished, subsets_of_run
+from pipeline.runs.manifest import subsets_of_run
 from pipeline.runs.names import (
     DEV,
     TARGETS_GRAPH_STEP,
@@ -30,7 +30,7 @@ from pipeline.runs.names import (
     targets_rounds,
 )
 from pipeline.steps.audio_hearing import AudioHearing
-from pipeline.steps.targets import FeatureHearing, Hearing, generate_targets
+from pipeline.steps.targets import FeatureHearing, Hearing, Teacher, generate_targets
 from training.align.network_alignment import read_tree
 from training.evaluate.slices import ModelsToDecode
 from training.evaluate.tuning import tune
@@ -47,12 +47,28 @@ SEARCH_IDLE_TIMEOUT_S = 120.0
 def run(job: Job) -> StepResults:
     """Label all unlabelled feature shards, in each round whose teachers are trained."""
     with distribute_on_spark(job) as distribute:
-        if job.recipe.targets.source == "lattice":
-            return label_with_lattices(job, distribute)
-        return [
-            label_by_logits(job, distribute, targets_round, models)
-            for targets_round, models in due_rounds(job)
-        ]
+        made = prepare_search(job, distribute) if searches(job) else []
+        for targets_round, models in due_rounds(job):
+            labels = labels_of(job, models)
+            result = generate_targets(
+                job.store,
+                job.run_uri,
+                job.recipe.targets,
+                teacher_of(job, labels),
+                distribute,
+                models,
+                graphs=(TARGETS_GRAPH_STEP,) if searches(job) else (),
+                loss_budget=job.recipe.loss_budget,
+                targets_round=targets_round,
+                hearing=labels.hearing,
+            )
+            made.append(result)
+        return made
+
+
+def searches(job: Job) -> bool:
+    """Return whether the targets are of lattices, which each task decodes."""
+    return job.recipe.targets.source == "lattice"
 
 
 def due_rounds(job: Job) -> Iterator[tuple[TargetsRound, Sequence[str]]]:
@@ -61,56 +77,23 @@ def due_rounds(job: Job) -> Iterator[tuple[TargetsRound, Sequence[str]]]:
     trained_on, ensemble = recipe.sequence_training.models, recipe.num_teachers
     for each in targets_rounds(recipe.targets.rounds):
         models = labelling_models(trained_on, ensemble, each)
-        trained = (is_finished(job.store, job.run_uri, model_step(name)) for name in models)
+        trained = (job.has(model_step(name)) for name in models)
         if each.number == 1 or all(trained):
             yield each, models
 
 
-def label_by_logits(
-    job: Job, distribute: Distribute, targets_round: TargetsRound, models: Sequence[str]
-) -> StepResult:
-    """Label with the servers of the teachers, one a device."""
-    config = job.recipe.targets
-    columns = {"k": str(config.k), "tail_samples": str(config.tail_samples)}
-    labels = labels_of(job, models)
-    pool = DevicePool(
-        factory=labels.targets,
-        arguments={**columns, **labels.arguments},
-        devices=job.cluster.devices,
-        batch_frames=config.request_frames,
-        idle_timeout_s=IDLE_TIMEOUT_S,
+def prepare_search(job: Job, distribute: Distribute) -> list[StepResult]:
+    """Build the graph of the teachers' search, at tuned settings where these can be tuned."""
+    tuned = tune_search(job, distribute)
+    graph = build_target_graph(
+        job.store,
+        job.run_uri,
+        job.corpus_uri,
+        job.recipe.evaluation,
+        job.recipe.targets.lattices,
+        first_model(job) if tuned else "",
     )
-    teacher = PooledTeacher(pool, config.windows, partial(kept_targets, config), joined)
-    budget = job.recipe.loss_budget
-    label = job.store, job.run_uri, config, teacher, distribute, models, (), budget, targets_round
-    return generate_targets(*label, labels.hearing)
-
-
-def label_with_lattices(job: Job, distribute: Distribute) -> StepResults:
-    """Build the graph of the teachers' search, then label by the servers' logits and lattices."""
-    recipe, where = job.recipe, (job.store, job.run_uri)
-    config = recipe.targets
-    made = tune_search(job, distribute)
-    tuned_model = first_model(job) if made else ""
-    place = *where, job.corpus_uri
-    made.append(build_target_graph(*place, recipe.evaluation, config.lattices, tuned_model))
-    limits = (TARGETS_GRAPH_STEP,), recipe.loss_budget
-    for targets_round, models in due_rounds(job):
-        labels = labels_of(job, models)
-        pool = DevicePool(
-            factory=labels.logits,
-            arguments=labels.arguments,
-            devices=job.cluster.devices,
-            batch_frames=config.request_frames,
-            idle_timeout_s=SEARCH_IDLE_TIMEOUT_S,
-        )
-        score = PooledTeacher(pool, config.windows, kept_logits, np.concatenate)
-        teacher = open_lattice_teacher(
-            job.store, job.run_uri, score, config.k, config.lattices, config.tail_samples
-        )
-        label = *where, config, teacher, distribute, models, *limits, targets_round
-        made.append(generate_targets(*label, labels.hearing))
-    return made
+    return [*tuned, graph]
 
 
 def tune_search(job: Job, distribute: Distribute) -> list[StepResult]:
@@ -119,20 +102,27 @@ def tune_search(job: Job, distribute: Distribute) -> list[StepResult]:
     Tuning decodes by models of the run: the search of a teacher of the user's own has the settings
     of the recipe.
     """
-    recipe, place = job.recipe, (job.store, job.run_uri)
-    has_development = DEV in subsets_of_run(*place, features_step)
+    recipe = job.recipe
+    has_development = DEV in subsets_of_run(job.store, job.run_uri, features_step)
     is_tuned = recipe.targets.lattices.are_tuned and recipe.num_teachers > 0
     if not (has_development and is_tuned):
         return []
     models = ModelsToDecode({first_model(job): recipe.models.of(TEACHER)}, distribute)
-    settings = recipe.evaluation, recipe.tuning
-    return [tune(*place, job.corpus_uri, *settings, models, TARGETS_TUNING_STEP)]
+    result = tune(
+        job.store,
+        job.run_uri,
+        job.corpus_uri,
+        recipe.evaluation,
+        recipe.tuning,
+        models,
+        TARGETS_TUNING_STEP,
+    )
+    return [result]
 
 
 def first_model(job: Job) -> str:
     """Name the model that labels alone, or first of an ensemble, in the first round."""
-    recipe = job.recipe
-    return labelling_models(recipe.sequence_training.models, recipe.num_teachers)[0]
+    return labelling_models(job.recipe.sequence_training.models, job.recipe.num_teachers)[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +155,25 @@ def labels_of(job: Job, models: Sequence[str]) -> Labels:
     module = "training.targets.own_teacher"
     arguments = {"teacher": canonical_json(own), "num_senones": num_senones}
     return Labels(f"{module}:serve_own_teacher", f"{module}:serve_own_logits", arguments, hearing)
+
+
+def teacher_of(job: Job, labels: Labels) -> Teacher:
+    """Return what a task labels by: the servers of the teachers, one a device, and a search."""
+    config = job.recipe.targets
+    columns = {"k": str(config.k), "tail_samples": str(config.tail_samples)}
+    pool = DevicePool(
+        factory=labels.logits if searches(job) else labels.targets,
+        arguments=labels.arguments if searches(job) else {**columns, **labels.arguments},
+        devices=job.cluster.devices,
+        batch_frames=config.request_frames,
+        idle_timeout_s=SEARCH_IDLE_TIMEOUT_S if searches(job) else IDLE_TIMEOUT_S,
+    )
+    if not searches(job):
+        return PooledTeacher(pool, config.windows, partial(kept_targets, config), joined)
+    score = PooledTeacher(pool, config.windows, kept_logits, np.concatenate)
+    return open_lattice_teacher(
+        job.store, job.run_uri, score, config.k, config.lattices, config.tail_samples
+    )
 
 
 STEP = Step(

@@ -15,10 +15,10 @@ from pipeline.audit.trace import StepTrace, Trace, run_that_selected, trace
 
 def inspect(job: Job) -> Answer:
     """Trace the utterance; ValueError if the run does not know it."""
-    place = job.corpus_uri, job.arguments.utterance
+    wanted, reads = job.arguments.utterance, utterance_reads(job.recipe)
     # Of a chain, the run that selected the utterance has all of its objects.
-    run_uri = run_that_selected(job.store, job.run_uri, *place)
-    found = trace(job.store, run_uri, *place, utterance_reads(job.recipe))
+    run_uri = run_that_selected(job.store, job.run_uri, job.corpus_uri, wanted)
+    found = trace(job.store, run_uri, job.corpus_uri, wanted, reads)
     by = f"selected by {run_uri}, which {job.run_uri} extends\n" if run_uri != job.run_uri else ""
     document = {"step": "inspect_utterance", "run": run_uri, **asdict(found)}
     return Answer(True, by + describe(found), document)

@@ -7,18 +7,17 @@ from jobs.cli.command_line import Step, StepResults, main
 from jobs.cli.job import Job
 from jobs.cli.spark_steps import distribute_on_spark
 from jobs.run_table import REPARTITION
-from pipeline.runs.manifest import is_finished
 from pipeline.runs.names import targets_rounds
 from pipeline.steps.repartition import repartition
 
 
 def run(job: Job) -> StepResults:
     """Join and repartition the unlabelled subset, for each round whose targets are made."""
-    place, config = (job.store, job.run_uri), job.recipe.partitions
+    config = job.recipe.partitions
     rounds = targets_rounds(job.recipe.targets.rounds)
-    due = [each for each in rounds if each.number == 1 or is_finished(*place, each.targets)]
+    due = [each for each in rounds if each.number == 1 or job.has(each.targets)]
     with distribute_on_spark(job) as distribute:
-        return [repartition(*place, config, distribute, each) for each in due]
+        return [repartition(job.store, job.run_uri, config, distribute, each) for each in due]
 
 
 STEP = Step(

@@ -9,7 +9,6 @@ import shlex
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version
-from itertools import chain
 from pathlib import Path
 
 from infra.aws.cluster_launch import (
@@ -32,16 +31,17 @@ from infra.store.object_store import ObjectStore, StoreError
 from infra.store.objects import PrefixError
 from infra.store.uris import is_s3, normalize_uri
 from jobs.cli.arguments import (
+    DEV_SHARE,
+    EXTENDS,
+    INGEST_OPTIONS,
     MANIFEST,
+    PLACEMENT_OPTIONS,
     Parser,
     add_dev_share_argument,
     add_extends_argument,
     add_manifest_arguments,
     add_placement_arguments,
-    dev_share_arguments,
-    extends_options,
-    manifest_options,
-    placement_arguments,
+    given_options,
     recipe_path,
     require_manifest_options,
     subset_and_uri,
@@ -95,15 +95,11 @@ def make_request(arguments: argparse.Namespace, cluster: Cluster) -> LaunchReque
 
 def step_arguments(arguments: argparse.Namespace) -> list[str]:
     """Return the step's own arguments; files of the user's own lie in the folder of the code."""
-    overrides = [part for each in arguments.set for part in ("--set", each)]
     cluster = ("--cluster", _on_host(arguments.cluster)) if arguments.cluster else ()
     recipe = _on_host(arguments.recipe)
-    extends = extends_options(arguments)
-    shared = ["--recipe", recipe, "--run", arguments.run, *cluster, *overrides, *extends]
-    if arguments.step != INGEST:
-        return shared
-    drawn = placement_arguments(arguments), dev_share_arguments(arguments)
-    return [*shared, *manifest_options(arguments), *chain.from_iterable(drawn)]
+    names = ("--set", EXTENDS, *(INGEST_OPTIONS if arguments.step == INGEST else ()))
+    shared = ["--recipe", recipe, "--run", arguments.run, *cluster]
+    return [*shared, *given_options(arguments, names)]
 
 
 def _on_host(name_or_path: str) -> str:
@@ -145,7 +141,10 @@ def main() -> None:
         _require_places(arguments)
         recipe = read_recipe(recipe_path(arguments.recipe), arguments.set)
         cluster = load_cluster(arguments.cluster or recipe.cluster or arguments.step)
-        _require_many_hosts(cluster)
+        if cluster.is_local:
+            remedy = "give --cluster, such as the step's name, or take it out of the recipe"
+            said = f"cluster with master {cluster.master} is this computer"
+            raise ConfigurationError(f"{said}: {remedy}")
         if arguments.kubernetes:
             print(shlex.join(kubernetes_command(arguments, cluster)))
             sys.exit(0)
@@ -166,37 +165,24 @@ def main() -> None:
 
 
 def _require_places(arguments: argparse.Namespace) -> None:
-    """Require a step and a run that other hosts can reach, and one way to launch it."""
+    """Require a step, a run and manifests that other hosts can reach, and one way to launch it."""
     arguments.run = normalize_uri(arguments.run)
-    _require_manifests(arguments)
-    if not is_s3(arguments.run):
-        raise ConfigurationError(f"--run {arguments.run}: need s3://bucket/prefix, for all hosts")
-    if bool(arguments.account) == bool(arguments.kubernetes):
-        raise ConfigurationError("need --account FILE for AWS, or --kubernetes MASTER")
-
-
-def _require_manifests(arguments: argparse.Namespace) -> None:
-    """Require manifests that other hosts can read, for ingest alone."""
     if arguments.step == INGEST and not arguments.manifest:
         remedy = "a directory is copied where it lies, without a cluster"
         raise ConfigurationError(f"--step {INGEST}: need {MANIFEST}: {remedy}")
-    if arguments.step != INGEST and arguments.manifest:
-        raise ConfigurationError(f"--step {arguments.step}: {MANIFEST} is for {INGEST} alone")
-    drawn = placement_arguments(arguments), dev_share_arguments(arguments)
-    if arguments.step != INGEST and (options := [*chain.from_iterable(drawn)]):
-        raise ConfigurationError(f"--step {arguments.step}: {options[0]} is for {INGEST} alone")
+    of_ingest = given_options(arguments, [MANIFEST, *PLACEMENT_OPTIONS, DEV_SHARE])
+    if arguments.step != INGEST and of_ingest:
+        raise ConfigurationError(f"--step {arguments.step}: {of_ingest[0]} is for {INGEST} alone")
     require_manifest_options(arguments)
     named = [subset_and_uri(each)[1] for each in arguments.manifest or ()]
     texts = (arguments.recordings, arguments.lexicon, arguments.language_model)
     for uri in (*named, *filter(None, texts)):
         if not is_s3(uri):
             raise ConfigurationError(f"{printable(uri)}: need s3://bucket/key, for all hosts")
-
-
-def _require_many_hosts(cluster: Cluster) -> None:
-    if cluster.is_local:
-        remedy = "give --cluster, such as the step's name, or take it out of the recipe"
-        raise ConfigurationError(f"cluster with master {cluster.master} is this computer: {remedy}")
+    if not is_s3(arguments.run):
+        raise ConfigurationError(f"--run {arguments.run}: need s3://bucket/prefix, for all hosts")
+    if bool(arguments.account) == bool(arguments.kubernetes):
+        raise ConfigurationError("need --account FILE for AWS, or --kubernetes MASTER")
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -18,16 +18,16 @@ from infra.spark.session import spark_environment
 from infra.supervisor import command_of, describe_end, shell_code
 from jobs.cli.arguments import (
     AUTO,
+    EXTENDS,
+    INGEST_OPTIONS,
     KALDI_DIR,
+    MANIFEST,
+    SOURCE_OPTIONS,
     Parser,
     add_placement_arguments,
     add_run_arguments,
     add_source_arguments,
-    dev_share_arguments,
-    extends_options,
-    locale_arguments,
-    manifest_options,
-    placement_arguments,
+    given_options,
     recipe_path,
     require_used_options,
 )
@@ -40,7 +40,7 @@ from jobs.run_table import (
     TRAIN_STUDENT,
     TRAIN_TEACHER,
 )
-from training.settings.recipe import read_recipe
+from training.settings.recipe import Recipe, read_recipe
 
 JOBS = Path(__file__).parent
 RUN = "run"
@@ -64,23 +64,19 @@ class Launch:
 
 
 def launches(
-    kaldi_dir: str | None,
+    ingested: Sequence[str],
     supervised_ranks: int,
     student_ranks: int,
     device: str = AUTO,
-    placements: Sequence[str] = (),
-    of_speakers: Sequence[str] = (),
     num_target_rounds: int = 1,
     has_own_teacher: bool = False,
-    manifests: Sequence[str] = (),
     is_increment: bool = False,
 ) -> list[Launch]:
     """Return the steps in order, each with spark-submit, torchrun or Python before it.
 
-    Without `kaldi_dir` ingest receives `manifests`; without these too, the corpus is there.
-    `placements` are ingest's arguments for them, and `of_speakers` those for its speakers. Each
-    round of targets after the first repeats three steps, which then do what has become due. A
-    teacher of the user's own is not trained. An increment takes over the baseline and the teacher.
+    `ingested` are ingest's own options; without any the corpus is there. Each round of targets
+    after the first repeats three steps, which then do what has become due. A teacher of the user's
+    own is not trained. An increment takes over the baseline and the teacher.
     """
     prefixes = {
         "python": (sys.executable,),
@@ -92,15 +88,29 @@ def launches(
         for name, step in STEPS.items()
     }
     found[TRAIN_STUDENT] = replace(found[TRAIN_STUDENT], prefix=_torchrun(student_ranks))
-    source = manifests if kaldi_dir is None else (KALDI_DIR, kaldi_dir)
-    prefix = prefixes["Spark" if manifests else "python"]
-    found[INGEST] = Launch(INGEST, prefix, (*source, *placements, *of_speakers))
-    if not source:
+    prefix = prefixes["Spark" if MANIFEST in ingested else "python"]
+    found[INGEST] = Launch(INGEST, prefix, tuple(ingested))
+    if not {KALDI_DIR, MANIFEST} & {*ingested}:
         del found[INGEST]
     again = (TRAIN_TEACHER, GENERATE_TARGETS, REPARTITION) * (num_target_rounds - 1)
     steps = [step for step in found if step != TRAIN_TEACHER or not has_own_teacher]
     place = steps.index(REPARTITION) + 1
     return [found[step] for step in (*steps[:place], *again, *steps[place:])]
+
+
+def launches_of(
+    arguments: argparse.Namespace, recipe: Recipe, ingested: Sequence[str]
+) -> list[Launch]:
+    """Return the steps of a recipe, on the ranks and devices that the command line names."""
+    return launches(
+        ingested,
+        arguments.supervised_ranks,
+        arguments.student_ranks,
+        arguments.device,
+        num_target_rounds=recipe.targets.rounds,
+        has_own_teacher=not recipe.num_teachers,
+        is_increment=bool(arguments.extends),
+    )
 
 
 def _torchrun(num_ranks: int) -> tuple[str, ...]:
@@ -221,10 +231,8 @@ def check(arguments: argparse.Namespace, *options: str) -> int:
 
 def shared_arguments(recipe: str, arguments: argparse.Namespace) -> list[str]:
     """Return the arguments that every step receives."""
-    overrides = [part for override in arguments.set for part in ("--set", override)]
-    cluster = ["--cluster", arguments.cluster] if arguments.cluster else []
-    extends = extends_options(arguments)
-    return ["--recipe", recipe, "--run", arguments.run, *overrides, *cluster, *extends]
+    given = given_options(arguments, ("--set", "--cluster", EXTENDS))
+    return ["--recipe", recipe, "--run", arguments.run, *given]
 
 
 def main() -> None:
@@ -249,33 +257,16 @@ def main() -> None:
 
 def check_and_run(arguments: argparse.Namespace) -> int:
     """Check what the steps will need, then run them."""
-    ranks = arguments.supervised_ranks, arguments.student_ranks
-    try:
-        require_used_options(arguments)
-    except ConfigurationError as error:
-        report_error(RUN, error)
-        return 2
-    of_speakers = [*dev_share_arguments(arguments), *locale_arguments(arguments)]
-    ingested = placement_arguments(arguments), of_speakers
-    manifests, directory = manifest_options(arguments), arguments.kaldi_dir
-    if code := check(arguments, *source_options(directory, manifests, arguments)):
+    require_used_options(arguments)
+    source = given_options(arguments, SOURCE_OPTIONS) or ["--ingested"]
+    # Later steps alone may run where the corpus is gone.
+    if arguments.kaldi_dir is None and (arguments.first or arguments.only):
+        source = []
+    if code := check(arguments, *source):
         return code
     recipe = read_recipe(recipe_path(arguments.recipe), arguments.set)
-    repeats = recipe.targets.rounds, not recipe.num_teachers
-    launched = directory, *ranks, arguments.device, *ingested, *repeats
-    return run_chosen(launches(*launched, manifests, bool(arguments.extends)), arguments)
-
-
-def source_options(
-    directory: str | None, manifests: Sequence[str], arguments: argparse.Namespace
-) -> tuple[str, ...]:
-    """Return the check's arguments for the speech: where it is, or that its corpus is there."""
-    if directory is not None:
-        return KALDI_DIR, directory
-    # Later steps alone may run where the corpus is gone.
-    if arguments.first or arguments.only:
-        return ()
-    return tuple(manifests) or ("--ingested",)
+    ingested = given_options(arguments, INGEST_OPTIONS)
+    return run_chosen(launches_of(arguments, recipe, ingested), arguments)
 
 
 def run_chosen(steps: Sequence[Launch], arguments: argparse.Namespace) -> int:

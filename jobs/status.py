@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 
-from infra.store.object_store import ObjectNotFound, join_uri
+from infra.store.object_store import ObjectNotFound
 from jobs.cli.command_line import Answer, Query, main
 from jobs.cli.job import (
     Job,
@@ -17,18 +17,17 @@ from jobs.cli.job import (
     reading_commits,
     training_hours,
 )
+from jobs.cli.record import read_job_record, there_or_needed
 from jobs.run_table import STEPS, Written
-from pipeline.audit.job_records import parse_job_record
 from pipeline.records import Tally
 from pipeline.runs.commit import each_commit
-from pipeline.runs.manifest import is_finished, manifest_uri, read_manifest
+from pipeline.runs.manifest import manifest_uri
 from pipeline.runs.names import (
     BOOTSTRAP_STEP,
     INGEST_STEP,
     METADATA_FOLDER,
     SELECTION_FOLDER,
     folder_of,
-    job_record,
 )
 
 
@@ -52,21 +51,22 @@ def status(job: Job) -> Answer:
     steps: dict[str, dict[str, Progress]] = {}
     for name, step in STEPS.items():
         made = step.writes(job.recipe)
-        there = [each for each in made if not each.is_optional or _has(job, each.name)]
-        steps[name] = {each.name: progress_of(job, name, each, made) for each in there}
+        there = there_or_needed(job, [each.name for each in made])
+        steps[name] = {
+            each.name: progress_of(job, name, each, made) for each in made if each.name in there
+        }
     plain = {name: {step: asdict(p) for step, p in each.items()} for name, each in steps.items()}
     document = {
         "step": "status",
         "run": job.run_uri,
         "extends": list(job.increment.bases) if job.increment else [],
         "steps": plain,
-        "seconds": {name: _seconds(job, name) for name in STEPS},
+        # A job without a record has taken no time that is known.
+        "seconds": {
+            name: float((read_job_record(job, name) or {}).get("seconds", 0.0)) for name in STEPS
+        },
     }
     return Answer(True, describe(job, steps), document)
-
-
-def _has(job: Job, step: str) -> bool:
-    return is_finished(job.store, job.run_uri, step)
 
 
 def progress_of(job: Job, name: str, step: Written, made: Sequence[Written]) -> Progress:
@@ -74,46 +74,33 @@ def progress_of(job: Job, name: str, step: Written, made: Sequence[Written]) -> 
 
     Its manifest says so, its newest checkpoint, or its tasks' commits.
     """
-    if _has(job, step.name):
-        found = read_manifest(job.store, job.run_uri, step.name)
+    if job.has(step.name):
+        found = job.manifest(step.name)
         out, total, lost = found.tally_out, found.tally_in, found.quarantined
         return Progress("done", out.hours, total.hours, lost.utterances)
-    work, started = work_of(job, step), begun(job, name)
-    if started is None and work.read <= 0:
+    tally_in, tally_out, lost = Tally(), Tally(), Tally()
+    if step.fit is None:
+        for commit in each_commit(job.store, reading_commits(job, step.name)):
+            tally_in, tally_out = tally_in + commit.tally_in, tally_out + commit.tally_out
+            lost += commit.quarantined
+        read, done, hours_in = tally_in.hours, tally_out.hours, hours_to_read(job, step)
+    else:
+        read, hours_in = training_hours(job, step.fit)
+        done = read
+    started = begun(job, name)
+    if started is None and read <= 0:
         return Progress("to do", 0.0, 0.0, 0)
     left_s = -1.0
     if started is not None:
         since, kin = since_other_kinds(job, made, step, started["started_at"])
-        elapsed_s = (datetime.now(UTC) - since).total_seconds()
-        of_start = hours_of_start(job, step, kin, work.read, started.get("hours_before", {}))
-        left_s = time_left(work.read, work.hours_in, elapsed_s, of_start)
+        # The rate is that of the last start, in this step and the others of its kind.
+        before = sum(started["hours_before"].get(each.name, 0.0) for each in (step, *kin))
+        of_start = read + sum(hours_read(job, each) for each in kin) - before
+        if of_start > 0 and hours_in >= read:
+            elapsed_s = (datetime.now(UTC) - since).total_seconds()
+            left_s = elapsed_s * (hours_in - read) / of_start
     times = step.times_read
-    return Progress("under way", work.made / times, work.hours_in / times, work.lost, left_s)
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """Work: the hours that a step has read and made so far, all that it will read, and its losses.
-
-    A training makes what it reads.
-    """
-
-    read: float
-    made: float
-    hours_in: float
-    lost: int = 0
-
-
-def work_of(job: Job, step: Written) -> Work:
-    """Read the newest checkpoint of a training, or the commits of another step's tasks."""
-    if step.fit is not None:
-        trained, hours_in = training_hours(job, step.fit)
-        return Work(trained, trained, hours_in)
-    read, made, lost = Tally(), Tally(), Tally()
-    for commit in each_commit(job.store, reading_commits(job, step.name)):
-        read, made = read + commit.tally_in, made + commit.tally_out
-        lost += commit.quarantined
-    return Work(read.hours, made.hours, hours_to_read(job, step), lost.utterances)
+    return Progress("under way", done / times, hours_in / times, lost.utterances, left_s)
 
 
 def since_other_kinds(
@@ -144,34 +131,19 @@ def written_at(job: Job, step: str) -> datetime | None:
     return None
 
 
-def hours_of_start(
-    job: Job, step: Written, kin: Sequence[Written], read: float, before: Mapping[str, float]
-) -> float:
-    """Return the hours that a job's last start has read in a step and the others of its kind."""
-    others = sum(hours_read(job, each) for each in kin)
-    return read + others - sum(before.get(each.name, 0.0) for each in (step, *kin))
-
-
-def time_left(
-    hours_done: float, hours_in: float, elapsed_s: float, of_start: float | None = None
-) -> float:
-    """Return the seconds that the other hours take at the rate of the job's last start.
-
-    That start has read the hours `of_start`, or all that are done. An unknown time is below 0.
-    """
-    of_start = hours_done if of_start is None else of_start
-    if of_start <= 0 or hours_in < hours_done:
-        return -1.0
-    return elapsed_s * (hours_in - hours_done) / of_start
-
-
 def hours_to_read(job: Job, step: Written) -> float:
     """Return the hours that a step's tasks read together; 0 where they are not known."""
     if folder_of(step.name) == SELECTION_FOLDER:
-        return ingested_hours(job, step.name.rpartition("/")[2])
-    if not step.hours_of or not _has(job, step.hours_of):
+        # Of the subset's metadata, what this run has ingested.
+        if not job.has(INGEST_STEP):
+            return 0.0
+        outputs = job.manifest(INGEST_STEP).outputs
+        folder = f"{METADATA_FOLDER}/{step.name.rpartition('/')[2]}/"
+        of_subset = (each.tally for each in outputs if each.key.startswith(folder))
+        return sum(of_subset, Tally()).hours
+    if not step.hours_of or not job.has(step.hours_of):
         return 0.0
-    found = read_manifest(job.store, job.run_uri, step.hours_of)
+    found = job.manifest(step.hours_of)
     hours = found.tally_out.hours
     # An increment's tasks read what it has selected itself, and of its base what it inherits.
     if found.extends and not found.is_inherited:
@@ -179,27 +151,10 @@ def hours_to_read(job: Job, step: Written) -> float:
     return step.times_read * hours
 
 
-def ingested_hours(job: Job, subset: str) -> float:
-    """Return the hours of a subset's metadata that this run has ingested."""
-    if not _has(job, INGEST_STEP):
-        return 0.0
-    outputs = read_manifest(job.store, job.run_uri, INGEST_STEP).outputs
-    of_subset = (each for each in outputs if each.key.startswith(f"{METADATA_FOLDER}/{subset}/"))
-    return sum((each.tally for each in of_subset), Tally()).hours
-
-
-def _seconds(job: Job, name: str) -> float:
-    """Return how long a finished job took; 0 where it has no record."""
-    try:
-        data = job.store.get(join_uri(job.run_uri, job_record(name)))
-        return float(parse_job_record(data, "")["seconds"])
-    except (ObjectNotFound, ValueError):
-        return 0.0
-
-
 def describe(job: Job, steps: Mapping[str, Mapping[str, Progress]]) -> str:
     """Format one line for each step of each job, with totals below."""
-    lines = [job.run_uri, *(f"  extends {each}" for each in _bases(job))]
+    bases = job.increment.bases if job.increment else ()
+    lines = [job.run_uri, *(f"  extends {each}" for each in bases)]
     lines += [f"  {'':<18}{'':<24}{'state':<11}{'hours':>18}{'quarantined':>13}"]
     for name, by_step in steps.items():
         for step, each in by_step.items():
@@ -207,10 +162,6 @@ def describe(job: Job, steps: Mapping[str, Mapping[str, Progress]]) -> str:
     done = sum(all(p.state == "done" for p in each.values()) for each in steps.values())
     lines.append(f"{done} of {len(steps)} jobs are done")
     return "\n".join(lines)
-
-
-def _bases(job: Job) -> tuple[str, ...]:
-    return job.increment.bases if job.increment else ()
 
 
 def _columns(progress: Progress) -> str:

@@ -3,12 +3,11 @@
 torchrun --nproc-per-node 2 -- jobs/train_baseline.py --recipe demo --run runs/demo
 """
 
-from jobs.cli.command_line import Step, StepResults, main
+from jobs.cli.command_line import Step, StepResults
 from jobs.cli.job import Job
 from jobs.cli.training_steps import (
     HOW_MODELS_TRAIN,
-    on_all_ranks,
-    training_arguments,
+    main_on_all_ranks,
     training_ranks,
     training_stages,
 )
@@ -31,6 +30,4 @@ STEP = Step(
 )
 
 if __name__ == "__main__":
-    arguments = training_arguments(STEP, BASELINE)
-    with on_all_ranks(STEP, arguments):
-        main(STEP, arguments)
+    main_on_all_ranks(STEP, BASELINE)

@@ -3,26 +3,22 @@
 torchrun --nproc-per-node 2 -- jobs/train_teacher.py --recipe demo --run runs/demo
 """
 
-from jobs.cli.command_line import Step, StepResults, main
+from jobs.cli.command_line import Step, StepResults
 from jobs.cli.job import Job
 from jobs.cli.training_steps import (
     HOW_MODELS_TRAIN,
-    on_all_ranks,
-    training_arguments,
+    main_on_all_ranks,
     training_ranks,
     training_stages,
 )
 from jobs.run_table import TRAIN_TEACHER
-from pipeline.runs.manifest import is_finished
 from pipeline.runs.names import TEACHER
 from training.fit.model_specs import sibling_fits, teacher_fits
 
 
 def run(job: Job) -> StepResults:
     """Train the teachers on all ranks, and those of later rounds whose targets are made."""
-    place = job.store, job.run_uri
-    siblings = sibling_fits(job.recipe)
-    due = [fit for fit in siblings if fit.unlabelled and is_finished(*place, fit.unlabelled)]
+    due = [fit for fit in sibling_fits(job.recipe) if fit.unlabelled and job.has(fit.unlabelled)]
     with training_ranks(job) as ranks:
         return [
             train()
@@ -40,6 +36,4 @@ STEP = Step(
 )
 
 if __name__ == "__main__":
-    arguments = training_arguments(STEP, TEACHER)
-    with on_all_ranks(STEP, arguments):
-        main(STEP, arguments)
+    main_on_all_ranks(STEP, TEACHER)

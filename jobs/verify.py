@@ -7,21 +7,17 @@ spark-submit jobs/verify.py --cluster CLUSTER.toml ... lets a cluster's tasks re
 from dataclasses import asdict
 
 from infra.log_lines import progress_bar
-from infra.store.object_store import ObjectNotFound, join_uri
 from jobs.cli.arguments import recipe_path
 from jobs.cli.command_line import Answer, Query, main
 from jobs.cli.job import Job
+from jobs.cli.record import read_job_record
 from jobs.cli.spark_steps import distribute_on_spark
 from jobs.run_table import STEPS, optional_steps, step_configs, written_steps
-from pipeline.audit.job_records import parse_job_record
-from pipeline.audit.step_records import Finding
 from pipeline.audit.verify import Expectation, Verification, sweep, verify_run
-from pipeline.runs.manifest import is_finished
 from pipeline.runs.names import (
     DEV,
     SCRATCH_FOLDER,
     features_step,
-    job_record,
 )
 from training.settings.recipe import Recipe, read_recipe
 
@@ -38,16 +34,27 @@ def verify(job: Job) -> Answer:
             bar.update(num_bytes)
 
         jobs = {name: written_steps(job.recipe, name) for name in STEPS}
-        has_dev = is_finished(job.store, job.run_uri, features_step(DEV))
+        has_dev = job.has(features_step(DEV))
         configs = step_configs(job.recipe, trained_recipe(job), has_dev)
         expectation = Expectation(configs, jobs, optional_steps(job.recipe))
-        place = (job.store, job.run_uri, job.corpus_uri)
-        # On one host threads read as fast as tasks, and Spark takes seconds to start.
-        on_cluster = None if job.cluster.is_local else distribute
-        found = verify_run(*place, progress, expectation, job.arguments.audio, on_cluster)
+        found = verify_run(
+            job.store,
+            job.run_uri,
+            job.corpus_uri,
+            progress,
+            expectation,
+            reads_audio=job.arguments.audio,
+            # On one host threads read as fast as tasks, and Spark takes seconds to start.
+            distribute=None if job.cluster.is_local else distribute,
+        )
     if not found.steps:
         raise ValueError(f"{job.run_uri} holds no step of a run: check --run")
-    refusal = try_to_sweep(job, found) if job.arguments.sweep else None
+    refusal = None
+    if job.arguments.sweep:
+        try:
+            sweep(job.store, job.run_uri, found)
+        except ValueError as error:
+            refusal = str(error)
     is_good = not found.findings and refusal is None
     document = {
         "step": "verify",
@@ -68,29 +75,20 @@ def trained_recipe(job: Job) -> Recipe:
     """Return the recipe with the trainers that --trainer chose, as the jobs' records say."""
     trainers: dict[str, str] = {}
     for name in (name for name, step in STEPS.items() if step.trains):
-        try:
-            record = parse_job_record(job.store.get(join_uri(job.run_uri, job_record(name))), "")
-        except (ObjectNotFound, ValueError):
-            continue  # not trained yet, or damaged, which is a finding
-        trainers |= record.get("trainers", {})
+        # None: not trained yet, or damaged, which is a finding.
+        trainers |= (read_job_record(job, name) or {}).get("trainers", {})
     if not trainers:
         return job.recipe
     return read_recipe(recipe_path(job.arguments.recipe), job.arguments.set, trainers)
 
 
-def try_to_sweep(job: Job, found: Verification) -> str | None:
-    """Delete orphans and scratch; return None, or the reason why nothing was deleted."""
-    try:
-        sweep(job.store, job.run_uri, found)
-    except ValueError as error:
-        return str(error)
-    return None
-
-
 def describe(found: Verification, outcome: str) -> str:
     """Format findings, orphans and scratch as lines; `outcome` says what became of these two."""
     read = f"{len(found.steps)} steps, {found.num_objects:,} objects, {found.num_bytes:,} bytes"
-    lines = [line for finding in found.findings for line in block(finding)]
+    lines = []
+    for each in found.findings:
+        rows = {"expected": each.expected, "found": each.found, "remedy": each.remedy}
+        lines += [each.object, *(f"  {name:<9} {text}" for name, text in rows.items())]
     count = len(found.findings)
     result = f"{count} findings" if count else "all is as the manifests say"
     lines.append(f"verify: {read}: {result}")
@@ -104,12 +102,6 @@ def describe(found: Verification, outcome: str) -> str:
         where = f"of the finished steps {', '.join(folders)}"
         lines.append(f"{len(found.scratch)} objects of scratch {where}: {outcome}")
     return "\n".join(lines)
-
-
-def block(finding: Finding) -> list[str]:
-    """Format one finding below its object."""
-    rows = {"expected": finding.expected, "found": finding.found, "remedy": finding.remedy}
-    return [finding.object, *(f"  {name:<9} {text}" for name, text in rows.items())]
 
 
 QUERY = Query(

@@ -17,6 +17,7 @@ from infra.store.object_store import StoreError
 from infra.store.uris import normalize_uri
 from infra.supervisor import CALLER, command_of
 from jobs.cli.arguments import (
+    INGEST_OPTIONS,
     Parser,
     add_dev_share_argument,
     add_device_argument,
@@ -24,10 +25,7 @@ from jobs.cli.arguments import (
     add_placement_arguments,
     add_ranks_arguments,
     add_source_arguments,
-    dev_share_arguments,
-    locale_arguments,
-    manifest_options,
-    placement_arguments,
+    given_options,
     recipe_path,
     require_source_options,
 )
@@ -36,7 +34,7 @@ from jobs.cli.job import add_recipe_arguments, require_extendable, written_manif
 from jobs.run import (
     JOBS,
     Launch,
-    launches,
+    launches_of,
     shared_arguments,
     step_environment,
 )
@@ -77,12 +75,7 @@ class WorkflowStep:
 
 def workflow_steps(arguments: argparse.Namespace, recipe: Recipe) -> Iterator[WorkflowStep]:
     """Yield the steps from the first to the last wanted one, as `megahour run` would start them."""
-    ranks = arguments.supervised_ranks, arguments.student_ranks
-    of_speakers = [*dev_share_arguments(arguments), *locale_arguments(arguments)]
-    ingested = placement_arguments(arguments), of_speakers
-    own_teacher = recipe.targets.rounds, not recipe.num_teachers
-    launched = arguments.kaldi_dir, *ranks, arguments.device, *ingested, *own_teacher
-    steps = launches(*launched, manifest_options(arguments), bool(arguments.extends))
+    steps = launches_of(arguments, recipe, given_options(arguments, INGEST_OPTIONS))
     order = list(STEPS)
     first, last = order.index(arguments.first), order.index(arguments.last)
     times: Counter[str] = Counter()

@@ -106,7 +106,9 @@ def test_our_clusters_can_be_read(path: Path) -> None:
     assert load_cluster(str(path)) == load_cluster(path.stem)
 
 
-@pytest.mark.parametrize("step", [launch.step for launch in launches("data", 2, 4)])
+@pytest.mark.parametrize(
+    "step", [launch.step for launch in launches(["--kaldi-dir", "data"], 2, 4)]
+)
 def test_every_steps_cluster_permits_what_the_step_does(step: str) -> None:
     """Its manifests lie within its own cluster's prefixes; what it writes, within the writable."""
     described = import_module(f"jobs.{step}").STEP

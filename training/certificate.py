@@ -1,4 +1,4 @@
-"""Certify how uniform the order is in which a run's student reads (003 IV-A2).
+"""Certify how uniform the order is in which a student, or a torch dataset, reads (003 IV-A2).
 
 The certificate covers the first steps of the first unlabelled sub-epochs, of chunks and of whole
 utterances. It reads ids only: of each segment the file, the speaker, and the position before the
@@ -8,12 +8,13 @@ gradients. A rank's minibatch drives its model between the exchanges of BMUF and
 
 import json
 import math
-from collections import Counter
+from array import array
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from itertools import islice, zip_longest
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 from jaxtyping import Float64, Int64
@@ -21,23 +22,32 @@ from jaxtyping import Float64, Int64
 from infra.log_lines import progress_bar
 from infra.settings import Range, check_ranges
 from infra.store.object_store import ObjectStore, join_uri, scan_checked
-from pipeline.audit.provenance import STEPS, Provenance, read_provenance
 from pipeline.runs.engine import StepResult, StepRun, StepSpec, run_step
 from pipeline.runs.ledger import SELECTED, read_lines
 from pipeline.runs.manifest import Manifest, Output, read_manifest, read_output, sha256, store_again
-from pipeline.runs.names import CERTIFICATE_DOCUMENT, CERTIFICATE_STEP, PARTITIONS_STEP
+from pipeline.runs.names import (
+    CERTIFICATE_DOCUMENT,
+    CERTIFICATE_STEP,
+    PARTITIONS_STEP,
+    UNLABELLED,
+    features_step,
+    selection_step,
+)
 from pipeline.shards import read_partition_provenance
 from pipeline.shuffle_quality import (
     LAGS,
-    Figure,
     Samples,
     certify,
     expected_effective_number,
     intra_group_correlation,
 )
+from pipeline.steps.repartition import shard_groups
 from training.data.row_order import RowOrder
 from training.data.sub_epochs import SubEpoch, check_offsets
 from training.fit.model_specs import Fit
+
+if TYPE_CHECKING:
+    from training.data.partition_dataset import PartitionDataset  # imports torch
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -77,6 +87,75 @@ def rank_steps(order: RowOrder, sub_epoch: SubEpoch, index: int) -> Iterator[Min
             )
 
 
+STEPS = (selection_step(UNLABELLED), features_step(UNLABELLED), PARTITIONS_STEP)
+
+
+@dataclass(slots=True)
+class _RunSources:
+    """Of one run: its files' numbers among all, its shards' tasks, and repartition's groups."""
+
+    files: "array[int]" = field(default_factory=lambda: array("L"))
+    shard_tasks: "array[int]" = field(default_factory=lambda: array("L"))
+    groups: list[range] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Provenance:
+    """Provenance holds the unlabelled selection files and feature shards, and repartition's G.
+
+    Of a large run both lists lie in the store, in parts. They are read once: for each partition it
+    would be 100 parts of a million hours, as often as a certificate has partitions.
+    """
+
+    selection: Sequence[Output]
+    features: Sequence[Output]
+    num_source_shards: int
+    _runs: Mapping[str, _RunSources] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        # Each run of a chain has joined its own shards, and numbered its own files.
+        runs: defaultdict[str, _RunSources] = defaultdict(_RunSources)
+        for number, file in enumerate(self.selection):
+            runs[file.run].files.append(number)
+        for shard in self.features:
+            runs[shard.run].shard_tasks.append(_task_number(shard))
+        for each in runs.values():
+            each.groups = shard_groups(len(each.shard_tasks), self.num_source_shards)
+        object.__setattr__(self, "_runs", dict(runs))
+
+    def files_of(self, partition: Output) -> list[int]:
+        """Return the numbers of the selection files that the task of `partition` read."""
+        own = self._runs[partition.run]
+        shards = own.groups[_task_number(partition)]
+        return sorted({own.files[own.shard_tasks[shard]] for shard in shards})
+
+    def durations_ms(self) -> list[int]:
+        """Sum the feature shards of each selection file that has any."""
+        durations: dict[tuple[str, int], int] = {}
+        for shard in self.features:
+            number = shard.run, _task_number(shard)
+            durations[number] = durations.get(number, 0) + shard.duration_ms
+        return list(durations.values())
+
+    def source_ranks(self) -> list[int]:
+        """Rank each selection file among all before any shuffle, by speaker bucket."""
+        names = [(each.run, each.key.rpartition("/")[2]) for each in self.selection]
+        ranks = {name: rank for rank, name in enumerate(sorted(names))}
+        return [ranks[name] for name in names]
+
+
+def read_provenance(store: ObjectStore, run_uri: str) -> Provenance:
+    """Read the provenance of a run whose partitions are written."""
+    selection, features, partitions = (read_manifest(store, run_uri, step) for step in STEPS)
+    num_source_shards = partitions.config["num_source_shards"]
+    return Provenance(selection.outputs, features.outputs, num_source_shards)
+
+
+def _task_number(output: Output) -> int:
+    """Return the number of the task that wrote an object, with which the object's name begins."""
+    return int(output.key.rpartition("/")[2].partition("-")[0])
+
+
 LINE_BITS = 20
 """Bits of a line's number; a selection file of 2^20 utterances would hold 58 days of speech."""
 
@@ -91,21 +170,15 @@ class RowProvenance:
     mean_log_z: Float64[np.ndarray, " rows"]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class SelectionIndex:
-    """SelectionIndex maps utterances to the lines of a selection file.
-
-    `same_speaker` is the probability that two moments of the file are of one speaker.
-    """
-
-    lines: dict[str, int]
-    same_speaker: float
-
-
 # A group of source shards is read for each of its partitions; 256 files are some 150 MB.
 @lru_cache(maxsize=256)
-def read_selection_file(store: ObjectStore, run_uri: str, output: Output) -> SelectionIndex:
-    """Index one selection file by utterance."""
+def read_selection_file(
+    store: ObjectStore, run_uri: str, output: Output
+) -> tuple[dict[str, int], float]:
+    """Return each utterance's line in a selection file, and how likely one speaker is.
+
+    That is the probability that two moments of the file are of the same speaker.
+    """
     lines: dict[str, int] = {}
     seconds: Counter[str] = Counter()
     for number, fields in enumerate(read_lines(read_output(store, run_uri, output), SELECTED)):
@@ -113,7 +186,7 @@ def read_selection_file(store: ObjectStore, run_uri: str, output: Output) -> Sel
         seconds[fields["speaker_id"]] += fields["duration_s"]
     total = sum(seconds.values())
     # Two moments fall on one speaker with the sum of squared shares of the speech.
-    return SelectionIndex(lines, sum((each / total) ** 2 for each in seconds.values()))
+    return lines, sum((each / total) ** 2 for each in seconds.values())
 
 
 class ProvenanceReader:
@@ -163,25 +236,23 @@ class ProvenanceReader:
         """Return the file's number and the source position of each of the wanted utterances."""
         found = {}
         for number in self._sources.files_of(partition):
-            index = read_selection_file(self._store, self._run_uri, self._sources.selection[number])
-            self._same_speaker[number] = index.same_speaker
-            for name in wanted & index.lines.keys():
+            file = self._sources.selection[number]
+            lines, self._same_speaker[number] = read_selection_file(
+                self._store, self._run_uri, file
+            )
+            for name in wanted & lines.keys():
                 # Files in source order, then lines within the file.
-                position = self._ranks[number] << LINE_BITS | index.lines[name]
+                position = self._ranks[number] << LINE_BITS | lines[name]
                 found[name] = number, position
         return found
 
 
 START_BITS = 20
+"""Bits of a segment's first frame."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class TrainingStep:
-    """TrainingStep holds the ranks' minibatches in step `number` of a sub-epoch."""
-
-    sub_epoch: int
-    number: int
-    minibatches: list[MinibatchRows]
+TrainingStep = tuple[int, int, list[MinibatchRows]]
+"""A sub-epoch, the number of a step in it, and the ranks' minibatches in that step."""
 
 
 def read_steps(
@@ -197,7 +268,7 @@ def read_steps(
         for index in chosen:
             steps = sub_epoch_steps(order, sub_epochs[index], index)
             for number, minibatches in enumerate(islice(steps, num_steps)):
-                yield TrainingStep(index, number, minibatches)
+                yield index, number, minibatches
                 bar.update()
 
 
@@ -207,26 +278,21 @@ def collect_samples(
     """Return the samples in order, in one batch a step, and their batches by rank and step."""
     # Batches of different sub-epochs or ranks are further apart than the largest lag.
     stride = num_steps + max(LAGS)
-    batches, rank_batches = [], []
-    minibatches = [minibatch for step in steps for minibatch in step.minibatches]
-    for step in steps:
-        for minibatch in step.minibatches:
-            size = len(minibatch.rows)
-            rank = step.sub_epoch * num_ranks + minibatch.rank
-            batches.append(np.full(size, step.sub_epoch * stride + step.number))
-            rank_batches.append(np.full(size, rank * stride + step.number))
-    sources = [_provenance_of(minibatch, reader) for minibatch in minibatches]
+    batches, rank_batches, sources, positions = [], [], [], []
+    for sub_epoch, number, minibatches in steps:
+        for minibatch in minibatches:
+            size, rank = len(minibatch.rows), sub_epoch * num_ranks + minibatch.rank
+            batches.append(np.full(size, sub_epoch * stride + number))
+            rank_batches.append(np.full(size, rank * stride + number))
+            found = _provenance_of(minibatch, reader)
+            sources.append(found)
+            # A chunk's first frame orders the segments of one utterance.
+            positions.append(found.positions << START_BITS | minibatch.starts)
     samples = Samples(
         np.concatenate(batches),
         np.concatenate([each.files for each in sources]),
         np.concatenate([each.speakers for each in sources]),
-        np.concatenate(
-            [
-                # A chunk's first frame orders the segments of one utterance.
-                each.positions << START_BITS | minibatch.starts
-                for each, minibatch in zip(sources, minibatches, strict=True)
-            ]
-        ),
+        np.concatenate(positions),
         np.concatenate([each.mean_log_z for each in sources]),
     )
     return samples, np.concatenate(rank_batches)
@@ -354,16 +420,74 @@ def form_figures(
         "num_source_files": len(np.unique(samples.files)),
         "num_speakers": len(np.unique(samples.speakers)),
         "intra_file_correlation": finite_or_none(correlation),
-        "step": {name: figure_document(figure) for name, figure in by_step.items()},
-        "rank": {name: figure_document(figure) for name, figure in by_rank.items()},
+        **{
+            minibatch: {
+                name: {key: finite_or_none(value) for key, value in asdict(figure).items()}
+                for name, figure in figures.items()
+            }
+            for minibatch, figures in (("step", by_step), ("rank", by_rank))
+        },
     }
-
-
-def figure_document(figure: Figure) -> dict[str, float | None]:
-    """Convert a figure to numbers that JSON can hold."""
-    return {name: finite_or_none(value) for name, value in asdict(figure).items()}
 
 
 def finite_or_none(value: float) -> float | None:
     """Return a number that JSON can hold: None if it is not finite."""
     return value if math.isfinite(value) else None
+
+
+BETTER_HIGH = (
+    "effective_files",
+    "effective_speakers",
+    "mean_displacement",
+    "median_displacement",
+)
+"""Figures that fall where an order is less mixed; the others rise."""
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetCertificate:
+    """DatasetCertificate: the figures as `certify` has them, and those that are too little mixed.
+
+    A figure is, if it lies beyond the range of ten uniform orders by more than the range's width:
+    some five standard deviations, which chance makes once in a million figures.
+    """
+
+    figures: Mapping[str, Any]
+    less_mixed: tuple[str, ...]
+
+    @property
+    def is_uniform(self) -> bool:
+        """Return whether the order passes for a uniform one."""
+        return not self.less_mixed
+
+    @property
+    def verdict(self) -> str:
+        """Return the verdict as a sentence."""
+        if self.is_uniform:
+            return "The order is as mixed as uniform orders of the same rows."
+        return f"The order is less mixed than uniform orders: {', '.join(self.less_mixed)}."
+
+
+def certify_dataset(dataset: "PartitionDataset", num_steps: int = 64) -> DatasetCertificate:
+    """Certify the first `num_steps` steps of the first six sub-epochs; reads ids, not features.
+
+    ValueError if no sub-epoch has two steps, or `num_steps` is below 2.
+    """
+    config = CertificateConfig(dataset.dataset.world_size, num_steps, 6)
+    figures = certificate(dataset.dataset, dataset.sub_epochs, config)
+    less_mixed = [
+        f"{form} {minibatch} {name}"
+        for form in FORMS
+        for minibatch in ("step", "rank")
+        for name, figure in figures.get(form, {}).get(minibatch, {}).items()
+        if _is_low(name, figure)
+    ]
+    return DatasetCertificate(figures, tuple(less_mixed))
+
+
+def _is_low(name: str, figure: Mapping[str, float | None]) -> bool:
+    measured, low, high = (figure[each] for each in ("measured", "uniform_low", "uniform_high"))
+    if measured is None or low is None or high is None:
+        return False
+    width = high - low
+    return measured < low - width if name in BETTER_HIGH else measured > high + width

@@ -7,6 +7,7 @@ Error messages show no password. This module imports neither NumPy nor Spark nor
 import argparse
 import math
 import re
+from collections.abc import Sequence
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -22,13 +23,28 @@ from pipeline.steps.ingestion.formats import COLUMNS, FORMATS, IGNORE_COLUMNS, R
 DEV_SHARES = Range(0.001, 0.5, zero="none")
 """The shares of the labelled speakers that may become development speakers."""
 
+EXTENDS = "--extends"
+
+KALDI_DIR, MANIFEST, DEV_SHARE, LOCALE = "--kaldi-dir", "--manifest", "--dev-share", "--locale"
+LEXICON, LANGUAGE_MODEL = "--lexicon", "--language-model"
+
+MANIFEST_OPTIONS = (
+    *("--format", RECORDINGS, COLUMNS, IGNORE_COLUMNS, "--speaker-buckets"),
+    *(LOCALE, LEXICON, LANGUAGE_MODEL),
+)
+"""The options that say what is in manifests, and what lies beside them."""
+
 TRAINING_PLACEMENTS, HELDOUT_PLACEMENTS = "--placements", "--heldout-placements"
 PLACEMENT_SEED = "--placement-seed"
 
-EXTENDS = "--extends"
+SOURCE_OPTIONS = (KALDI_DIR, MANIFEST, *MANIFEST_OPTIONS)
+"""The options that name what is ingested."""
 
-KALDI_DIR, MANIFEST = "--kaldi-dir", "--manifest"
-LANGUAGE_MODEL = "--language-model"
+PLACEMENT_OPTIONS = (TRAINING_PLACEMENTS, HELDOUT_PLACEMENTS, PLACEMENT_SEED)
+
+INGEST_OPTIONS = (*SOURCE_OPTIONS, *PLACEMENT_OPTIONS, DEV_SHARE)
+"""The options of a run that ingest receives."""
+
 DEFAULT_SPEAKER_BUCKETS = 16
 
 AUTO, ON_CPU = "auto", "cpu"
@@ -117,7 +133,7 @@ def add_manifest_arguments(
         help="columns of tables, keys of JSON, or tables of a Kaldi directory, to pass over; "
         "others that are neither used nor known to be harmless are refused",
     )
-    add("--lexicon", metavar="URI", help="Kaldi's lexicon.txt, to align and decode with")
+    add(LEXICON, metavar="URI", help="Kaldi's lexicon.txt, to align and decode with")
     add(
         LANGUAGE_MODEL,
         metavar="URI",
@@ -125,7 +141,7 @@ def add_manifest_arguments(
         "line, or either in .gz; the corpus has it as language_model.arpa, and so on, which the "
         "recipe's evaluation.arpa or evaluation.language_model_text must name",
     )
-    add("--locale", help="the locale of rows, or of a directory's speakers, without one; or und")
+    add(LOCALE, help="the locale of rows, or of a directory's speakers, without one; or und")
     add(
         "--speaker-buckets",
         type=int,
@@ -133,26 +149,6 @@ def add_manifest_arguments(
         help="speaker buckets of the metadata, each read by one task of a selection; default "
         f"{DEFAULT_SPEAKER_BUCKETS}; take about one for each million utterances",
     )
-
-
-def manifest_options(arguments: argparse.Namespace) -> list[str]:
-    """Return the options that ingest receives for its manifests."""
-    if not arguments.manifest:
-        return []
-    given = {
-        "--format": arguments.format,
-        RECORDINGS: arguments.recordings,
-        COLUMNS: arguments.columns,
-        IGNORE_COLUMNS: arguments.ignore_columns,
-        "--lexicon": arguments.lexicon,
-        LANGUAGE_MODEL: arguments.language_model,
-        "--locale": arguments.locale,
-        "--speaker-buckets": arguments.speaker_buckets,
-    }
-    named = [part for each in arguments.manifest for part in (MANIFEST, each)]
-    # 0 buckets are given, and refused.
-    values = {name: str(value) for name, value in given.items() if value not in (None, "")}
-    return [*named, *(part for pair in values.items() for part in pair)]
 
 
 def add_placement_arguments(parser: argparse.ArgumentParser) -> None:
@@ -191,11 +187,6 @@ def add_extends_argument(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def extends_options(arguments: argparse.Namespace) -> list[str]:
-    """Return the arguments by which a step is one of an increment."""
-    return [EXTENDS, arguments.extends] if arguments.extends else []
-
-
 def add_device_argument(parser: argparse.ArgumentParser, default: str = AUTO) -> None:
     """Add the argument that decides where ranks have their models."""
     parser.add_argument(
@@ -220,7 +211,7 @@ def _device(text: str) -> str:
 def add_dev_share_argument(parser: argparse.ArgumentParser) -> None:
     """Add the share of the labelled speakers that become development speakers."""
     parser.add_argument(
-        "--dev-share",
+        DEV_SHARE,
         type=_dev_share,
         default=0.0,
         metavar="SHARE",
@@ -281,25 +272,16 @@ def add_steps_arguments(parser: argparse.ArgumentParser) -> None:
     add_log_argument(parser)
 
 
-def placement_arguments(arguments: argparse.Namespace) -> list[str]:
-    """Return the arguments that ingest receives for its placements."""
-    given = {
-        TRAINING_PLACEMENTS: arguments.placements,
-        HELDOUT_PLACEMENTS: arguments.heldout_placements,
-        PLACEMENT_SEED: arguments.placement_seed,
-    }
-    return [part for name, text in given.items() if text is not None for part in (name, str(text))]
-
-
-def dev_share_arguments(arguments: argparse.Namespace) -> list[str]:
-    """Return the arguments that ingest receives for its development speakers."""
-    return ["--dev-share", str(arguments.dev_share)] if arguments.dev_share else []
-
-
-def locale_arguments(arguments: argparse.Namespace) -> list[str]:
-    """Return the arguments that ingest receives for the speakers of a directory."""
-    is_given = arguments.kaldi_dir and arguments.locale
-    return ["--locale", arguments.locale] if is_given else []
+def given_options(arguments: argparse.Namespace, options: Sequence[str]) -> list[str]:
+    """Return those of some options that were given, each with its value, as words."""
+    found = []
+    for option in options:
+        given = getattr(arguments, option[2:].replace("-", "_"), None)
+        for value in given if isinstance(given, list) else [given]:
+            # 0 buckets are given, and refused.
+            if value not in (None, "") and (value or option != DEV_SHARE):
+                found += [option, str(value)]
+    return found
 
 
 def require_source_options(arguments: argparse.Namespace) -> None:
@@ -312,19 +294,11 @@ def require_used_options(arguments: argparse.Namespace) -> None:
     """Raise ConfigurationError for options of manifests without one, which would be passed over."""
     if arguments.manifest:
         return
-    of_files = {"--lexicon": arguments.lexicon, LANGUAGE_MODEL: arguments.language_model}
-    given = {
-        "--format": arguments.format,
-        RECORDINGS: arguments.recordings,
-        COLUMNS: arguments.columns,
-        IGNORE_COLUMNS: arguments.ignore_columns,
-        "--speaker-buckets": arguments.speaker_buckets,
-        **({} if arguments.kaldi_dir else {"--locale": arguments.locale}),
-        **of_files,
-    }
-    if unused := [name for name, value in given.items() if value not in (None, "")]:
+    taken = (LOCALE,) if arguments.kaldi_dir else ()
+    names = [name for name in MANIFEST_OPTIONS if name not in taken]
+    if unused := given_options(arguments, names)[::2]:
         source = KALDI_DIR if arguments.kaldi_dir else f"no {MANIFEST}"
-        in_directory = arguments.kaldi_dir and unused[0] in of_files
+        in_directory = arguments.kaldi_dir and unused[0] in (LEXICON, LANGUAGE_MODEL)
         remedy = "put the files into the directory" if in_directory else f"leave out {unused[0]}"
         raise ConfigurationError(f"{source}: with {MANIFEST} alone: {', '.join(unused)}: {remedy}")
 

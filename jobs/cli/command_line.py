@@ -43,7 +43,6 @@ from jobs.run_table import STEPS, written_steps
 from pipeline.runs.commit import RecipeConflictError
 from pipeline.runs.engine import LossBudgetExceededError, StepResult
 from pipeline.runs.increment import begin_increment, inherit
-from pipeline.runs.manifest import is_finished
 from pipeline.runs.names import STORE_CHECK_FOLDER, metrics_file
 
 StepResults = Sequence[StepResult]
@@ -132,10 +131,9 @@ class Step:
 
     def _has_work(self, job: Job, reads: Sequence[str], writes: Sequence[str]) -> bool:
         """Return whether a manifest is missing, and some input of the step is there."""
-        place = job.store, job.run_uri
-        if all(is_finished(*place, each) for each in there_or_needed(job, writes)):
+        if all(job.has(each) for each in there_or_needed(job, writes)):
             return False
-        return not reads or any(is_finished(*place, each) for each in reads)
+        return not reads or any(job.has(each) for each in reads)
 
     def _store_metrics(self, job: Job, summary: dict[str, Any], is_fresh: bool) -> None:
         text = metrics_text(summary, time.time())

@@ -14,13 +14,18 @@ from datetime import UTC, datetime
 from typing import Any
 
 from infra.cluster import Cluster, load_cluster
-from infra.settings import ConfigurationError, canonical_json, holds_password, printable
+from infra.settings import (
+    ConfigurationError,
+    canonical_json,
+    holds_password,
+    printable,
+    shown,
+)
 from infra.store.object_store import ObjectNotFound, ObjectStore, join_uri, normalize_uri
 from infra.task_metrics import TaskTotals
 from infra.torchrun import launched_rank
 from jobs.cli.arguments import Parser, add_log_argument, recipe_path
 from jobs.run_table import STEPS, Written, step_configs, written, written_steps
-from pipeline.audit.job_records import parse_begun_record
 from pipeline.records import Tally
 from pipeline.runs.commit import commit_uris, each_commit
 from pipeline.runs.increment import (
@@ -30,7 +35,7 @@ from pipeline.runs.increment import (
     read_increment,
     require_beside,
 )
-from pipeline.runs.manifest import changes, is_finished, manifest_uri, read_manifest
+from pipeline.runs.manifest import Manifest, changes, is_finished, manifest_uri, read_manifest
 from pipeline.runs.names import (
     ALIGNMENTS_FOLDER,
     CHECKPOINTS_FOLDER,
@@ -50,7 +55,7 @@ from pipeline.runs.names import (
     model_step,
     selection_step,
 )
-from pipeline.runs.sealed_json import seal
+from pipeline.runs.sealed_json import read_sealed, seal, typed_value
 from pipeline.steps.selection.increment import MAY_DIFFER
 from pipeline.steps.selection.select import SELECTED
 from training.checkpoints.place import newest_place
@@ -77,6 +82,14 @@ class Job:
     tasks: TaskTotals = field(default_factory=TaskTotals)
     pace: dict[str, list[dict[str, float]]] = field(default_factory=dict)
     increment: Increment | None = None
+
+    def has(self, step: str) -> bool:
+        """Return whether the run has the manifest of a step."""
+        return is_finished(self.store, self.run_uri, step)
+
+    def manifest(self, step: str) -> Manifest:
+        """Read the manifest of a finished step of the run."""
+        return read_manifest(self.store, self.run_uri, step)
 
     def take_pace(self, model: str, pace: Sequence[Any]) -> None:
         """Keep the pace of a model's sub-epochs for the job's record."""
@@ -137,9 +150,17 @@ def open_job(name: str, arguments: argparse.Namespace) -> Job:
     runs = (run_uri, *(increment.bases if increment else ()))
     prefixes = [each for run in runs for each in cluster.readable(run, corpus_uri)]
     store = ObjectStore((*prefixes, *recipe.corpus.audio_prefixes))
-    is_leader = launched_rank() == 0
-    place = name, recipe, run_uri, corpus_uri, store, cluster, arguments, is_leader
-    return Job(*place, increment=increment)
+    return Job(
+        name,
+        recipe,
+        run_uri,
+        corpus_uri,
+        store,
+        cluster,
+        arguments,
+        is_leader=launched_rank() == 0,
+        increment=increment,
+    )
 
 
 def _increment(recipe: Recipe, run_uri: str, extends: str) -> Increment | None:
@@ -207,8 +228,29 @@ def withdraw(job: Job, steps: Sequence[str]) -> None:
 def begun(job: Job, name: str) -> dict[str, Any] | None:
     """Read what the job `name` stored as it began; None if it did not, or has ended."""
     with suppress(ObjectNotFound, ValueError):
-        return parse_begun_record(job.store.get(join_uri(job.run_uri, begun_record(name))), "")
+        return parse_begun_record(job.store.get(join_uri(job.run_uri, begun_record(name))))
     return None
+
+
+def parse_begun_record(data: bytes) -> dict[str, Any]:
+    """Read what a job stored as it began; ValueError for other fields than `begin` writes."""
+
+    def parse(record: dict[str, Any]) -> dict[str, Any]:
+        typed_value(record, "recipe", dict[str, Any])
+        typed_value(record, "hours_before", dict[str, float])
+        require_time(record, "started_at")
+        return record
+
+    return read_sealed(data, "run the step again", parse)
+
+
+def require_time(record: Mapping[str, Any], name: str) -> None:
+    """Raise TypeError for a field that is no time in ISO 8601 with an offset."""
+    text = typed_value(record, name, str)
+    with suppress(ValueError):
+        if datetime.fromisoformat(text).tzinfo is not None:
+            return
+    raise TypeError(f"{name} = {shown(text)}: need ISO 8601 with an offset")
 
 
 def hours_read(job: Job, step: Written) -> float:
@@ -217,8 +259,8 @@ def hours_read(job: Job, step: Written) -> float:
     Of more than `SAMPLED_COMMITS` commits it is an estimate, by every n-th: 200,000 small objects
     would keep a start waiting for minutes.
     """
-    if is_finished(job.store, job.run_uri, step.name):
-        return read_manifest(job.store, job.run_uri, step.name).tally_in.hours
+    if job.has(step.name):
+        return job.manifest(step.name).tally_in.hours
     if step.fit is not None:
         return training_hours(job, step.fit)[0]
     uris = reading_commits(job, step.name)
@@ -245,9 +287,9 @@ def training_hours(job: Job, fit: Fit) -> tuple[float, float]:
     All hours are 0 where the data are not there yet.
     """
     data = (fit.labelled, *([fit.unlabelled] if fit.unlabelled else []))
-    if not all(is_finished(job.store, job.run_uri, step) for step in data):
+    if not all(job.has(step) for step in data):
         return 0.0, 0.0
-    hours = [read_manifest(job.store, job.run_uri, step).tally_out.hours for step in data]
+    hours = [job.manifest(step).tally_out.hours for step in data]
     labelled, unlabelled = (*hours, 0.0)[:2]
     checkpoints = join_uri(job.run_uri, model_step(fit.name), CHECKPOINTS_FOLDER)
     place = newest_place(job.store, checkpoints)
@@ -268,12 +310,12 @@ def conflicts(job: Job, steps: Sequence[str]) -> Mapping[str, list[str]]:
 
     A finished step's are in its manifest. One that has only begun is compared by whole recipes.
     """
-    has_dev = is_finished(job.store, job.run_uri, features_step(DEV))
+    has_dev = job.has(features_step(DEV))
     now = step_configs(job.recipe, job.recipe, has_dev)
     found = {}
     for step in steps:
-        if is_finished(job.store, job.run_uri, step):
-            config = read_manifest(job.store, job.run_uri, step).config
+        if job.has(step):
+            config = job.manifest(step).config
             before = {
                 name: each for name, each in config.items() if name not in COMMAND_LINE_SETTINGS
             }

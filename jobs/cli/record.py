@@ -7,32 +7,39 @@ import json
 import os
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, get_type_hints
 
 from infra.settings import canonical_json, digest, printable
 from infra.store.object_store import ObjectNotFound, join_uri
 from infra.task_metrics import REQUEST_KINDS, DeviceFault, RequestCounts
 from jobs.cli.host import describe_commit, describe_machine
-from jobs.cli.job import Job, conflicts
+from jobs.cli.job import Job, conflicts, require_time
 from jobs.run_table import optional_steps
-from pipeline.audit.job_records import parse_job_record
-from pipeline.runs.manifest import Manifest, is_finished, listed, manifest_uri
+from pipeline.runs.manifest import Manifest, listed, manifest_uri
 from pipeline.runs.names import (
     CHECKPOINTS_FOLDER,
     MODELS_FOLDER,
     folder_of,
     job_record,
 )
-from pipeline.runs.sealed_json import NamedObject, named_objects, naming, seal
+from pipeline.runs.sealed_json import (
+    NamedObject,
+    named_objects,
+    naming,
+    read_sealed,
+    seal,
+    typed_value,
+)
 
 
 def dry_run_summary(job: Job, reads: tuple[str, ...], writes: tuple[str, ...]) -> dict[str, Any]:
     """Say of each manifest that the step reads or writes whether it exists."""
 
     def state(name: str) -> str:
-        return "there" if is_finished(job.store, job.run_uri, name) else "missing"
+        return "there" if job.has(name) else "missing"
 
     return {
         "step": job.name,
@@ -48,7 +55,7 @@ def dry_run_summary(job: Job, reads: tuple[str, ...], writes: tuple[str, ...]) -
 def there_or_needed(job: Job, steps: Sequence[str]) -> list[str]:
     """Leave out the optional steps that the run does not have."""
     optional = optional_steps(job.recipe)
-    return [s for s in steps if s not in optional or is_finished(job.store, job.run_uri, s)]
+    return [s for s in steps if s not in optional or job.has(s)]
 
 
 def describe_dry_run(summary: dict[str, Any]) -> str:
@@ -97,7 +104,7 @@ def store_record(job: Job, summary: dict[str, Any], steps: Sequence[str], is_fre
     stores a record where none is whole, and else corrects the names.
     """
     uri = join_uri(job.run_uri, job_record(job.name))
-    made, before = _made(job, steps), None if is_fresh else _stored_record(job, uri)
+    made, before = _made(job, steps), None if is_fresh else read_job_record(job, job.name)
     if before is not None and named_objects(before) == made:
         return
     record = before or {
@@ -123,7 +130,7 @@ def _made(job: Job, steps: Sequence[str]) -> tuple[NamedObject, ...]:
 
     A later round of targets may not be made yet.
     """
-    there = [step for step in steps if is_finished(job.store, job.run_uri, step)]
+    there = [step for step in steps if job.has(step)]
     uris = [manifest_uri(job.run_uri, step) for step in there]
     for step in steps:
         if folder_of(step) == MODELS_FOLDER:
@@ -133,15 +140,61 @@ def _made(job: Job, steps: Sequence[str]) -> tuple[NamedObject, ...]:
     return tuple(NamedObject.of(uri.removeprefix(base), job.store.get(uri)) for uri in uris)
 
 
-def _stored_record(job: Job, uri: str) -> dict[str, Any] | None:
-    """Read the record at `uri`; None if there is none, or if it is damaged."""
-    try:
-        return parse_job_record(job.store.get(uri), "")
-    except (ObjectNotFound, ValueError):
-        return None
+def read_job_record(job: Job, name: str) -> dict[str, Any] | None:
+    """Read the record of the job `name`; None if there is none, or if it is damaged."""
+    with suppress(ObjectNotFound, ValueError):
+        return parse_job_record(job.store.get(join_uri(job.run_uri, job_record(name))), "")
+    return None
 
 
-Samples = list[tuple[dict[str, str], float]]
+class _Counts(TypedDict):
+    utterances_in: int
+    utterances_out: int
+    quarantined: int
+
+
+class _Requests(TypedDict):
+    get: int
+    put: int
+    head: int
+    list: int
+
+
+class _Cluster(TypedDict):
+    num_instances: int
+    price_per_instance_hour: float
+
+
+class _JobRecord(TypedDict):
+    """The fields of a job's record that others read; the dollars of a step are of some of these."""
+
+    step: str
+    machine: str
+    commit: str
+    finished_at: str
+    seconds: float
+    recipe: dict[str, Any]
+    pace: dict[str, Any]
+    trainers: dict[str, Any]
+    manifests: dict[str, _Counts]
+    requests: _Requests
+    cluster: _Cluster
+    device_faults: list[dict[str, Any]]
+
+
+def parse_job_record(data: bytes, remedy: str) -> dict[str, Any]:
+    """Read the record of a job that has ended; ValueError for other fields."""
+
+    def parse(record: dict[str, Any]) -> dict[str, Any]:
+        for name, kind in get_type_hints(_JobRecord).items():
+            typed_value(record, name, kind)
+        require_time(record, "finished_at")
+        return record
+
+    return read_sealed(data, remedy, parse)
+
+
+_ESCAPES = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n"})
 
 
 def metrics_text(summary: Mapping[str, Any], finished_at: float) -> str:
@@ -191,19 +244,13 @@ def _families(summary: Mapping[str, Any], finished_at: float) -> Iterator[str]:
         yield _gauge(name, text, samples)
 
 
-def _gauge(name: str, text: str, samples: Samples) -> str:
+def _gauge(name: str, text: str, samples: Sequence[tuple[Mapping[str, str], float]]) -> str:
     full = f"megahour_{name}"
     lines = [f"# HELP {full} {text}", f"# TYPE {full} gauge"]
-    lines += [f"{full}{{{_labels(labels)}}} {float(value)!r}" for labels, value in samples]
+    for labels, value in samples:
+        written = (f'{label}="{of.translate(_ESCAPES)}"' for label, of in labels.items())
+        lines.append(f"{full}{{{','.join(written)}}} {float(value)!r}")
     return "\n".join(lines) + "\n" if samples else ""
-
-
-def _labels(labels: Mapping[str, str]) -> str:
-    return ",".join(f'{name}="{_escaped(value)}"' for name, value in labels.items())
-
-
-def _escaped(value: str) -> str:
-    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
 def metrics_path(given: str) -> Path:

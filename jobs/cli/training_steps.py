@@ -17,7 +17,7 @@ from infra.log_lines import log
 from infra.settings import ConfigurationError, Range
 from infra.torchrun import is_launched, launched_local_rank, launched_ranks_per_host
 from jobs.cli.arguments import add_device_argument
-from jobs.cli.command_line import Step, fail
+from jobs.cli.command_line import Step, fail, main
 from jobs.cli.host import Gpus, choose_device
 from jobs.cli.job import Job
 from pipeline.runs.engine import StepResult
@@ -95,14 +95,14 @@ def training_arguments(step: Step, section: str) -> argparse.Namespace:
     return arguments
 
 
-@contextmanager
-def on_all_ranks(step: Step, arguments: argparse.Namespace) -> Iterator[None]:
-    """Open the world of all ranks for the step's `main`, whose exit ends the process."""
+def main_on_all_ranks(step: Step, section: str) -> None:
+    """Run a step that trains the model of a recipe's section, on all ranks; exit with its code."""
+    arguments = training_arguments(step, section)
     try:
         device = own_device(arguments.device)
         with process_group.open_world(arguments.time_limit_s, device):
             try:
-                yield
+                main(step, arguments)
             except SystemExit as ended:
                 if not is_launched():
                     raise
@@ -146,16 +146,30 @@ def training_stages(job: Job, fit: Fit, ranks: Ranks) -> list[Callable[[], StepR
     lattices and train it on by sMBR (003 VII-C3). Each writes one manifest.
     """
     by_sequence, config = sequence_fit(job.recipe, fit), job.recipe.sequence_training
-    place = job.store, job.run_uri, ranks.group, ranks.device
-    train = partial(fit_model, fit, *place, take_pace=partial(job.take_pace, fit.name))
+    train = partial(
+        fit_model,
+        fit,
+        job.store,
+        job.run_uri,
+        ranks.group,
+        ranks.device,
+        take_pace=partial(job.take_pace, fit.name),
+    )
     if section_of(fit.name) not in config.models:
         return [train]
     check_trainer(by_sequence, ranks.group)  # now, not after hours of training
-    where = job.store, job.run_uri, job.corpus_uri
-    limits = config.acoustic_scale, job.recipe.loss_budget
-    decode = partial(generate_lattices, *where, fit.name, fit.model, config.lattices, *limits)
-    return [
-        train,
-        partial(decode, ranks.group, ranks.device),
-        partial(fit_model, by_sequence, *place),
-    ]
+    decode = partial(
+        generate_lattices,
+        job.store,
+        job.run_uri,
+        job.corpus_uri,
+        fit.name,
+        fit.model,
+        config.lattices,
+        config.acoustic_scale,
+        job.recipe.loss_budget,
+        ranks.group,
+        ranks.device,
+    )
+    train_on = partial(fit_model, by_sequence, job.store, job.run_uri, ranks.group, ranks.device)
+    return [train, decode, train_on]

@@ -24,10 +24,10 @@ from infra.store.object_store import (
 )
 from infra.task_metrics import REQUEST_KINDS
 from jobs.cli.job import Job
+from jobs.cli.record import parse_job_record
 from jobs.planning.run_plan import compare_plan, request_dollars
 from jobs.run_table import EVALUATE, REPORT
 from jobs.volumes import Requests
-from pipeline.audit.job_records import parse_job_record
 from pipeline.records import Tally
 from pipeline.runs.ledger import ledger_reasons
 from pipeline.runs.manifest import (

@@ -1,6 +1,6 @@
 """Compare the utterances of successive steps: none may be lost, doubled or added."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import combinations
 
@@ -8,15 +8,15 @@ import numpy as np
 from jaxtyping import UInt32
 
 from infra.store.object_store import ObjectStore
-from pipeline.audit.step_records import Finding, StepRecords
-from pipeline.audit.stored_objects import (
-    HashedNames,
-    Holding,
-    NameRange,
+from pipeline.audit.hashed_names import (
     hash_names,
-    num_ranges_of,
-    read_contents,
+    names_in_ranges,
+    names_twice,
+    names_without,
+    those,
 )
+from pipeline.audit.step_records import Finding, StepRecords
+from pipeline.audit.stored_objects import Holding, read_contents
 from pipeline.runs.manifest import Manifest, read_output
 from pipeline.runs.names import (
     ALIGNMENTS_FOLDER,
@@ -41,20 +41,29 @@ def chain_findings(
 ) -> Iterator[Finding]:
     """Compare the utterances of each step with those of the steps that it read."""
     for name, records in finished.items():
-        if records.manifest is None or records.manifest.is_inherited:
+        manifest = records.manifest
+        if manifest is None or manifest.is_inherited:
             continue
         if not records.has_tasks or name not in holdings:
             continue
         yield from _doubled(store, run_uri, name, holdings[name])
-        if records.manifest.id_index:
-            yield from _misplaced(store, run_uri, records.manifest, holdings[name])
-        for earlier in _sources(records.manifest, finished):
-            if earlier in holdings:
-                pair = (earlier, holdings[earlier]), (name, holdings[name])
-                num_unselected = records.manifest.unselected.utterances
-                yield from _unlike(store, run_uri, *pair, num_unselected)
-                yield from _tallies(finished[earlier].manifest, records.manifest)
+        if manifest.id_index:
+            yield from _misplaced(store, run_uri, manifest, holdings[name])
+        remedy, key = _do_not_use(name), f"{name}/{MANIFEST_FILE}"
+        for earlier in _sources(manifest, finished):
+            if earlier not in holdings:
+                continue
+            for found in _unlike(store, run_uri, holdings[earlier], holdings[name], manifest):
+                yield Finding(key, f"the utterances of {earlier}", found, remedy)
+            before = finished[earlier].manifest
+            if before is not None and before.tally_out != manifest.tally_in:
+                expected = f"{before.tally_out} in, what {before.step} wrote"
+                yield Finding(key, expected, f"{manifest.tally_in}", remedy)
     yield from _shared_by_subsets(store, run_uri, holdings)
+
+
+def _do_not_use(step: str) -> str:
+    return f"do not use {step}: run it again into a new --run"
 
 
 @dataclass(slots=True)
@@ -62,43 +71,20 @@ class _Names:
     """_Names counts names with a fault, and keeps NUM_NAMED of them, those of the first objects."""
 
     number: int = 0
-    first: NameRange = field(default_factory=NameRange.joined)
+    first: IdRange = field(default_factory=lambda: IdRange.merged([]))
     last_place: int = -1
 
     @classmethod
-    def of(cls, ranges: Iterable[NameRange]) -> "_Names":
+    def of(cls, ranges: Iterable[IdRange]) -> "_Names":
         """Count each name once, however many objects hold it."""
         names = cls()
         for found in filter(lambda each: len(each.hashes), ranges):
             names.number += len(np.unique(found.hashes))
-            names.last_place = max(names.last_place, int(found.places.max()))
-            both = NameRange.joined(names.first, found)
-            order = np.argsort(both.places, kind="stable")[:NUM_NAMED]
-            names.first = NameRange(both.hashes[order], both.places[order])
+            names.last_place = max(names.last_place, int(found.objects.max()))
+            both = IdRange.merged([names.first, found])
+            order = np.argsort(both.objects, kind="stable")[:NUM_NAMED]
+            names.first = IdRange(both.hashes[order], both.objects[order])
         return names
-
-
-def names_in_ranges(names: Sequence[HashedNames], num_ranges: int) -> Iterator[NameRange]:
-    """Yield range by range of hashes what several hold together."""
-    for parts in zip(*(each.ranges(num_ranges) for each in names), strict=True):
-        yield NameRange.joined(*parts)
-
-
-def names_twice(names: Sequence[HashedNames]) -> Iterator[NameRange]:
-    """Yield range by range the names that are there more than once, with all of their objects."""
-    for found in names_in_ranges(names, num_ranges_of(*names)):
-        unique, counts = np.unique(found.hashes, return_counts=True)
-        yield found.those(is_among(found.hashes, unique[counts > 1]))
-
-
-def names_without(
-    names: Sequence[HashedNames], others: Sequence[HashedNames], are_shared: bool = False
-) -> Iterator[NameRange]:
-    """Yield range by range the names that are not among the others; or, `are_shared`, that are."""
-    num_ranges = num_ranges_of(*names, *others)
-    both = (names_in_ranges(each, num_ranges) for each in (names, others))
-    for own, other in zip(*both, strict=True):
-        yield own.those(is_among(own.hashes, other.hashes) == are_shared)
 
 
 def _misplaced(
@@ -115,7 +101,7 @@ def _misplaced(
         held = _entries(found, numbers)
         index = IdRange.from_bytes(read_output(store, run_uri, output))
         is_metadata = index.objects < first_number
-        placed = IdRange(index.hashes[~is_metadata], index.objects[~is_metadata])
+        placed = those(index, ~is_metadata)
         num_held, num_indexed = num_held + len(held.hashes), num_indexed + len(placed.hashes)
         is_equal = is_equal and placed.to_bytes() == held.to_bytes()
         read = np.sort(index.hashes[is_metadata])
@@ -130,13 +116,13 @@ def _misplaced(
         yield Finding(manifest.id_index[0].key, expected, said, remedy)
 
 
-def _entries(found: NameRange, numbers: UInt32[np.ndarray, " objects"]) -> IdRange:
+def _entries(found: IdRange, numbers: UInt32[np.ndarray, " objects"]) -> IdRange:
     """Return the index's entries of a range: rows without an id have none, a double id has one."""
-    named = found.those(found.hashes != hash_names([""])[0])
-    entries = IdRange.merged([IdRange(named.hashes, numbers[named.places])])
+    named = those(found, found.hashes != hash_names([""])[0])
+    entries = IdRange.merged([IdRange(named.hashes, numbers[named.objects])])
     is_new = np.ones(len(entries.hashes), bool)
     is_new[1:] = (np.diff(entries.hashes) > 0) | (np.diff(entries.objects) > 0)
-    return IdRange(entries.hashes[is_new], entries.objects[is_new])
+    return those(entries, is_new)
 
 
 def _sources(manifest: Manifest, finished: Mapping[str, StepRecords]) -> list[str]:
@@ -161,39 +147,22 @@ def _doubled(store: ObjectStore, run_uri: str, step: str, holding: Holding) -> I
     )
     if twice.number:
         found = f"{twice.number:,} more than once: {_named(store, run_uri, holding, twice)}"
-        remedy = f"do not use {step}: run it again into a new --run"
         where = holding.outputs[twice.last_place].key
-        yield Finding(where, f"each utterance once in {step}", found, remedy)
+        yield Finding(where, f"each utterance once in {step}", found, _do_not_use(step))
 
 
 def _unlike(
-    store: ObjectStore,
-    run_uri: str,
-    earlier: tuple[str, Holding],
-    later: tuple[str, Holding],
-    num_unselected: int,
-) -> Iterator[Finding]:
-    before, after = [earlier[1].written], [later[1].written, later[1].quarantined]
-    remedy = f"do not use {later[0]}: run it again into a new --run"
-    key = f"{later[0]}/{MANIFEST_FILE}"
-    expected = f"the utterances of {earlier[0]}"
-    # In both directions: nothing may be lost, and nothing invented.
+    store: ObjectStore, run_uri: str, earlier: Holding, later: Holding, manifest: Manifest
+) -> Iterator[str]:
+    """Say what was lost or invented: the later step has the utterances of the earlier one."""
+    before, after = [earlier.written], [later.written, later.quarantined]
     lost = _Names.of(names_without(before, after))
     # The bootstrap counts the utterances that it leaves to later rounds; they are not lost.
-    if lost.number != num_unselected:
-        found = f"{lost.number:,} lost: {_named(store, run_uri, earlier[1], lost)}"
-        yield Finding(key, expected, found, remedy)
+    if lost.number != manifest.unselected.utterances:
+        yield f"{lost.number:,} lost: {_named(store, run_uri, earlier, lost)}"
     invented = _Names.of(names_without(after, before))
     if invented.number:
-        named = _named(store, run_uri, later[1], invented)
-        yield Finding(key, expected, f"{invented.number:,} not from there: {named}", remedy)
-
-
-def _tallies(earlier: Manifest | None, later: Manifest) -> Iterator[Finding]:
-    if earlier is not None and earlier.tally_out != later.tally_in:
-        expected = f"{earlier.tally_out} in, what {earlier.step} wrote"
-        remedy = f"do not use {later.step}: run it again into a new --run"
-        yield Finding(f"{later.step}/{MANIFEST_FILE}", expected, f"{later.tally_in}", remedy)
+        yield f"{invented.number:,} not from there: {_named(store, run_uri, later, invented)}"
 
 
 def _shared_by_subsets(
@@ -203,15 +172,16 @@ def _shared_by_subsets(
     selections = [name for name in holdings if folder_of(name) == SELECTION_FOLDER]
     remedy = "correct the metadata, and select again into a new --run"
     for one, other in combinations(selections, 2):
-        for kind in ("written", "speakers"):
-            mine, others = (getattr(holdings[name], kind) for name in (one, other))
-            # A held-out speaker that training heard would make word error rates too low.
-            shared = _Names.of(names_without([mine], [others], are_shared=True))
+        mine, others = holdings[one], holdings[other]
+        for noun, own, theirs in (
+            ("utterances", mine.written, others.written),
+            ("speakers", mine.speakers, others.speakers),
+        ):
+            shared = _Names.of(names_without([own], [theirs], are_shared=True))
             if shared.number:
-                names = _named(store, run_uri, holdings[one], shared, kind == "speakers")
-                noun = "utterances" if kind == "written" else kind
-                key = f"{one}/{MANIFEST_FILE}"
+                names = _named(store, run_uri, mine, shared, are_speakers=noun == "speakers")
                 found = f"{shared.number:,} {noun}: {names}"
+                key = f"{one}/{MANIFEST_FILE}"
                 yield Finding(key, f"nothing shared with {other}", found, remedy)
 
 
@@ -224,7 +194,7 @@ def _named(
 ) -> str:
     """Read the ids of some utterances or speakers again from their objects."""
     names: set[str] = set()
-    for place in np.unique(wanted.first.places).tolist():
+    for place in np.unique(wanted.first.objects).tolist():
         output = holding.outputs[place]
         contents = read_contents(output.key, read_output(store, run_uri, output))
         assert contents is not None, "hashes come from contents"

@@ -1,12 +1,10 @@
 """Compare a corpus with what the run's steps read of it: metadata, lexicon, audio."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 
 import numpy as np
-from jaxtyping import Int64
 
 from infra.prefetch import prefetch
 from infra.settings import read_record
@@ -14,17 +12,9 @@ from infra.store.object_store import Fetched, ObjectNotFound, ObjectStore, SizeB
 from infra.store.uris import is_s3, resolve_audio
 from pipeline.audio.conversion import ANY_AUDIO
 from pipeline.audio.errors import AudioError
+from pipeline.audit.hashed_names import HashedNames, Hashes, hash_names, names_without
 from pipeline.audit.step_records import Finding, StepRecords
-from pipeline.audit.stored_objects import (
-    AudioVersion,
-    HashedNames,
-    Hashes,
-    Holding,
-    hash_names,
-    num_ranges_of,
-    read_contents,
-    version_name,
-)
+from pipeline.audit.stored_objects import AudioVersion, Holding, read_contents
 from pipeline.filters import SelectionFilters
 from pipeline.records import part_from_text
 from pipeline.runs.engine import Distribute
@@ -43,19 +33,28 @@ from pipeline.runs.names import (
     folder_of,
     selection_step,
 )
-from pipeline.steps.audio_reads import FoundAudio, WantedAudio, read_audio
-from pipeline.steps.hash_ranges import is_among
+from pipeline.steps.audio_reads import WantedAudio, read_audio
 from pipeline.steps.selection.buckets import is_mark, is_within_dates
 from pipeline.steps.selection.id_index import metadata_names
 from pipeline.steps.selection.select import metadata_uri
 
 GETS_IN_FLIGHT = 16
 
-_ADDED_FOLDERS = (METADATA_FOLDER, AUDIO_FOLDER, ACOUSTICS_FOLDER)
-"""The folders of a corpus to which later increments add objects."""
-
 _GROUP_OBJECTS = 256
 """A task reads so many metadata objects; a million hours have 180,000 of 0.2 MB."""
+
+LISTS_IN_FLIGHT = 8
+
+SHARDS_AT_A_TIME = 200
+"""Tasks read the audio of so many shards, then the driver has their findings."""
+
+MAX_FOLDERS = 10_000
+"""Above so many folders of audio, such as one a speaker, the folders above them are listed."""
+
+MAX_NAMED = 100
+"""A step's findings name at most so many audio objects; one more counts the others."""
+
+_AUDIO_REMEDY = "put the audio back, or extract again into a new --run"
 
 
 def corpus_findings(
@@ -72,18 +71,25 @@ def corpus_findings(
     tasks, or else this process.
     """
     grows = not f"{corpus_uri}/".startswith(f"{run_uri.rstrip('/')}/")
-    for records in finished.values():
+    for step, records in finished.items():
         assert records.manifest is not None, "only finished steps are compared"
         if records.manifest.is_inherited:
             continue  # the base's, where it is verified
-        if folder_of(records.step) == SELECTION_FOLDER:
+        if folder_of(step) == SELECTION_FOLDER:
             yield from _metadata_findings(store, corpus_uri, records.manifest, grows, distribute)
-        for name, uri in _files_read(corpus_uri, records.manifest).items():
-            expected = records.manifest.inputs[name]
-            yield from _file_findings(store, uri, expected, records.step)
+        digests = _files_read(corpus_uri, records.manifest)
+        remedy = f"put it back, or run {step} and what was made from it again in a new --run"
+        yield from digest_findings(store, digests, f"as {step} read it", remedy)
     ingested = finished[INGEST_STEP].manifest if INGEST_STEP in finished else None
     if ingested is not None:
-        earlier = _ingested_before(store, run_uri)
+        # An increment has ingested into the corpus of the runs that it extends.
+        increment = read_increment(store, run_uri)
+        bases = increment.bases if increment else ()
+        earlier = (
+            read_manifest(store, base, INGEST_STEP)
+            for base in bases
+            if is_finished(store, base, INGEST_STEP)
+        )
         yield from _ingested_findings(store, corpus_uri, [ingested, *earlier], grows)
 
 
@@ -99,15 +105,43 @@ def in_doubt(
     """
     listed = store.list(join_uri(corpus_uri, AUDIO_FOLDER))
     etags = {found.uri: found.etag for found in listed}
-    versions = [
-        AudioVersion(output.key, etags.get(join_uri(corpus_uri, output.key), ""))
-        for output in ingested
-    ]
-    names = hash_names([version_name(corpus_uri, each) for each in versions])
+    uris = (join_uri(corpus_uri, output.key) for output in ingested)
+    versions = [AudioVersion(uri, etags.get(uri, "")) for uri in uris]
+    names = hash_names([each.name(corpus_uri) for each in versions])
     is_heard = np.zeros(len(names), bool)
     for holding in holdings.values():
         is_heard |= holding.audio.hold(names)
     return [output for output, found in zip(ingested, is_heard.tolist(), strict=True) if not found]
+
+
+def digest_findings(
+    store: ObjectStore,
+    digests: Mapping[str, str],
+    read: str,
+    remedy: str,
+    description: str = "",
+    distribute: Distribute | None = None,
+) -> Iterator[Finding]:
+    """Yield a finding for each object, by its URI, that has not the SHA-256 that a step `read`."""
+    uris = list(digests)
+    groups = [uris[n : n + _GROUP_OBJECTS] for n in range(0, len(uris), _GROUP_OBJECTS)]
+    read_group = partial(_digests, store)
+    by_tasks = distribute(groups, read_group, description) if distribute else None
+    found = chain.from_iterable(by_tasks or map(read_group, groups))
+    for (uri, expected), digest in zip(digests.items(), found, strict=True):
+        if digest != expected:
+            there = f"SHA-256 {digest[:16]}" if digest else "missing"
+            yield Finding(uri, f"SHA-256 {expected[:16]}, {read}", there, remedy)
+
+
+def _digests(store: ObjectStore, uris: Sequence[str]) -> list[str]:
+    """Return the SHA-256 of each object; an empty one for an object that is missing."""
+    digests = []
+    for _, answer in store.get_many(uris, GETS_IN_FLIGHT):
+        if not isinstance(answer, Fetched | ObjectNotFound):
+            raise answer
+        digests.append(sha256(answer.data) if isinstance(answer, Fetched) else "")
+    return digests
 
 
 def _metadata_findings(
@@ -118,51 +152,24 @@ def _metadata_findings(
     distribute: Distribute | None,
 ) -> Iterator[Finding]:
     step = manifest.step
-    inputs = {name: manifest.inputs[name] for name in metadata_names(manifest)}
     base = metadata_uri(corpus_uri, step.rpartition("/")[2])
-    uris = [join_uri(base, name) for name in inputs]
+    digests = {join_uri(base, name): manifest.inputs[name] for name in metadata_names(manifest)}
     remedy = "put the metadata back, or select again into a new --run"
-    digests = _digests(store, uris, f"verify the metadata of {step}", distribute)
-    for uri, expected, digest in zip(uris, inputs.values(), digests, strict=True):
-        if digest != expected:
-            there = f"SHA-256 {digest[:16]}" if digest else "missing"
-            yield Finding(uri, f"SHA-256 {expected[:16]}, as selected from", there, remedy)
+    description = f"verify the metadata of {step}"
+    yield from digest_findings(store, digests, "as selected from", remedy, description, distribute)
     if grows:
         return
-    known = set(uris)
     prunes = step == selection_step(UNLABELLED) and manifest.config.get("date_folders", False)
     filters = read_record(SelectionFilters, manifest.config.get("filters", {}), "filters")
     for found in store.list(base):
         is_unread = prunes and not is_within_dates(found.uri, filters)
-        if found.uri not in known and not is_mark(found) and not is_unread:
+        if found.uri not in digests and not is_mark(found) and not is_unread:
             there = "an object that it did not read"
             yield Finding(found.uri, f"only what {step} read", there, remedy)
 
 
-def _digests(
-    store: ObjectStore, uris: Sequence[str], description: str, distribute: Distribute | None
-) -> Iterator[str]:
-    """Yield the SHA-256 of each object; an empty one for an object that is missing."""
-    groups = [
-        (store, tuple(uris[first : first + _GROUP_OBJECTS]))
-        for first in range(0, len(uris), _GROUP_OBJECTS)
-    ]
-    found = distribute(groups, _group_digests, description) if distribute else None
-    return chain.from_iterable(map(_group_digests, groups) if found is None else found)
-
-
-def _group_digests(group: tuple[ObjectStore, tuple[str, ...]]) -> list[str]:
-    store, uris = group
-    digests = []
-    for _, answer in store.get_many(uris, GETS_IN_FLIGHT):
-        if not isinstance(answer, Fetched | ObjectNotFound):
-            raise answer
-        digests.append(sha256(answer.data) if isinstance(answer, Fetched) else "")
-    return digests
-
-
 def _files_read(corpus_uri: str, manifest: Manifest) -> dict[str, str]:
-    """Return where the corpus's files lie that a step read whole, by the name of the input.
+    """Return the URIs of the corpus's files that a step read whole, each with its digest then.
 
     A language model outside the corpus may be anywhere, so that it is not looked for.
     """
@@ -173,29 +180,10 @@ def _files_read(corpus_uri: str, manifest: Manifest) -> dict[str, str]:
     uris[LEXICON_FILE] = join_uri(corpus_uri, LEXICON_FILE)
     inside = f"{corpus_uri.rstrip('/')}/"
     return {
-        name: uri
+        uri: manifest.inputs[name]
         for name, uri in uris.items()
         if name in manifest.inputs and uri.startswith(inside)
     }
-
-
-def _file_findings(store: ObjectStore, uri: str, expected: str, step: str) -> Iterator[Finding]:
-    try:
-        digest = sha256(store.get(uri))
-    except ObjectNotFound:
-        digest = ""
-    if digest != expected:
-        there = f"SHA-256 {digest[:16]}" if digest else "missing"
-        remedy = f"put it back, or run {step} and what was made from it again in a new --run"
-        yield Finding(uri, f"SHA-256 {expected[:16]}, as {step} read it", there, remedy)
-
-
-def _ingested_before(store: ObjectStore, run_uri: str) -> Iterator[Manifest]:
-    """Yield what the runs that an increment extends have ingested into the same corpus."""
-    increment = read_increment(store, run_uri)
-    for base in increment.bases if increment else ():
-        if is_finished(store, base, INGEST_STEP):
-            yield read_manifest(store, base, INGEST_STEP)
 
 
 def _ingested_findings(
@@ -204,45 +192,16 @@ def _ingested_findings(
     outputs = {join_uri(corpus_uri, output.key) for each in ingested for output in each.outputs}
     outputs.add(join_uri(corpus_uri, LEXICON_FILE))  # the steps that read it have its digest
     remedy = "find its writer, and move it out of the corpus"
-    later = tuple(f"{join_uri(corpus_uri, each)}/" for each in _ADDED_FOLDERS)
+    # Later increments add objects to these folders.
+    later = tuple(
+        f"{join_uri(corpus_uri, each)}/"
+        for each in (METADATA_FOLDER, AUDIO_FOLDER, ACOUSTICS_FOLDER)
+    )
     for found in store.list(corpus_uri):
         is_later = grows and found.uri.startswith(later)
         if found.uri not in outputs and not is_later:
             there = "an object that ingest did not store"
             yield Finding(found.uri, "only the corpus that was ingested", there, remedy)
-
-
-LISTS_IN_FLIGHT = 8
-
-SHARDS_AT_A_TIME = 200
-"""Tasks read the audio of so many shards, then the driver has their findings."""
-
-MAX_FOLDERS = 10_000
-"""Above so many folders of audio, such as one a speaker, the folders above them are listed."""
-
-MAX_NAMED = 100
-"""A step's findings name at most so many audio objects; one more counts the others."""
-
-_REMEDY = "put the audio back, or extract again into a new --run"
-
-
-@dataclass(frozen=True, slots=True)
-class _Shard:
-    """One feature shard of a step, whose audio is compared."""
-
-    store: ObjectStore
-    run_uri: str
-    corpus_uri: str
-    step: str
-    output: Output
-
-
-@dataclass(frozen=True, slots=True)
-class _Changed:
-    """Audio objects of a shard that are not as extraction read them: a number, and the first."""
-
-    number: int
-    first: tuple[Finding, ...]
 
 
 def audio_findings(
@@ -257,7 +216,8 @@ def audio_findings(
 
     In S3 a listing's ETags confirm most; what they do not confirm is read, and in local folders
     all is. The listings of some folders are in memory at a time. Of segments and members a listing
-    confirms none, so that tasks read them, where `distribute` runs tasks.
+    confirms none. Where `distribute` runs tasks, these read all audio of a shard of which anything
+    is in doubt.
     """
     features = {step: each for step, each in holdings.items() if folder_of(step) == FEATURES_FOLDER}
     confirmed = holdings[INGEST_STEP].audio if INGEST_STEP in holdings else HashedNames()
@@ -267,51 +227,21 @@ def audio_findings(
         for _, hashes in prefetch(partial(_listed_versions, store), to_list, LISTS_IN_FLIGHT):
             confirmed.add(hashes)
     for step, holding in features.items():
-        shards = [_Shard(store, run_uri, corpus_uri, step, each) for each in holding.outputs]
+        doubtful = [
+            np.unique(found.objects) for found in names_without([holding.audio], [confirmed])
+        ]
+        shards = [holding.outputs[n] for n in np.unique(np.concatenate(doubtful)).tolist()]
+        changed = partial(_changed, store, run_uri, corpus_uri, step)
         number = 0
-        for found in _each_changed(shards, holding.audio, confirmed, distribute):
-            yield from found.first[: max(MAX_NAMED - number, 0)]
-            number += found.number
+        for place in range(0, len(shards), SHARDS_AT_A_TIME):
+            some = shards[place : place + SHARDS_AT_A_TIME]
+            by_tasks = distribute(some, changed, "verify audio") if distribute else None
+            for more, first in by_tasks or (changed(shard, confirmed) for shard in some):
+                yield from first[: max(MAX_NAMED - number, 0)]
+                number += more
         if number > MAX_NAMED:
             said = f"{number - MAX_NAMED:,} more audio objects are not as {step} read them"
-            yield Finding(corpus_uri, "audio as it was", said, _REMEDY)
-
-
-def _each_changed(
-    shards: Sequence[_Shard],
-    names: HashedNames,
-    confirmed: HashedNames,
-    distribute: Distribute | None,
-) -> Iterator[_Changed]:
-    """Compare the shards with audio that nothing confirms, in their order.
-
-    Where a part of a shard's audio is confirmed, this process knows which.
-    """
-    num_names, num_doubtful = _names_by_place(names, confirmed, len(shards))
-    places = np.flatnonzero(num_doubtful).tolist()
-    for first in range(0, len(places), SHARDS_AT_A_TIME):
-        some = places[first : first + SHARDS_AT_A_TIME]
-        by_tasks = [each for each in some if num_doubtful[each] == num_names[each]]
-        found: dict[int, _Changed] = {}
-        if distribute is not None and by_tasks:
-            asked = [shards[place] for place in by_tasks]
-            answers = distribute(asked, _all_changed, "verify audio")
-            found = dict(zip(by_tasks, answers, strict=True))
-        for place in some:
-            yield found[place] if place in found else _changed(shards[place], confirmed)
-
-
-def _names_by_place(
-    names: HashedNames, others: HashedNames, num_places: int
-) -> tuple[Int64[np.ndarray, " places"], Int64[np.ndarray, " places"]]:
-    """Count the names of each place, and those that are not among the others."""
-    every, lacking = np.zeros(num_places, np.int64), np.zeros(num_places, np.int64)
-    num_ranges = num_ranges_of(names, others)
-    for own, known in zip(names.ranges(num_ranges), others.ranges(num_ranges), strict=True):
-        is_lacking = ~is_among(own.hashes, known.hashes)
-        every += np.bincount(own.places, minlength=num_places)
-        lacking += np.bincount(own.places[is_lacking], minlength=num_places)
-    return every, lacking
+            yield Finding(corpus_uri, "audio as it was", said, _AUDIO_REMEDY)
 
 
 def outermost(folders: set[str]) -> list[str]:
@@ -327,51 +257,48 @@ def outermost(folders: set[str]) -> list[str]:
 
 def _listed_versions(store: ObjectStore, folder: str) -> Hashes:
     versions = (AudioVersion(found.uri, found.etag) for found in store.list(folder))
-    return hash_names([version_name(folder, each) for each in versions])
+    return hash_names([each.name(folder) for each in versions])
 
 
-def _all_changed(shard: _Shard) -> _Changed:
-    return _changed(shard, HashedNames())
+def _changed(
+    store: ObjectStore,
+    run_uri: str,
+    corpus_uri: str,
+    step: str,
+    output: Output,
+    confirmed: HashedNames | None = None,
+) -> tuple[int, list[Finding]]:
+    """Read the audio of a feature shard that is not confirmed, and compare it.
 
-
-def _changed(shard: _Shard, confirmed: HashedNames) -> _Changed:
-    """Read the audio of a shard that is not confirmed, and compare it."""
-    store, corpus_uri, output = shard.store, shard.corpus_uri, shard.output
-    contents = read_contents(output.key, read_output(store, shard.run_uri, output))
+    Return the number of objects that are not as extraction read them, and the first findings.
+    """
+    contents = read_contents(output.key, read_output(store, run_uri, output))
     assert contents is not None, "hashes come from contents"
-    known = [each for each in contents.audio if each.etag]
-    names = hash_names([version_name(corpus_uri, each) for each in known])
-    doubtful = [known[row] for row in np.flatnonzero(~confirmed.hold(names))]
-    wanted = [wanted_version(corpus_uri, each) for each in doubtful]
+    doubtful = [each for each in contents.audio if each.etag]
+    if confirmed is not None:
+        names = hash_names([each.name(corpus_uri) for each in doubtful])
+        doubtful = [doubtful[row] for row in np.flatnonzero(~confirmed.hold(names))]
+    uris = [resolve_audio(corpus_uri, each.uri) for each in doubtful]
+    wanted = [
+        WantedAudio(uri, SizeBound(), part_from_text(each.part), ANY_AUDIO)
+        for uri, each in zip(uris, doubtful, strict=True)
+    ]
     number, first = 0, list[Finding]()
-    for expected, found in zip(doubtful, read_audio(store, wanted, GETS_IN_FLIGHT), strict=True):
-        there = _there(found)
+    for expected, uri, found in zip(
+        doubtful, uris, read_audio(store, wanted, GETS_IN_FLIGHT), strict=True
+    ):
+        if isinstance(found, Fetched):
+            there = f"ETag {found.etag}"
+        elif isinstance(found, AudioError):
+            there = f"{found.reason}: {found.detail}"
+        elif isinstance(found, ObjectNotFound):
+            there = "missing"
+        else:
+            raise found  # about access
         if there != f"ETag {expected.etag}":
             number += 1
             if number <= MAX_NAMED:
-                first.append(_finding(shard, expected, there))
-    return _Changed(number, tuple(first))
-
-
-def _finding(shard: _Shard, expected: AudioVersion, there: str) -> Finding:
-    uri = resolve_audio(shard.corpus_uri, expected.uri)
-    part = f", {expected.part}" if expected.part else ""
-    said = f"ETag {expected.etag}{part}, as {shard.step} read it"
-    return Finding(uri, said, there, _REMEDY)
-
-
-def wanted_version(corpus_uri: str, audio: AudioVersion) -> WantedAudio:
-    """Say which bytes a feature row was made of."""
-    uri, part = resolve_audio(corpus_uri, audio.uri), part_from_text(audio.part)
-    return WantedAudio(uri, SizeBound(), part, ANY_AUDIO)
-
-
-def _there(found: FoundAudio) -> str:
-    """Say what is there; any other answer than that is about access, and is raised."""
-    if isinstance(found, Fetched):
-        return f"ETag {found.etag}"
-    if isinstance(found, AudioError):
-        return f"{found.reason}: {found.detail}"
-    if isinstance(found, ObjectNotFound):
-        return "missing"
-    raise found
+                part = f", {expected.part}" if expected.part else ""
+                said = f"ETag {expected.etag}{part}, as {step} read it"
+                first.append(Finding(uri, said, there, _AUDIO_REMEDY))
+    return number, first

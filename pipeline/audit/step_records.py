@@ -3,8 +3,7 @@
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from infra.store.object_store import ObjectStore, StoreError, join_uri, read_checked
@@ -35,14 +34,17 @@ from pipeline.runs.names import (
 )
 from pipeline.runs.outputs import read_part
 from pipeline.runs.sealed_json import unseal_exactly
-from pipeline.steps.stream_means import STATISTIC
+from pipeline.steps.stream_means import STATISTIC, named_means
+
+R = TypeVar("R")
+
+GETS_IN_FLIGHT = 32
 
 _STORED = r"[0-9a-f]{2}/[^/]+-[0-9a-f]{16}[^/]*"
-_STEP_OF = (
-    re.compile(rf"(.+)/{re.escape(MANIFEST_FILE)}"),
-    re.compile(rf"(.+?)/(?:{SCRATCH_FOLDER}/)?{COMMITS_FOLDER}/[^/]+\.json"),
-    re.compile(rf"(.+?)/(?:{SCRATCH_FOLDER}/)?{_STORED}"),
-    re.compile(rf"(.+)/{CHECKPOINTS_FOLDER}/.+"),
+_STEP_OF = re.compile(
+    rf"(.+)/{re.escape(MANIFEST_FILE)}"
+    rf"|(.+?)/(?:{SCRATCH_FOLDER}/)?(?:{COMMITS_FOLDER}/[^/]+\.json|{_STORED})"
+    rf"|(.+)/{CHECKPOINTS_FOLDER}/.+"
 )
 _PARTIAL = re.compile(r"(.*/)?\.partial-[^/]+")
 _OF_A_TASK = re.compile(rf"{_STORED}|{CHECKPOINTS_FOLDER}/\d+-rank-\d+-[0-9a-f]{{16}}\.npz")
@@ -51,17 +53,31 @@ _NOTE = re.compile(
     rf"|{STORE_CHECK_FOLDER}/[Ba]([-/]b)?"
 )
 _SCRATCH = re.compile(rf"{SCRATCH_FOLDER}/({COMMITS_FOLDER}/[^/]+\.json|{_STORED})")
+_TASK = re.compile(r"group-\d+|\d+")
 
 
 @dataclass(frozen=True, slots=True)
-class StepFolder:
-    """One step's folder and the keys in it, below the run.
+class Finding:
+    """Finding states a fault of one object: what was expected and found, and the remedy."""
+
+    object: str
+    expected: str
+    found: str
+    remedy: str
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecords:
+    """A step's folder, the keys in it, its manifest if it has a whole one, and its commits by key.
 
     A step is a folder with a manifest, commits, checkpoints, or objects that a task stored.
     """
 
     step: str
     keys: tuple[str, ...]
+    manifest: Manifest | None = None
+    manifest_digest: str = ""
+    commits: Mapping[str, Commit] = field(default_factory=dict)
 
     @property
     def manifest_key(self) -> str:
@@ -79,119 +95,19 @@ class StepFolder:
         return [key for key in self.keys if key.startswith(f"{self.step}/{COMMITS_FOLDER}/")]
 
     @property
-    def checkpoints(self) -> str:
-        """The folder of its checkpoints."""
-        return f"{self.step}/{CHECKPOINTS_FOLDER}"
-
-    @property
     def checkpoint_keys(self) -> list[str]:
         """The keys of its checkpoints' records."""
-        return [
-            key
-            for key in self.keys
-            if key.startswith(f"{self.checkpoints}/")
-            and key.endswith(".json")
-            and not is_partial(key)
-        ]
+        stored = (key for key in self.keys if key.startswith(f"{self.step}/{CHECKPOINTS_FOLDER}/"))
+        return [key for key in stored if key.endswith(".json") and not is_partial(key)]
 
     @property
     def scratch(self) -> list[str]:
         """The keys that its tasks wrote for each other, and that no step reads once it is done."""
-        return [key for key in self.keys if _SCRATCH.fullmatch(self._name(key))]
+        return [key for key in self.keys if _SCRATCH.fullmatch(key.removeprefix(f"{self.step}/"))]
 
     def is_a_tasks(self, key: str) -> bool:
         """Return True if a task of the step, a rank or a killed writer left this object."""
-        return is_partial(key) or _OF_A_TASK.fullmatch(self._name(key)) is not None
-
-    def _name(self, key: str) -> str:
-        return key.removeprefix(f"{self.step}/")
-
-
-@dataclass(frozen=True, slots=True)
-class RunListing:
-    """RunListing holds a run's step folders, and the keys in no step's folder."""
-
-    folders: tuple[StepFolder, ...]
-    other_keys: tuple[str, ...]
-
-    @property
-    def keys(self) -> frozenset[str]:
-        """All keys of the run."""
-        of_steps = (key for folder in self.folders for key in folder.keys)
-        return frozenset((*of_steps, *self.other_keys))
-
-    @property
-    def job_record_keys(self) -> list[str]:
-        """The keys of the jobs' records."""
-        folder = f"{STEP_RECORDS_FOLDER}/"
-        notes = self.note_keys
-        in_folder = [key for key in self.other_keys if key.startswith(folder)]
-        return [key for key in in_folder if key not in notes and not is_partial(key)]
-
-    @property
-    def note_keys(self) -> frozenset[str]:
-        """The keys of what jobs say of themselves while they run, of metrics, of store checks."""
-        return frozenset(key for key in self.other_keys if _NOTE.fullmatch(key))
-
-
-def is_partial(key: str) -> bool:
-    """Return True for the file of a writer that was killed, or is at work."""
-    return _PARTIAL.fullmatch(key) is not None
-
-
-def list_run(store: ObjectStore, run_uri: str, corpus_uri: str) -> RunListing:
-    """List the steps of a run in one listing, without a corpus that lies within the run."""
-    base, corpus = f"{run_uri.rstrip('/')}/", f"{corpus_uri.rstrip('/')}/"
-    found = [*store.list(run_uri), *store.leftovers(run_uri)]
-    keys = [each.uri.removeprefix(base) for each in found if not each.uri.startswith(corpus)]
-    matches = (pattern.fullmatch(key) for key in keys for pattern in _STEP_OF)
-    steps = {match[1] for match in matches if match}
-    keys_of: dict[str | None, list[str]] = defaultdict(list)
-    for key in sorted(keys):
-        step = next((folder for folder in _folders(key) if folder in steps), None)
-        keys_of[step].append(key)
-    folders = [StepFolder(step, tuple(keys_of[step])) for step in sorted(steps)]
-    return RunListing(tuple(folders), tuple(keys_of[None]))
-
-
-def _folders(key: str) -> Iterator[str]:
-    """Yield the folders that hold `key`, the innermost first."""
-    while "/" in key:
-        key = key.rpartition("/")[0]
-        yield key
-
-
-R = TypeVar("R")
-
-GETS_IN_FLIGHT = 32
-
-_RESTORE = "restore it"
-_TASK = re.compile(r"group-\d+|\d+")
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """Finding states a fault of one object: what was expected and found, and the remedy."""
-
-    object: str
-    expected: str
-    found: str
-    remedy: str
-
-
-@dataclass(frozen=True, slots=True)
-class StepRecords:
-    """A step's folder, its manifest if it has a whole one, and its commits by key."""
-
-    folder: StepFolder
-    manifest: Manifest | None
-    manifest_digest: str
-    commits: Mapping[str, Commit]
-
-    @property
-    def step(self) -> str:
-        """The step's name, its folder below the run."""
-        return self.folder.step
+        return is_partial(key) or bool(_OF_A_TASK.fullmatch(key.removeprefix(f"{self.step}/")))
 
     @property
     def has_tasks(self) -> bool:
@@ -201,28 +117,21 @@ class StepRecords:
         """
         if self.manifest is None or self.step == INGEST_STEP:
             return False
-        if self.folder.commit_keys:
-            return True
-        objects = (*self.manifest.outputs[:1], *self.manifest.ledgers[:1])
-        return any(_TASK.match(each.key.rpartition("/")[2]) for each in objects)
+        first = (*self.manifest.outputs[:1], *self.manifest.ledgers[:1])
+        return bool(self.commit_keys) or any(_TASK.match(_name(each.key)) for each in first)
 
     @property
     def objects(self) -> list[Output]:
-        """The objects that the manifest names, of this run."""
-        if self.manifest is None:
-            return []
-        return [*own_outputs(self.manifest.outputs), *own_outputs(self.manifest.ledgers)]
-
-    @property
-    def indexes(self) -> tuple[Output, ...]:
-        """The ranges of its id index and stream means, which tasks commit as scratch."""
+        """The outputs and ledgers that the manifest names, of this run."""
         found = self.manifest
-        return own_outputs((*found.id_index, *found.stream_means)) if found else ()
+        return list(own_outputs((*found.outputs, *found.ledgers))) if found else []
 
     @property
-    def parts(self) -> list[str]:
-        """The keys of the parts of the manifest's lists."""
-        return [part.key for part in self.manifest.parts] if self.manifest else []
+    def extra_objects(self) -> list[Output]:
+        """The ranges of its id index, and its stream means, of which commits name some."""
+        found = self.manifest
+        ranges = own_outputs((*found.id_index, *found.stream_means)) if found else ()
+        return [*ranges, *named_means(self.commits.values())]
 
     @property
     def committed(self) -> dict[Output, str]:
@@ -237,97 +146,125 @@ class StepRecords:
         """Return the key of a task's commit."""
         return f"{self.step}/{COMMITS_FOLDER}/{task}.json"
 
-    def expected_commit(self, output: Output) -> str:
-        """Return the key of the commit of an object's task, with which its name begins."""
-        match = _TASK.match(output.key.rpartition("/")[2])
-        return self.commit_key(match[0] if match else "")
+    @property
+    def again(self) -> str:
+        """The remedy for a manifest that its step makes again from its commits."""
+        return f"remove {self.manifest_key} and run the step again"
 
     def remedy(self, output_key: str) -> str:
         """Say how to make a damaged object of this step again, with the same bytes."""
-        keys = {output.key: key for output, key in self.committed.items()}
-        if output_key not in keys:
-            return f"remove {self.folder.manifest_key} and run the step again"
-        return (
-            f"remove {keys[output_key]} and {self.folder.manifest_key} and run the step again: "
-            "that task makes the same bytes, and what was made from them stays good"
-        )
+        for output, key in self.committed.items():
+            if output.key == output_key:
+                return (
+                    f"remove {key} and {self.manifest_key} and run the step again: that task "
+                    "makes the same bytes, and what was made from them stays good"
+                )
+        return self.again
+
+
+@dataclass(frozen=True, slots=True)
+class RunListing:
+    """RunListing holds a run's steps, without their records, and the keys in no step's folder."""
+
+    steps: tuple[StepRecords, ...]
+    other_keys: tuple[str, ...]
+
+    @property
+    def keys(self) -> frozenset[str]:
+        """All keys of the run."""
+        return frozenset((*(key for step in self.steps for key in step.keys), *self.other_keys))
+
+    @property
+    def job_record_keys(self) -> list[str]:
+        """The keys of the jobs' records."""
+        in_folder = [key for key in self.other_keys if key.startswith(f"{STEP_RECORDS_FOLDER}/")]
+        return [key for key in in_folder if not _NOTE.fullmatch(key) and not is_partial(key)]
+
+    @property
+    def note_keys(self) -> frozenset[str]:
+        """The keys of what jobs say of themselves while they run, of metrics, of store checks."""
+        return frozenset(filter(_NOTE.fullmatch, self.other_keys))
+
+
+def is_partial(key: str) -> bool:
+    """Return True for the file of a writer that was killed, or is at work."""
+    return _PARTIAL.fullmatch(key) is not None
+
+
+def list_run(store: ObjectStore, run_uri: str, corpus_uri: str) -> RunListing:
+    """List the steps of a run in one listing, without a corpus that lies within the run."""
+    base, corpus = f"{run_uri.rstrip('/')}/", f"{corpus_uri.rstrip('/')}/"
+    found = [*store.list(run_uri), *store.leftovers(run_uri)]
+    keys = [each.uri.removeprefix(base) for each in found if not each.uri.startswith(corpus)]
+    steps = {match[match.lastindex or 0] for match in map(_STEP_OF.fullmatch, keys) if match}
+    keys_of: dict[str, list[str]] = defaultdict(list)
+    for key in sorted(keys):
+        folder = key.rpartition("/")[0]
+        while folder and folder not in steps:
+            folder = folder.rpartition("/")[0]
+        keys_of[folder].append(key)
+    listed = (StepRecords(step, tuple(keys_of[step])) for step in sorted(steps))
+    return RunListing(tuple(listed), tuple(keys_of[""]))
 
 
 def read_step(
-    store: ObjectStore, run_uri: str, folder: StepFolder
+    store: ObjectStore, run_uri: str, step: StepRecords
 ) -> tuple[StepRecords, list[Finding]]:
-    """Read a step's manifest and commits; a finding for each that cannot be read."""
+    """Read a listed step's manifest and commits; a finding for each that cannot be read."""
     findings: list[Finding] = []
-    manifest, digest = None, ""
-    if folder.is_finished:
-        uri = join_uri(run_uri, folder.manifest_key)
-        parse = partial(_parse_manifest, store, run_uri)
-        found = _read(store, uri, folder.manifest_key, parse, findings)
-        manifest, digest = found or (None, "")
-    if manifest is not None and (damaged := list(_part_findings(store, run_uri, manifest))):
-        findings += damaged
-        manifest, digest = None, ""
-    commits = {}
-    uris = [join_uri(run_uri, key) for key in folder.commit_keys]
+
+    def read(key: str, parse: Callable[[bytes], R]) -> R | None:
+        try:
+            return read_checked(store, join_uri(run_uri, key), parse)
+        except (ValueError, TypeError, KeyError) as error:
+            remedy = f"remove {key} and run its step again"
+            findings.append(Finding(key, "a whole record", str(error)[:300], remedy))
+            return None
+
+    def parse_whole(data: bytes) -> tuple[Manifest, str]:
+        unseal_exactly(data, "restore it")
+        return parse_manifest(store, run_uri, data), sha256(data)
+
+    found = read(step.manifest_key, parse_whole) if step.is_finished else None
+    manifest, digest = found or (None, "")
+    for part in manifest.parts if manifest else ():
+        try:
+            read_part(store, run_uri, part)
+        except ValueError as error:
+            said = "a whole part of the manifest", str(error)[:300]
+            findings.append(Finding(part.key, *said, step.again))
+            manifest, digest = None, ""
+    keys, commits = step.commit_keys, {}
+    uris = [join_uri(run_uri, key) for key in keys]
     # The first reads are many in flight; only a damaged record is read again, by itself.
-    for key, (uri, fetched) in zip(
-        folder.commit_keys, store.get_many(uris, GETS_IN_FLIGHT), strict=True
-    ):
+    for key, (_, fetched) in zip(keys, store.get_many(uris, GETS_IN_FLIGHT), strict=True):
         if isinstance(fetched, StoreError):
             raise fetched
         try:
             commit: Commit | None = _parse_commit(fetched.data)
         except (ValueError, TypeError, KeyError):
-            commit = _read(store, uri, key, _parse_commit, findings)
+            commit = read(key, _parse_commit)
         if commit is not None:
             commits[key] = commit
-    return StepRecords(folder, manifest, digest, commits), findings
-
-
-def _parse_manifest(store: ObjectStore, run_uri: str, data: bytes) -> tuple[Manifest, str]:
-    unseal_exactly(data, _RESTORE)
-    return parse_manifest(store, run_uri, data), sha256(data)
-
-
-def _part_findings(store: ObjectStore, run_uri: str, manifest: Manifest) -> Iterator[Finding]:
-    for part in manifest.parts:
-        try:
-            read_part(store, run_uri, part)
-        except ValueError as error:
-            remedy = f"remove {manifest.step}/{MANIFEST_FILE} and run the step again"
-            yield Finding(part.key, "a whole part of the manifest", str(error)[:300], remedy)
+    records = replace(step, manifest=manifest, manifest_digest=digest, commits=commits)
+    return records, findings
 
 
 def _parse_commit(data: bytes) -> Commit:
     """Read a commit without what its step alone needs, 3.7 kB of the 5.9 in memory."""
-    unseal_exactly(data, _RESTORE)
+    unseal_exactly(data, "restore it")
     commit = Commit.from_bytes(data)
     kept = {name: each for name, each in commit.statistics.items() if name == STATISTIC}
     return replace(commit, statistics=kept)
 
 
-def _read(
-    store: ObjectStore, uri: str, key: str, parse: Callable[[bytes], R], findings: list[Finding]
-) -> R | None:
-    try:
-        return read_checked(store, uri, parse)
-    except (ValueError, TypeError, KeyError) as error:
-        remedy = f"remove {key} and run its step again"
-        findings.append(Finding(key, "a whole record", str(error)[:300], remedy))
-        return None
-
-
 def record_findings(records: StepRecords) -> Iterator[Finding]:
     """Yield a finding where a finished step's manifest and commits disagree or do not add up."""
-    manifest, key = records.manifest, records.folder.manifest_key
+    manifest, key = records.manifest, records.manifest_key
     assert manifest is not None, "only finished steps are compared"
     if manifest.step != records.step:
-        yield Finding(
-            key,
-            f"the manifest of {records.step}",
-            f"of {manifest.step}",
-            "restore the step's own manifest",
-        )
+        expected, remedy = f"the manifest of {records.step}", "restore the step's own manifest"
+        yield Finding(key, expected, f"of {manifest.step}", remedy)
     if not records.has_tasks or manifest.is_inherited:
         return
     made = fingerprint(manifest.config, manifest.inputs, manifest.versions)
@@ -344,67 +281,63 @@ def record_findings(records: StepRecords) -> Iterator[Finding]:
         if accounted != commit.tally_in:
             remedy = records.remedy(next((o.key for o in commit.outputs), ""))
             yield Finding(name, f"{_text(commit.tally_in)} accounted for", _text(accounted), remedy)
-    yield from _named_by_one(records)
+    committed, listed = records.committed, dict.fromkeys(records.objects)
+    for output in listed:
+        if output not in committed:
+            said = "named alike by a commit", "by the manifest alone"
+            yield Finding(output.key, *said, records.again)
+    # An object's name begins with its task.
+    tasks = (_TASK.match(_name(output.key)) for output in listed)
+    expected_keys = {records.commit_key(match[0] if match else "") for match in tasks}
+    for missing in sorted(expected_keys.difference(records.keys)):
+        said = "there, as the manifest names its objects", "missing"
+        yield Finding(missing, *said, records.again)
+    for output, name in committed.items():
+        if output not in listed:
+            said = "named alike by the manifest", f"by {name} alone"
+            yield Finding(output.key, *said, records.again)
     yield from _sums(records, manifest)
 
 
-def _named_by_one(records: StepRecords) -> Iterator[Finding]:
-    committed, listed = records.committed, set(records.objects)
-    remedy = f"remove {records.folder.manifest_key} and run the step again"
-    for output in records.objects:
-        if output not in committed:
-            yield Finding(output.key, "named alike by a commit", "by the manifest alone", remedy)
-    expected = set(map(records.expected_commit, records.objects))
-    for key in sorted(expected.difference(records.folder.keys)):
-        yield Finding(key, "there, as the manifest names its objects", "missing", remedy)
-    for output, commit in committed.items():
-        if output not in listed:
-            yield Finding(output.key, "named alike by the manifest", f"by {commit} alone", remedy)
-
-
 def _sums(records: StepRecords, manifest: Manifest) -> Iterator[Finding]:
-    commits = records.commits.values()
-    pairs = {
-        "in": (manifest.tally_in, [each.tally_in for each in commits]),
-        "out": (manifest.tally_out, [output.tally for output in own_outputs(manifest.outputs)]),
-        "quarantined": (
-            manifest.quarantined,
-            [ledger.tally for ledger in own_outputs(manifest.ledgers)],
-        ),
-        "unselected": (manifest.unselected, [each.unselected for each in commits]),
+    """Compare the totals of a manifest with the sums of what it and its commits list."""
+    commits, base = records.commits.values(), manifest.extends
+    totals = {
+        "tally_in": [each.tally_in for each in commits],
+        "tally_out": [output.tally for output in own_outputs(manifest.outputs)],
+        "quarantined": [ledger.tally for ledger in own_outputs(manifest.ledgers)],
+        "unselected": [each.unselected for each in commits],
     }
-    if base := manifest.extends:
-        pairs["in"][1].append(base.tally_in)
-        pairs["out"][1].append(base.tally_out)
-        pairs["quarantined"][1].append(base.quarantined)
-        pairs["unselected"][1].append(base.unselected)
-    for name, (stated, parts) in pairs.items():
-        total = sum(parts, Tally())
+    for name, parts in totals.items():
+        stated: Tally = getattr(manifest, name)
+        total = sum([*parts, *([getattr(base, name)] if base else [])], Tally())
         if total != stated:
-            key = records.folder.manifest_key
-            remedy = f"remove {key} and run the step again"
-            yield Finding(key, f"{_text(stated)} {name}, as stated", _text(total), remedy)
+            expected = f"{_text(stated)} {name.removeprefix('tally_')}, as stated"
+            yield Finding(records.manifest_key, expected, _text(total), records.again)
 
 
 def input_findings(records: StepRecords, steps: Mapping[str, StepRecords]) -> Iterator[Finding]:
     """Yield a finding for each input whose manifest is missing or has changed since."""
     assert records.manifest is not None, "only finished steps are compared"
+    # The user's files and metadata have no manifests; the base's inputs are its own.
+    if records.manifest.is_inherited or folder_of(records.step) in {INGEST_STEP, SELECTION_FOLDER}:
+        return
     for name, expected in records.manifest.inputs.items():
-        if records.manifest.is_inherited or name.startswith(BASE_INPUT):
-            continue  # the base's own
-        if folder_of(records.step) in {INGEST_STEP, SELECTION_FOLDER}:
-            continue  # the user's files and metadata have no manifests
-        if name in {LEXICON_FILE, *LANGUAGE_MODEL_SETTINGS}:
-            continue  # an object of the corpus
+        if name.startswith(BASE_INPUT) or name in {LEXICON_FILE, *LANGUAGE_MODEL_SETTINGS}:
+            continue  # the base's own, or an object of the corpus
         if records.step == REPORT_STEP and name.endswith(".json"):
             continue  # a record, a plan or another run's report: sealed documents
         remedy = f"remove {records.step} and what was made from it, and run those steps again"
-        key = f"{name}/{MANIFEST_FILE}"
-        if name not in steps or not steps[name].folder.is_finished:
+        key, read = f"{name}/{MANIFEST_FILE}", steps.get(name)
+        if read is None or not read.is_finished:
             yield Finding(key, f"there, as {records.step} read it", "missing", remedy)
-        elif steps[name].manifest and steps[name].manifest_digest != expected:
-            found = f"SHA-256 {steps[name].manifest_digest[:16]}"
+        elif read.manifest and read.manifest_digest != expected:
+            found = f"SHA-256 {read.manifest_digest[:16]}"
             yield Finding(key, f"SHA-256 {expected[:16]}, as {records.step} read it", found, remedy)
+
+
+def _name(key: str) -> str:
+    return key.rpartition("/")[2]
 
 
 def _text(tally: Tally) -> str:

@@ -6,9 +6,8 @@ manifest's outputs gives the task of the next step. So a search reads the ids of
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from types import MappingProxyType
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from infra.prefetch import prefetch
@@ -37,7 +36,6 @@ from pipeline.runs.manifest import (
     Output,
     Outputs,
     is_finished,
-    manifest_uri,
     read_manifest,
     read_output,
     sha256,
@@ -59,7 +57,7 @@ from pipeline.runs.names import (
     task_name,
 )
 from pipeline.runs.outputs import find_outputs
-from pipeline.shards.container import read_plain_columns
+from pipeline.shards.container import Columns, read_plain_columns
 from pipeline.shards.targets import OFFSETS_ENTRY
 from pipeline.steps.audio_reads import WantedAudio, read_audio
 from pipeline.steps.repartition import shard_groups
@@ -121,199 +119,15 @@ def first_hit(items: Sequence[T], look: Callable[[T], Hit | None]) -> Hit | None
     return next((hit for _, hit in looked if hit is not None), None)
 
 
-def in_lines(
-    store: ObjectStore, run_uri: str, outputs: Sequence[Output], utterance_id: str
-) -> Hit | None:
-    """Look in selection files or ledgers, which are read whole."""
-
-    def look(output: Output) -> Hit | None:
-        data = read_output(store, run_uri, output)
-        if not may_hold(data, utterance_id):
-            return None
-        for number, fields in enumerate(read_lines(data, IDENTIFIED), 1):
-            if fields["utterance_id"] == utterance_id:
-                return Hit(output.key, number, fields)
-        return None
-
-    return first_hit(outputs, look)
-
-
-def in_metadata(
-    store: ObjectStore, uris: Sequence[str], utterance_id: str
-) -> tuple[Hit, Utterance | Quarantined] | None:
-    """Look in metadata objects; the record is what it parses to."""
-    records: dict[str, Utterance | Quarantined] = {}
-
-    def look(uri: str) -> Hit | None:
-        data = store.get(uri)
-        if not uri.endswith(".gz") and not may_hold(data, utterance_id):
-            return None
-        for number, (_, record) in enumerate(read_records(data, uri), 1):
-            if record.utterance_id == utterance_id:
-                records[uri] = record
-                return Hit(uri, number, {})
-        return None
-
-    hit = first_hit(uris, look)
-    return None if hit is None else (hit, records[hit.key])
-
-
-def in_shards(
-    store: ObjectStore, run_uri: str, outputs: Sequence[Output], utterance_id: str
-) -> Hit | None:
-    """Look in shards, of which only the ids are read, and of the hit its plain columns."""
-
-    def look(output: Output) -> Hit | None:
-        uri = output.uri(run_uri)
-        # Of a shard of 5 hours, 280 MB with targets, only the ids are read.
-        ids = scan_checked(store, uri, lambda file: read_plain_columns(file, ["utterance_id"]))[0]
-        if utterance_id not in ids["utterance_id"]:
-            return None
-        row = ids["utterance_id"].index(utterance_id)
-        columns, footer = scan_checked(
-            store, uri, lambda file: read_plain_columns(file, _ROW_COLUMNS)
-        )
-        facts = {name: cells[row] for name, cells in columns.items() if cells[row] is not None}
-        facts |= {"k": int(footer["k"])} if "k" in footer else {}
-        facts |= {OFFSETS_ENTRY: footer[OFFSETS_ENTRY]} if OFFSETS_ENTRY in footer else {}
-        return Hit(output.key, row, facts)
-
-    return first_hit(outputs, look)
-
-
 def may_hold(data: bytes, utterance_id: str) -> bool:
     """Return True if the text can name the utterance; parsing takes 20 times as long."""
     return not _ORDINARY.fullmatch(utterance_id) or utterance_id.encode() in data
-
-
-@dataclass(frozen=True, slots=True)
-class StepHit:
-    """StepHit is where a step has an utterance: written, or else in a ledger."""
-
-    hit: Hit
-    is_written: bool
-
-
-def in_step(
-    store: ObjectStore, run_uri: str, manifest: Manifest, task: str, utterance_id: str
-) -> StepHit | None:
-    """Look in what `task` wrote and quarantined; only then in the step's other objects."""
-    for outputs, ledgers in _likeliest_first(store, run_uri, manifest, task):
-        if hit := in_shards(store, run_uri, outputs, utterance_id):
-            return StepHit(hit, is_written=True)
-        if hit := in_lines(store, run_uri, ledgers, utterance_id):
-            return StepHit(hit, is_written=False)
-    return None
-
-
-def _likeliest_first(
-    store: ObjectStore, run_uri: str, manifest: Manifest, task: str
-) -> Iterator[tuple[Sequence[Output], Sequence[Output]]]:
-    """Yield outputs and ledgers: the task's by its commit, or by their names, then all others."""
-    # One GET, where the lists have a part for each 4,000 objects.
-    if manifest.parts and (commit := _commit_of(store, run_uri, manifest.step, task)):
-        yield commit.outputs, [commit.ledger] if commit.ledger else []
-    for is_own in (True, False):
-        outputs, ledgers = (
-            [each for each in objects if _is_of_task(manifest, each, task) == is_own]
-            for objects in (manifest.outputs, manifest.ledgers)
-        )
-        yield outputs, ledgers
-
-
-def _commit_of(store: ObjectStore, run_uri: str, step: str, task: str) -> Commit | None:
-    uri = join_uri(run_uri, step, COMMITS_FOLDER, f"{task}.json")
-    try:
-        return read_checked(store, uri, Commit.from_bytes)
-    except ObjectNotFound:
-        return None
-
-
-def _is_of_task(manifest: Manifest, output: Output, task: str) -> bool:
-    # Of a union the runs before have tasks of the same names.
-    is_own = not output.run or manifest.is_inherited
-    return is_own and output.key.rpartition("/")[2].startswith(f"{task}-")
-
-
-def own_place(store: ObjectStore, manifest: Manifest, key: str) -> tuple[int, int]:
-    """Return an object's place among those that its run wrote, and their number.
-
-    The place is the number of the task of the next step that reads it.
-    """
-    place, found = next(find_outputs(manifest.outputs, [key]))
-    if manifest.extends is None or found.run:
-        return place, len(manifest.outputs)
-    # A union lists what its base has first, and tasks read what is new.
-    num_before = len(read_manifest(store, manifest.extends.run, manifest.step).outputs)
-    return place - num_before, len(manifest.outputs) - num_before
-
-
-def run_that_selected(store: ObjectStore, run_uri: str, corpus_uri: str, utterance_id: str) -> str:
-    """Return which run of a chain selected an utterance; the last one if none has."""
-    lookup = IdLookup(store, run_uri, corpus_uri, utterance_id)
-    for step in map(selection_step, ALL_SUBSETS):
-        if not is_finished(store, run_uri, step):
-            continue
-        manifest = read_manifest(store, run_uri, step)
-        hit = lookup.in_files(manifest) if manifest.extends else None
-        if hit is not None:
-            return (
-                next(each.run for _, each in find_outputs(manifest.outputs, [hit.key])) or run_uri
-            )
-    return run_uri
-
-
-@dataclass(frozen=True, slots=True)
-class IdLookup:
-    """IdLookup narrows what a search reads to a selection's objects that name the utterance."""
-
-    store: ObjectStore
-    run_uri: str
-    corpus_uri: str
-    utterance_id: str
-    named: dict[str, frozenset[str]] = field(default_factory=dict)
-
-    def in_files(self, manifest: Manifest) -> Hit | None:
-        """Look in those of a manifest's selection files that may hold the utterance."""
-        return self._in_lines(manifest, manifest.outputs, is_ledger=False)
-
-    def in_ledgers(self, manifest: Manifest) -> Hit | None:
-        """Look in those of a manifest's ledgers that may hold the utterance."""
-        return self._in_lines(manifest, manifest.ledgers, is_ledger=True)
-
-    def _in_lines(self, manifest: Manifest, listed: Outputs, is_ledger: bool) -> Hit | None:
-        # Stored objects alone: metadata, which are in no list, would have all parts read.
-        stored = (key for key in self._named_in(manifest) if not key.startswith("/"))
-        keys = [key for key in stored if key.endswith(LEDGER_SUFFIX) == is_ledger]
-        outputs = [output for _, output in sorted(find_outputs(listed, keys), key=_place)]
-        return in_lines(self.store, self.run_uri, outputs, self.utterance_id)
-
-    def metadata_uris(self, subset: str, manifest: Manifest | None) -> list[str]:
-        """Return the metadata objects of a subset that may hold the record: all, unselected."""
-        base = normalize_uri(metadata_uri(self.corpus_uri, subset))
-        if manifest is None:
-            uris = (each.uri for each in self.store.list(base))
-            return [uri for uri in uris if uri.endswith(METADATA_SUFFIXES)]
-        # Those of earlier runs are no inputs of an increment; stored objects have keys.
-        return [f"{base}{name}" for name in sorted(self._named_in(manifest)) if name[0] == "/"]
-
-    def _named_in(self, manifest: Manifest) -> frozenset[str]:
-        if manifest.step not in self.named:
-            found = find_named(self.store, self.run_uri, manifest, self.utterance_id)
-            self.named[manifest.step] = found
-        return self.named[manifest.step]
-
-
-def _place(found: tuple[int, Output]) -> int:
-    return found[0]
 
 
 LOST = "lost: run jobs.verify"
 
 ENDS = ("quarantined", "not selected", LOST)
 """Outcomes after which no step that reads this one has the utterance."""
-
-NO_FACTS: Mapping[str, Any] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -342,15 +156,6 @@ class Trace:
     models: Mapping[str, str]
 
 
-def _task_number(manifest: Manifest | None, place: int, num_outputs: int) -> int:
-    """Return which task of a step reads the output at `place` of the step before."""
-    if manifest is None or "num_source_shards" not in manifest.config:
-        return place
-    # Repartition's own rule says in which group of shards the place lies.
-    groups = enumerate(shard_groups(num_outputs, manifest.config["num_source_shards"]))
-    return next(number for number, shards in groups if place in shards)
-
-
 class UnknownUtteranceError(ValueError):
     """No metadata, selection file or ledger of the run names the utterance."""
 
@@ -366,8 +171,18 @@ def trace(
     store: ObjectStore, run_uri: str, corpus_uri: str, utterance_id: str, reads: Reads
 ) -> Trace:
     """Follow an utterance through a run; UnknownUtteranceError if nothing names it."""
-    lookup = IdLookup(store, run_uri, corpus_uri, utterance_id)
-    return _Tracer(store, run_uri, corpus_uri, utterance_id, reads, lookup).trace()
+    return _Tracer(store, run_uri, corpus_uri, utterance_id, reads).trace()
+
+
+def run_that_selected(store: ObjectStore, run_uri: str, corpus_uri: str, utterance_id: str) -> str:
+    """Return which run of a chain selected an utterance; the last one if none has."""
+    tracer = _Tracer(store, run_uri, corpus_uri, utterance_id, {})
+    for manifest in map(tracer.manifest, map(selection_step, ALL_SUBSETS)):
+        if manifest and manifest.extends and (hit := tracer.in_selection(manifest)):
+            return (
+                next(each.run for _, each in find_outputs(manifest.outputs, [hit.key])) or run_uri
+            )
+    return run_uri
 
 
 @dataclass(slots=True)
@@ -377,18 +192,17 @@ class _Tracer:
     corpus_uri: str
     utterance_id: str
     reads: Reads
-    lookup: IdLookup
     steps: list[StepTrace] = field(default_factory=list)
+    named: dict[str, frozenset[str]] = field(default_factory=dict)
 
     def trace(self) -> Trace:
-        selections = {subset: self._manifest(selection_step(subset)) for subset in ALL_SUBSETS}
-        record: Mapping[str, Any] = {}
+        selections = {subset: self.manifest(selection_step(subset)) for subset in ALL_SUBSETS}
         for subset, manifest in selections.items():
-            hit = manifest and self.lookup.in_files(manifest)
+            hit = manifest and self.in_selection(manifest)
             if manifest and hit:
-                record = hit.facts
+                record: Mapping[str, Any] = hit.facts
                 self._metadata({subset: manifest})
-                self._add(manifest, "selected", hit, {})
+                self._add(manifest, "selected", replace(hit, facts={}))
                 self._follow(manifest, hit)
                 break
         else:
@@ -398,153 +212,230 @@ class _Tracer:
         audio = audio_now(self.store, self.corpus_uri, record, etag) if has_audio else {}
         return Trace(self.utterance_id, tuple(self.steps), audio, self._models())
 
+    def manifest(self, step: str) -> Manifest | None:
+        """Read a step's manifest; None if the step is not finished."""
+        is_there = is_finished(self.store, self.run_uri, step)
+        return read_manifest(self.store, self.run_uri, step) if is_there else None
+
+    def in_selection(self, manifest: Manifest, in_ledgers: bool = False) -> Hit | None:
+        """Look in those of a selection's files, or ledgers, that may hold the utterance."""
+        # Stored objects alone: metadata, which are in no list, would have all parts read.
+        stored = (key for key in self._named_in(manifest) if not key.startswith("/"))
+        keys = [key for key in stored if key.endswith(LEDGER_SUFFIX) == in_ledgers]
+        listed = manifest.ledgers if in_ledgers else manifest.outputs
+        placed = sorted(find_outputs(listed, keys), key=lambda found: found[0])
+        outputs = [output for _, output in placed]
+        return self._in_lines(outputs)
+
+    def _in_lines(self, outputs: Sequence[Output]) -> Hit | None:
+        """Look in selection files or ledgers, which are read whole."""
+
+        def look(output: Output) -> Hit | None:
+            data = read_output(self.store, self.run_uri, output)
+            if may_hold(data, self.utterance_id):
+                for number, fields in enumerate(read_lines(data, IDENTIFIED), 1):
+                    if fields["utterance_id"] == self.utterance_id:
+                        return Hit(output.key, number, fields)
+            return None
+
+        return first_hit(outputs, look)
+
+    def _in_shards(self, outputs: Sequence[Output]) -> Hit | None:
+        """Look in shards, of which only the ids are read, and of the hit its plain columns."""
+
+        def look(output: Output) -> Hit | None:
+            def read(names: Sequence[str]) -> tuple[Columns, Mapping[str, str]]:
+                uri = output.uri(self.run_uri)
+                return scan_checked(self.store, uri, lambda file: read_plain_columns(file, names))
+
+            # Of a shard of 5 hours, 280 MB with targets, only the ids are read.
+            ids = read(["utterance_id"])[0]["utterance_id"]
+            if self.utterance_id not in ids:
+                return None
+            row = ids.index(self.utterance_id)
+            columns, footer = read(_ROW_COLUMNS)
+            facts = {name: cells[row] for name, cells in columns.items() if cells[row] is not None}
+            facts |= {"k": int(footer["k"])} if "k" in footer else {}
+            facts |= {OFFSETS_ENTRY: footer[OFFSETS_ENTRY]} if OFFSETS_ENTRY in footer else {}
+            return Hit(output.key, row, facts)
+
+        return first_hit(outputs, look)
+
+    def _in_metadata(self, uris: Sequence[str]) -> tuple[Hit, Utterance | Quarantined] | None:
+        """Look in metadata objects; the record is what it parses to."""
+        records: dict[str, Utterance | Quarantined] = {}
+
+        def look(uri: str) -> Hit | None:
+            data = self.store.get(uri)
+            if uri.endswith(".gz") or may_hold(data, self.utterance_id):
+                for number, (_, record) in enumerate(read_records(data, uri), 1):
+                    if record.utterance_id == self.utterance_id:
+                        records[uri] = record
+                        return Hit(uri, number, {})
+            return None
+
+        hit = first_hit(uris, look)
+        return None if hit is None else (hit, records[hit.key])
+
+    def _named_in(self, manifest: Manifest) -> frozenset[str]:
+        """Name a selection's objects, and its metadata, that the id index has the utterance in."""
+        if manifest.step not in self.named:
+            found = find_named(self.store, self.run_uri, manifest, self.utterance_id)
+            self.named[manifest.step] = found
+        return self.named[manifest.step]
+
     def _follow(self, manifest: Manifest, hit: Hit) -> None:
         """Follow the utterance to the steps that read the object in which a step has it."""
         followers = {step: reads for step, reads in self.reads.items() if reads[0] == manifest.step}
         if not followers:
             return
         # Task n of a step reads output n of the manifest before, so the place names the task.
-        place, num_outputs = own_place(self.store, manifest, hit.key)
+        place, found = next(find_outputs(manifest.outputs, [hit.key]))
+        num_outputs = len(manifest.outputs)
+        if manifest.extends is not None and not found.run:
+            # A union lists what its base has first, and tasks read what is new.
+            before = read_manifest(self.store, manifest.extends.run, manifest.step)
+            place, num_outputs = place - len(before.outputs), num_outputs - len(before.outputs)
         for step, reads in followers.items():
             if any(each.step in reads and each.outcome in ENDS for each in self.steps):
                 continue
-            found = self._manifest(step)
-            task = task_name(_task_number(found, place, num_outputs))
-            next_hit = self._at_step(found, step, task, self._without_lattice(found, task))
-            if found and next_hit:
-                self._follow(found, next_hit)
+            follower = self.manifest(step)
+            if follower is None:
+                self.steps.append(StepTrace(step, "step not finished"))
+            elif next_hit := self._at_step(follower, _task_number(follower, place, num_outputs)):
+                self._follow(follower, next_hit)
 
-    def _without_lattice(self, targets: Manifest | None, task: str) -> Mapping[str, Any]:
-        """Return why the utterance has the teacher's own targets, if its lattice was asked for."""
-        if targets is None or WITHOUT_LATTICE not in targets.statistics:
-            return NO_FACTS
-        uri = join_uri(self.run_uri, targets.step, COMMITS_FOLDER, f"{task}.json")
-        commit = read_checked(self.store, uri, Commit.from_bytes)
-        found = commit.statistics.get(WITHOUT_LATTICE, {}).get(self.utterance_id)
-        return {WITHOUT_LATTICE: f"{found['reason']}: {found['detail']}"} if found else {}
-
-    def _at_step(
-        self, manifest: Manifest | None, step: str, task: str, more: Mapping[str, Any]
-    ) -> Hit | None:
-        """Find the utterance in the outputs of `task`, or else anywhere in the step.
-
-        `more` is what is known of it besides the hit's facts.
-        """
-        if manifest is None:
-            self.steps.append(StepTrace(step, "step not finished"))
-            return None
-        found = in_step(self.store, self.run_uri, manifest, task, self.utterance_id)
-        if found and found.is_written:
-            return self._add(manifest, "written", found.hit, {**found.hit.facts, **more})
-        if found:
-            self._add(manifest, "quarantined", found.hit, found.hit.facts)
-        elif manifest.unselected.utterances:
+    def _at_step(self, manifest: Manifest, number: int) -> Hit | None:
+        """Find the utterance in what a task wrote, or else anywhere in the step."""
+        commit = self._commit(manifest.step, task_name(number))
+        places: list[tuple[Outputs, Outputs]] = [(manifest.outputs, manifest.ledgers)]
+        if commit:
+            places.insert(0, (commit.outputs, (commit.ledger,) if commit.ledger else ()))
+        for outputs, ledgers in places:
+            if hit := self._in_shards(outputs):
+                without = commit.statistics.get(WITHOUT_LATTICE, {}) if commit else {}
+                if why := without.get(self.utterance_id):
+                    hit.facts[WITHOUT_LATTICE] = f"{why['reason']}: {why['detail']}"
+                self._add(manifest, "written", hit)
+                return hit
+            if hit := self._in_lines(ledgers):
+                self._add(manifest, "quarantined", hit)
+                return None
+        if manifest.unselected.utterances:
             reason = {"why": "beyond bootstrap.max_hours; the network aligns it"}
-            self._add(manifest, "not selected", Hit("", 0, {}), reason)
+            self._add(manifest, "not selected", Hit("", 0, reason))
         else:
             # Neither written nor in a ledger: `verify` reports the utterance as lost.
-            self.steps.append(StepTrace(step, LOST))
+            self.steps.append(StepTrace(manifest.step, LOST))
         return None
+
+    def _commit(self, step: str, task: str) -> Commit | None:
+        uri = join_uri(self.run_uri, step, COMMITS_FOLDER, f"{task}.json")
+        try:
+            return read_checked(self.store, uri, Commit.from_bytes)
+        except ObjectNotFound:
+            return None
 
     def _explain_absence(self, selections: Mapping[str, Manifest | None]) -> Mapping[str, Any]:
         """Record why no selection file has the utterance; return the facts of its record."""
         found = self._metadata(selections)
-        record: Mapping[str, Any] = {}
-        for manifest in selections.values():
-            if manifest and (hit := self.lookup.in_ledgers(manifest)):
-                self._add(manifest, "quarantined", hit, hit.facts)
+        for selected in filter(None, selections.values()):
+            if hit := self.in_selection(selected, in_ledgers=True):
+                self._add(selected, "quarantined", hit)
                 return hit.facts
         if found is None:
             return self._left_out_by_ingest(selections)
-        subset, utterance = found
-        manifest = selections[subset]
-        if isinstance(utterance, Utterance):
-            record = json.loads(utterance.to_json())
-        if manifest is None:
+        subset, record = found
+        if (manifest := selections[subset]) is None:
             self.steps.append(StepTrace(selection_step(subset), "step not finished"))
         else:
-            reason = {"why": why_unselected(manifest, subset, utterance)}
-            self._add(manifest, "not selected", Hit("", 0, {}), reason)
-        return record
+            reason = {"why": why_unselected(manifest, subset, record)}
+            self._add(manifest, "not selected", Hit("", 0, reason))
+        facts: Mapping[str, Any] = {}
+        if isinstance(record, Utterance):
+            facts = json.loads(record.to_json())
+        return facts
 
     def _left_out_by_ingest(self, selections: Mapping[str, Manifest | None]) -> Mapping[str, Any]:
-        ingested = self._manifest(INGEST_STEP)
+        ingested = self.manifest(INGEST_STEP)
         ledgers = ingested.ledgers if ingested else ()
-        hit = in_lines(self.store, self.run_uri, ledgers, self.utterance_id)
+        hit = self._in_lines(ledgers)
         if ingested and hit:
-            self._add(ingested, "quarantined", hit, hit.facts)
+            self._add(ingested, "quarantined", hit)
             return hit.facts
-        raise UnknownUtteranceError(self._unknown(selections))
-
-    def _metadata(
-        self, selections: Mapping[str, Manifest | None]
-    ) -> tuple[str, Utterance | Quarantined] | None:
-        for subset, manifest in selections.items():
-            uris = self.lookup.metadata_uris(subset, manifest)
-            found = in_metadata(self.store, uris, self.utterance_id)
-            if found is not None:
-                hit, record = found
-                key = hit.key.removeprefix(f"{self.corpus_uri.rstrip('/')}/")
-                self.steps.append(
-                    StepTrace(f"{METADATA_FOLDER}/{subset}", "read", key, hit.position)
-                )
-                return subset, record
-        return None
-
-    def _unknown(self, selections: Mapping[str, Manifest | None]) -> str:
-        nameless = sum(
-            manifest.quarantined.utterances for manifest in selections.values() if manifest
-        )
-        there = [subset for subset, manifest in selections.items() if manifest]
-        return (
+        there = {subset: manifest for subset, manifest in selections.items() if manifest}
+        nameless = sum(manifest.quarantined.utterances for manifest in there.values())
+        raise UnknownUtteranceError(
             f"no utterance {self.utterance_id!r} in the metadata of {self.corpus_uri}, nor in the "
             f"selections of {self.run_uri} ({', '.join(there) or 'none is finished'}); check its "
             f"spelling; {nameless} records are in selection ledgers; those of broken lines "
             "have no id"
         )
 
+    def _metadata(
+        self, selections: Mapping[str, Manifest | None]
+    ) -> tuple[str, Utterance | Quarantined] | None:
+        """Find the record in the metadata that may hold it: all, where nothing is selected yet."""
+        for subset, manifest in selections.items():
+            base = normalize_uri(metadata_uri(self.corpus_uri, subset))
+            if manifest is None:
+                listed = (each.uri for each in self.store.list(base))
+                uris = [uri for uri in listed if uri.endswith(METADATA_SUFFIXES)]
+            else:
+                # Those of earlier runs are no inputs of an increment; stored objects have keys.
+                names = sorted(name for name in self._named_in(manifest) if name[0] == "/")
+                uris = [f"{base}{name}" for name in names]
+            found = self._in_metadata(uris)
+            if found is not None:
+                hit, record = found
+                key = hit.key.removeprefix(f"{self.corpus_uri.rstrip('/')}/")
+                step = f"{METADATA_FOLDER}/{subset}"
+                self.steps.append(StepTrace(step, "read", key, hit.position))
+                return subset, record
+        return None
+
     def _models(self) -> dict[str, str]:
         """Find the models that read a partition or a shard of the utterance."""
         seen = {each.step for each in self.steps if each.outcome == "written"}
+        base = join_uri(self.run_uri, MODELS_FOLDER)
+        keys = (found.uri.removeprefix(f"{base}/").split("/") for found in self.store.list(base))
         models = {}
-        for name in self._finished_models():
+        for name in [name for name, *rest in keys if rest == [MANIFEST_FILE]]:
             inputs = read_manifest(self.store, self.run_uri, model_step(name)).inputs
+            read = [step for step in inputs if step in seen]
             trained = [
                 step
-                for step in inputs
-                if step in seen - {DEV_ALIGNMENT_STEP} and folder_of(step) != FEATURES_FOLDER
+                for step in read
+                if step != DEV_ALIGNMENT_STEP and folder_of(step) != FEATURES_FOLDER
             ]
             if trained:
                 models[name] = f"trained on {', '.join(trained)}"
             # Of development speakers newbob has the loss, and no gradient.
-            elif DEV_ALIGNMENT_STEP in seen.intersection(inputs):
+            elif DEV_ALIGNMENT_STEP in read:
                 models[name] = f"only its validation loss, on {DEV_ALIGNMENT_STEP}"
             # Features that a model never trained on still enter its global mean and variance.
-            elif seen.intersection(inputs):
+            elif read:
                 models[name] = "only its normalization"
         return models
 
-    def _finished_models(self) -> list[str]:
-        base = join_uri(self.run_uri, MODELS_FOLDER)
-        keys = (found.uri.removeprefix(f"{base}/") for found in self.store.list(base))
-        parts = (key.split("/") for key in keys)
-        return [name for name, *rest in parts if rest == [MANIFEST_FILE]]
-
-    def _manifest(self, step: str) -> Manifest | None:
-        if not self.store.exists(manifest_uri(self.run_uri, step)):
-            return None
-        return read_manifest(self.store, self.run_uri, step)
-
-    def _add(self, manifest: Manifest, outcome: str, hit: Hit, facts: Mapping[str, Any]) -> Hit:
+    def _add(self, manifest: Manifest, outcome: str, hit: Hit) -> None:
         self.steps.append(
             StepTrace(
                 manifest.step,
                 outcome,
                 hit.key,
                 hit.position if hit.key else None,
-                {name: value for name, value in facts.items() if name != "utterance_id"},
+                {name: value for name, value in hit.facts.items() if name != "utterance_id"},
                 sha256(json.dumps(manifest.config, sort_keys=True).encode()),
                 manifest.code_version,
             )
         )
-        return hit
+
+
+def _task_number(manifest: Manifest, place: int, num_outputs: int) -> int:
+    """Return which task of a step reads the output at `place` of the step before."""
+    if "num_source_shards" not in manifest.config:
+        return place
+    # Repartition's own rule says in which group of shards the place lies.
+    groups = enumerate(shard_groups(num_outputs, manifest.config["num_source_shards"]))
+    return next(number for number, shards in groups if place in shards)

@@ -5,11 +5,17 @@ The sealed records beside the manifests are checked, too: of jobs, checkpoints, 
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from infra.store.object_store import ObjectNotFound, ObjectStore, join_uri, read_checked
 from pipeline.audit.conservation import chain_findings
-from pipeline.audit.corpus_objects import audio_findings, corpus_findings, in_doubt
+from pipeline.audit.corpus_objects import (
+    audio_findings,
+    corpus_findings,
+    digest_findings,
+    in_doubt,
+)
 from pipeline.audit.step_records import (
     Finding,
     RunListing,
@@ -20,13 +26,15 @@ from pipeline.audit.step_records import (
     read_step,
     record_findings,
 )
-from pipeline.audit.stored_objects import Holding, Reader, SealedRecord
+from pipeline.audit.stored_objects import Holding, Wanted, counts, read_objects
 from pipeline.runs.engine import Distribute
-from pipeline.runs.manifest import Output, differences, manifest_uri, sha256
+from pipeline.runs.manifest import Output, differences, manifest_uri
 from pipeline.runs.names import (
+    CHECKPOINTS_FOLDER,
     COMMAND_LINE_SETTINGS,
     FEATURES_FOLDER,
     INGEST_STEP,
+    LEDGER_SUFFIX,
     PLAN_CALIBRATION,
     PLAN_DOCUMENT,
     REPORT_DOCUMENT,
@@ -36,7 +44,6 @@ from pipeline.runs.names import (
     job_record,
 )
 from pipeline.runs.sealed_json import named_objects, unseal_exactly
-from pipeline.steps.stream_means import named_means
 
 _REPORT_REMEDY = "run megahour report again"
 _PLAN_REMEDY = "run megahour plan --run again"
@@ -45,6 +52,12 @@ _CHECKPOINT_REMEDY = (
     "model needs none, and its job, run again, records what is there"
 )
 
+
+GETS_IN_FLIGHT = 8
+"""Shards of 100 MB in memory at a time."""
+
+_CHECKPOINTS_IN_FLIGHT = 2
+"""Checkpoints of 1 GB in memory at a time."""
 
 Progress = Callable[[int, int], None]
 """Receives the bytes just read, and the bytes to be read in all."""
@@ -63,109 +76,88 @@ class Expectation:
 
 
 @dataclass(frozen=True, slots=True)
-class RunRecords:
-    """RunRecords holds the whole records of a run, and findings for the others."""
+class SealedRecord:
+    """SealedRecord is a record as it is stored, and the objects below the run that it names."""
 
-    records: list[SealedRecord] = field(default_factory=list)
-    findings: list[Finding] = field(default_factory=list)
-
-    @property
-    def named(self) -> dict[Output, SealedRecord]:
-        """The objects that the records name, each with its record."""
-        return {each: record for record in self.records for each in record.objects}
+    key: str
+    document: Mapping[str, Any]
+    objects: tuple[Output, ...]
+    remedy: str
 
 
-def read_records(store: ObjectStore, run_uri: str, listing: RunListing) -> RunRecords:
-    """Read all sealed records of a run."""
-    found = RunRecords()
-    for key in listing.job_record_keys:
-        _read(store, run_uri, key, "", _job_remedy(_job_of(key)), found)
-    for folder in listing.folders:
-        for key in folder.checkpoint_keys:
-            _read(store, run_uri, key, f"{folder.checkpoints}/", _CHECKPOINT_REMEDY, found)
-    for key, remedy in ((REPORT_DOCUMENT, _REPORT_REMEDY), (PLAN_DOCUMENT, _PLAN_REMEDY)):
-        if key in listing.keys:
-            _read(store, run_uri, key, "", remedy, found)
-    return found
-
-
-def _read(
-    store: ObjectStore, run_uri: str, key: str, folder: str, remedy: str, found: RunRecords
-) -> None:
-    try:
-        document = read_checked(store, join_uri(run_uri, key), lambda d: unseal_exactly(d, remedy))
-        named = named_objects(document)
-    except ObjectNotFound:
-        return  # a training at work removes outdated checkpoints
-    except (ValueError, TypeError) as error:
-        found.findings.append(Finding(key, "a whole record", str(error)[:300], remedy))
-        return
-    objects = tuple(Output(folder + o.key, o.num_bytes, o.sha256, 0, 0) for o in named)
-    found.records.append(SealedRecord(key, document, objects, remedy))
+def read_records(
+    store: ObjectStore, run_uri: str, listing: RunListing
+) -> tuple[dict[str, SealedRecord], list[Finding]]:
+    """Read all sealed records of a run, by key; a finding for each that cannot be read."""
+    wanted = {key: ("", _job_remedy(_job_of(key))) for key in listing.job_record_keys}
+    for step in listing.steps:
+        folder = f"{step.step}/{CHECKPOINTS_FOLDER}/"
+        wanted |= dict.fromkeys(step.checkpoint_keys, (folder, _CHECKPOINT_REMEDY))
+    documents = {REPORT_DOCUMENT: ("", _REPORT_REMEDY), PLAN_DOCUMENT: ("", _PLAN_REMEDY)}
+    wanted |= {key: each for key, each in documents.items() if key in listing.keys}
+    records, findings = {}, []
+    for key, (folder, remedy) in wanted.items():
+        try:
+            unsealed = partial(unseal_exactly, remedy=remedy)
+            document = read_checked(store, join_uri(run_uri, key), unsealed)
+            named = named_objects(document)
+        except ObjectNotFound:
+            continue  # a training at work removes outdated checkpoints
+        except (ValueError, TypeError) as error:
+            findings.append(Finding(key, "a whole record", str(error)[:300], remedy))
+            continue
+        objects = tuple(Output(folder + o.key, o.num_bytes, o.sha256, 0, 0) for o in named)
+        records[key] = SealedRecord(key, document, objects, remedy)
+    return records, findings
 
 
 def record_faults(
-    records: RunRecords,
+    records: Mapping[str, SealedRecord],
     listing: RunListing,
     steps: Mapping[str, StepRecords],
     expectation: Expectation,
 ) -> Iterator[Finding]:
     """Yield a finding for each record that is missing, or that belongs to something else.
 
-    Runs of the library alone have no job records: they are
-    expected where the corpus was ingested, or where any job has left one.
+    Runs of the library alone have no job records: they are expected where the
+    corpus was ingested, or where any job has left one.
     """
-    yield from records.findings
-    finished = {name for name, step in steps.items() if step.folder.is_finished}
+    finished = {name for name, step in steps.items() if step.is_finished}
     if INGEST_STEP in finished or listing.job_record_keys:
-        yield from _missing_jobs(listing, finished, expectation)
-    for record in records.records:
-        if record.key in listing.job_record_keys:
-            made = expectation.jobs.get(_job_of(record.key), ())
-            yield from _job_faults(record, [step for step in made if step in finished], steps)
+        for job, made in expectation.jobs.items():
+            required = {*made}.difference(expectation.optional)
+            if required <= finished and job_record(job) not in listing.keys:
+                there = ", ".join(step for step in made if step in finished)
+                expected = f"there, as {there} finished"
+                yield Finding(job_record(job), expected, "missing", _job_remedy(job))
+    for key in listing.job_record_keys:
+        if key in records:
+            made = expectation.jobs.get(_job_of(key), ())
+            yield from _job_faults(records[key], [steps[each] for each in made if each in finished])
     if REPORT_STEP in finished and REPORT_DOCUMENT not in listing.keys:
         expected = f"there, as {REPORT_STEP} is finished"
         yield Finding(REPORT_DOCUMENT, expected, "missing", _REPORT_REMEDY)
-    for record in records.records:
-        if record.key == REPORT_DOCUMENT and REPORT_STEP in finished:
-            yield from _report_faults(record, steps[REPORT_STEP])
+    if REPORT_STEP in finished and REPORT_DOCUMENT in records:
+        report = steps[REPORT_STEP].manifest
+        if report and records[REPORT_DOCUMENT].document.get("inputs") != report.inputs:
+            expected, found = f"of the inputs of {REPORT_STEP}", "a report of other inputs"
+            yield Finding(REPORT_DOCUMENT, expected, found, _REPORT_REMEDY)
     if PLAN_CALIBRATION in listing.keys and PLAN_DOCUMENT not in listing.keys:
         yield Finding(PLAN_DOCUMENT, f"there, beside {PLAN_CALIBRATION}", "missing", _PLAN_REMEDY)
 
 
-def _missing_jobs(
-    listing: RunListing, finished: set[str], expectation: Expectation
-) -> Iterator[Finding]:
-    for job, made in expectation.jobs.items():
-        required = {*made}.difference(expectation.optional)
-        if required <= finished and job_record(job) not in listing.keys:
-            expected = f"there, as {', '.join(step for step in made if step in finished)} finished"
-            yield Finding(job_record(job), expected, "missing", _job_remedy(job))
-
-
-def _job_faults(
-    record: SealedRecord, made: Sequence[str], steps: Mapping[str, StepRecords]
-) -> Iterator[Finding]:
-    job = _job_of(record.key)
+def _job_faults(record: SealedRecord, made: Sequence[StepRecords]) -> Iterator[Finding]:
+    job, named = _job_of(record.key), {each.key for each in record.objects}
     if record.document.get("step") != job:
         found = f"of {record.document.get('step')}"
         yield Finding(record.key, f"the record of {job}", found, record.remedy)
-    named = {each.key for each in record.objects}
     for step in made:
-        folder = steps[step].folder
-        if folder.manifest_key not in named:
-            found = f"{folder.manifest_key} not among them"
+        if step.manifest_key not in named:
+            found = f"{step.manifest_key} not among them"
             yield Finding(record.key, "the manifests of its steps named", found, record.remedy)
         # Once a model is finished, no checkpoint is added to those that its job named.
-        for key in set(folder.checkpoint_keys) - named:
+        for key in sorted({*step.checkpoint_keys} - named):
             yield Finding(key, f"named by {record.key}", "not named", _CHECKPOINT_REMEDY)
-
-
-def _report_faults(record: SealedRecord, report: StepRecords) -> Iterator[Finding]:
-    inputs = report.manifest.inputs if report.manifest else None
-    if inputs is not None and record.document.get("inputs") != inputs:
-        found = "a report of other inputs"
-        yield Finding(record.key, f"of the inputs of {REPORT_STEP}", found, record.remedy)
 
 
 def _job_of(key: str) -> str:
@@ -206,97 +198,129 @@ def verify_run(
 
     Tasks read them, where `distribute` runs tasks, or else this process; findings are the same.
     Of each utterance and step 12 bytes are kept, on local disk where they are many; shards are
-    read 8 at a time. Audio in S3 that a
-    listing's ETags confirm is not read, unless `reads_audio`; local audio is read.
+    read 8 at a time. Audio in S3 that a listing's ETags confirm is not read, unless `reads_audio`;
+    local audio is read.
     """
     # Listed before commits are read: what a task commits meanwhile is then no orphan.
     listing = list_run(store, run_uri, corpus_uri)
     findings: list[Finding] = []
     steps: dict[str, StepRecords] = {}
-    for folder in listing.folders:
-        steps[folder.step], unreadable = read_step(store, run_uri, folder)
+    for listed in listing.steps:
+        steps[listed.step], unreadable = read_step(store, run_uri, listed)
         findings += unreadable
-    records = read_records(store, run_uri, listing)
-    findings += record_faults(records, listing, steps, expectation)
+    records, damaged = read_records(store, run_uri, listing)
+    findings += [*damaged, *record_faults(records, listing, steps, expectation)]
     finished = {name: found for name, found in steps.items() if found.manifest}
     for name, found in finished.items():
         findings += [*record_findings(found), *input_findings(found, steps)]
         findings += base_findings(store, found)
         findings += _recipe_findings(found, expectation.configs.get(name))
-    work = _Work(store, run_uri, corpus_uri, finished, records, distribute)
-    findings += work.findings(progress, reads_audio)
-    orphans, strays = _unnamed(listing, steps, records)
+    reader = _Reader(store, run_uri, corpus_uri, finished, records, distribute, progress)
+    findings += reader.findings(reads_audio)
+    orphans, strays = _unnamed(listing, steps, records, damaged)
     return Verification(
         steps=tuple(steps),
-        num_objects=work.num_objects,
-        num_bytes=work.num_bytes,
+        num_objects=reader.num_objects,
+        num_bytes=reader.num_bytes,
         findings=(*findings, *strays),
         orphans=orphans,
-        scratch=tuple(
-            key for folder in listing.folders if folder.is_finished for key in folder.scratch
-        ),
-        unfinished=tuple(folder.step for folder in listing.folders if not folder.is_finished),
+        scratch=tuple(key for step in listing.steps if step.is_finished for key in step.scratch),
+        unfinished=tuple(step.step for step in listing.steps if not step.is_finished),
     )
 
 
 @dataclass(slots=True)
-class _Work:
-    """The objects of a run and its corpus, and how many of them have been read."""
+class _Reader:
+    """Reads the objects of a run and its corpus, and counts those that have been read."""
 
     store: ObjectStore
     run_uri: str
     corpus_uri: str
     finished: Mapping[str, StepRecords]
-    records: RunRecords
+    records: Mapping[str, SealedRecord]
     distribute: Distribute | None
+    progress: Progress
+    holdings: dict[str, Holding] = field(default_factory=dict)
+    total: int = 0
     num_objects: int = 0
     num_bytes: int = 0
 
-    def findings(self, progress: Progress, reads_audio: bool) -> Iterator[Finding]:
+    def findings(self, reads_audio: bool) -> Iterator[Finding]:
         """Read the objects, and yield what is wrong with them and with their utterances."""
         outputs = {
-            name: [*found.objects, *found.indexes, *named_means(found.commits.values())]
-            for name, found in self.finished.items()
+            name: [*found.objects, *found.extra_objects] for name, found in self.finished.items()
         }
-        named = self.records.named
-        place = (self.store, self.run_uri, self.corpus_uri)
-
-        def advance(num_bytes: int) -> None:
-            self.num_objects, self.num_bytes = self.num_objects + 1, self.num_bytes + num_bytes
-            progress(num_bytes, total)
-
-        total = sum(each.num_bytes for part in (*outputs.values(), named) for each in part)
-        reader, holdings = Reader(*place, advance, self.distribute), dict[str, Holding]()
+        named = {each: record for record in self.records.values() for each in record.objects}
+        self.total = sum(each.num_bytes for part in (*outputs.values(), named) for each in part)
         # Features first: what is kept of their audio goes before other steps' utterances come.
         features = [name for name in outputs if folder_of(name) == FEATURES_FOLDER]
-        yield from self._read_steps(reader, features, outputs, holdings)
-        if INGEST_STEP in outputs and not reads_audio:
-            everything = outputs[INGEST_STEP]
-            outputs[INGEST_STEP] = in_doubt(self.store, self.corpus_uri, everything, holdings)
-            total -= sum(each.num_bytes for each in set(everything) - set(outputs[INGEST_STEP]))
-        ingested = [name for name in outputs if name == INGEST_STEP]
-        yield from self._read_steps(reader, ingested, outputs, holdings)
-        yield from audio_findings(*place, holdings, reads_audio, self.distribute)
-        for holding in holdings.values():
+        for name in features:
+            yield from self._read_step(name, outputs.pop(name))
+        if INGEST_STEP in outputs:
+            ingested = outputs.pop(INGEST_STEP)
+            if not reads_audio:
+                wanted = in_doubt(self.store, self.corpus_uri, ingested, self.holdings)
+                self.total -= sum(each.num_bytes for each in set(ingested) - set(wanted))
+                ingested = wanted
+            yield from self._read_step(INGEST_STEP, ingested)
+        yield from audio_findings(
+            self.store, self.run_uri, self.corpus_uri, self.holdings, reads_audio, self.distribute
+        )
+        for holding in self.holdings.values():
             holding.audio.clear()
-        others = [name for name in outputs if name not in (*features, *ingested)]
-        yield from self._read_steps(reader, others, outputs, holdings)
-        yield from reader.read_named(named)
-        yield from corpus_findings(*place, self.finished, self.distribute)
-        yield from chain_findings(self.store, self.run_uri, self.finished, holdings)
+        for name, each in outputs.items():
+            yield from self._read_step(name, each)
+        yield from self._read_named(named)
+        yield from corpus_findings(
+            self.store, self.run_uri, self.corpus_uri, self.finished, self.distribute
+        )
+        yield from chain_findings(self.store, self.run_uri, self.finished, self.holdings)
 
-    def _read_steps(
-        self,
-        reader: Reader,
-        names: Sequence[str],
-        outputs: Mapping[str, Sequence[Output]],
-        holdings: dict[str, Holding],
-    ) -> Iterator[Finding]:
-        for name in names:
-            holding, damaged = reader.read_step(self.finished[name], outputs[name])
-            yield from damaged
-            if holding is not None:
-                holdings[name] = holding
+    def _read_step(self, step: str, outputs: Sequence[Output]) -> Iterator[Finding]:
+        """Read objects of a step; where one cannot be read, the step's utterances are unknown."""
+        records, holding, is_whole = self.finished[step], Holding(), True
+
+        def base_of(output: Output) -> str:
+            # The outputs of ingest are the corpus's, its ledger is the run's.
+            is_corpus = step == INGEST_STEP and not output.key.endswith(LEDGER_SUFFIX)
+            return self.corpus_uri if is_corpus else self.run_uri
+
+        has_tasks = records.has_tasks
+        wanted = [Wanted(output, base_of(output), has_tasks) for output in outputs]
+        for output, found in read_objects(
+            self.store, self.corpus_uri, wanted, GETS_IN_FLIGHT, self.distribute
+        ):
+            self._advance(output)
+            base = base_of(output)
+            where = output.key if base == self.run_uri else join_uri(base, output.key)
+            if found.damage:
+                is_whole = False
+                yield Finding(where, _bytes(output), found.damage, records.remedy(output.key))
+            if found.miscount:
+                yield Finding(where, counts(output), found.miscount, records.remedy(output.key))
+            holding.add(output, found)
+        if is_whole:
+            self.holdings[step] = holding
+
+    def _read_named(self, named: Mapping[Output, SealedRecord]) -> Iterator[Finding]:
+        """Read objects below the run that records name."""
+        wanted = [Wanted(output, self.run_uri, has_utterances=False) for output in named]
+        for output, found in read_objects(
+            self.store, self.corpus_uri, wanted, _CHECKPOINTS_IN_FLIGHT, self.distribute
+        ):
+            self._advance(output)
+            # A training at work removes an outdated checkpoint's record before its objects.
+            if found.damage and self.store.exists(join_uri(self.run_uri, named[output].key)):
+                yield Finding(output.key, _bytes(output), found.damage, named[output].remedy)
+
+    def _advance(self, output: Output) -> None:
+        self.num_objects += 1
+        self.num_bytes += output.num_bytes
+        self.progress(output.num_bytes, self.total)
+
+
+def _bytes(output: Output) -> str:
+    return f"{output.num_bytes:,} bytes, SHA-256 {output.sha256[:16]}"
 
 
 def base_findings(store: ObjectStore, records: StepRecords) -> Iterator[Finding]:
@@ -304,20 +328,10 @@ def base_findings(store: ObjectStore, records: StepRecords) -> Iterator[Finding]
 
     The base's objects are verified there.
     """
-    assert records.manifest is not None, "only finished steps are compared"
-    extends = records.manifest.extends
-    if extends is None:
-        return
-    uri = manifest_uri(extends.run, records.step)
-    remedy = "put it back; or remove the increment, and extend a run that is whole"
-    expected = f"SHA-256 {extends.sha256[:16]}, as {records.step} extends it"
-    try:
-        digest = sha256(store.get(uri))
-    except ObjectNotFound:
-        yield Finding(uri, expected, "missing", remedy)
-        return
-    if digest != extends.sha256:
-        yield Finding(uri, expected, f"SHA-256 {digest[:16]}", remedy)
+    if records.manifest is not None and (extends := records.manifest.extends) is not None:
+        digests = {manifest_uri(extends.run, records.step): extends.sha256}
+        remedy = "put it back; or remove the increment, and extend a run that is whole"
+        yield from digest_findings(store, digests, f"as {records.step} extends it", remedy)
 
 
 def _recipe_findings(records: StepRecords, config: Mapping[str, Any] | None) -> Iterator[Finding]:
@@ -333,52 +347,42 @@ def _recipe_findings(records: StepRecords, config: Mapping[str, Any] | None) -> 
     said = {**{name: manifest.config[name] for name in given}, **config}
     if differing := differences(manifest, said, manifest.inputs).removeprefix(": "):
         remedy = "give the recipe that made the run, with its --set, or use another --run"
-        yield Finding(records.folder.manifest_key, "the recipe's settings", differing, remedy)
+        yield Finding(records.manifest_key, "the recipe's settings", differing, remedy)
 
 
 def _unnamed(
-    listing: RunListing, steps: Mapping[str, StepRecords], records: RunRecords
+    listing: RunListing,
+    steps: Mapping[str, StepRecords],
+    records: Mapping[str, SealedRecord],
+    damaged: Sequence[Finding],
 ) -> tuple[tuple[str, ...], list[Finding]]:
     """Orphans, and strays: objects below the run that none of its tasks and jobs stored."""
-    named = {output.key for output in records.named}
     # A damaged or missing document that names one is the finding.
-    named.update(listing.note_keys)
-    named.update((REPORT_DOCUMENT, REPORT_PAGE, PLAN_CALIBRATION))
-    named.update(record.key for record in records.records)
-    named.update(finding.object for finding in records.findings)
-    orphans, strays = [], []
-    for name, found in steps.items():
-        folder = found.folder
-        if folder.is_finished and found.manifest is None:
-            continue  # only its damaged manifest says what belongs to it
-        known = {folder.manifest_key, *found.parts, *folder.commit_keys, *folder.scratch}
-        known.update(
-            output.key
-            for output in (
-                *found.objects,
-                *found.indexes,
-                *found.committed,
-                *named_means(found.commits.values()),
-            )
-        )
-        for key in folder.keys:
-            if key in known or key in named:
-                continue
-            if folder.is_a_tasks(key):
-                orphans.append(key)
-            else:
-                strays.append(_stray(key, f"only objects of {name}"))
-    for key in listing.other_keys:
-        if is_partial(key):
+    named = {*listing.note_keys, REPORT_DOCUMENT, REPORT_PAGE, PLAN_CALIBRATION, *records}
+    named.update(each.key for record in records.values() for each in record.objects)
+    named.update(finding.object for finding in damaged)
+    orphans, strays = list[str](), list[Finding]()
+
+    def sort(key: str, expected: str, is_orphan: bool) -> None:
+        if is_orphan:
             orphans.append(key)
         elif key not in named:
-            strays.append(_stray(key, "only objects of the run's steps"))
+            remedy = "find its writer, and move it out of the run"
+            strays.append(Finding(key, expected, "an object that no task stored", remedy))
+
+    for name, found in steps.items():
+        if found.is_finished and found.manifest is None:
+            continue  # only its damaged manifest says what belongs to it
+        objects = (*found.objects, *found.extra_objects, *found.committed)
+        parts = found.manifest.parts if found.manifest else ()
+        known = {found.manifest_key, *found.commit_keys, *found.scratch}
+        known.update(each.key for each in (*objects, *parts))
+        for key in found.keys:
+            if key not in known and key not in named:
+                sort(key, f"only objects of {name}", found.is_a_tasks(key))
+    for key in listing.other_keys:
+        sort(key, "only objects of the run's steps", is_partial(key))
     return tuple(orphans), strays
-
-
-def _stray(key: str, expected: str) -> Finding:
-    remedy = "find its writer, and move it out of the run"
-    return Finding(key, expected, "an object that no task stored", remedy)
 
 
 def sweep(store: ObjectStore, run_uri: str, verification: Verification) -> None:

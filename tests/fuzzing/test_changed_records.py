@@ -15,8 +15,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jobs.cli.job import parse_begun_record
+from jobs.cli.record import parse_job_record
 from jobs.report_page.collect import CurvePoint
-from pipeline.audit.job_records import parse_begun_record, parse_job_record
 from pipeline.normalization import Moments
 from pipeline.records import Member, Quarantined, Segment, Tally, part_from_text, part_to_text
 from pipeline.runs.commit import Commit
@@ -102,7 +103,7 @@ SEALED: Mapping[str, tuple[Callable[[bytes], Any], bytes]] = {
         replace(CHECKPOINT, place=Place(3, 0.25)).to_bytes(),
     ),
     "job record": (lambda data: parse_job_record(data, "again"), seal(JOB_RECORD)),
-    "begun job": (lambda data: parse_begun_record(data, "again"), seal(BEGUN)),
+    "begun job": (parse_begun_record, seal(BEGUN)),
     "named objects": (
         lambda data: read_sealed(data, "again", named_objects),
         seal(naming({"a": 1}, [NamedObject("k", 1, "c" * 64)])),

@@ -123,7 +123,5 @@ def test_a_nightly_workflow_extends_the_last_success(run_job: RunJob) -> None:
 
 def test_an_increment_trains_the_student_alone_on_ranks() -> None:
     """Baseline and teacher are the base's: one process finds that, without torchrun."""
-    on_ranks = [
-        each.step for each in launches(None, 2, 4, is_increment=True) if len(each.prefix) > 1
-    ]
+    on_ranks = [each.step for each in launches([], 2, 4, is_increment=True) if len(each.prefix) > 1]
     assert on_ranks == ["train_student"]

@@ -12,8 +12,8 @@ import pytest
 
 import jobs.run
 from infra.log_lines import LogFormat, begin_log
-from jobs.cli.arguments import add_placement_arguments
-from jobs.run import Launch, exit_with, launches, placement_arguments, run_steps
+from jobs.cli.arguments import INGEST_OPTIONS, add_placement_arguments, given_options
+from jobs.run import Launch, exit_with, launches, run_steps
 from tests.training.forked_programs import Program, run_forked
 from training.distributed import rank_launcher
 
@@ -32,9 +32,9 @@ def test_a_run_hands_placements_to_ingest() -> None:
     add_placement_arguments(parser)
     given = ["--placements", "2", "--heldout-placements", "clean,DP1", "--placement-seed", "7"]
     for options in (given, given[:2], given[4:], [*given[4:5], "0"], []):
-        passed = placement_arguments(parser.parse_args(options))
+        passed = given_options(parser.parse_args(options), INGEST_OPTIONS)
         assert passed == options
-        (ingest, *others) = launches("data", 2, 2, placements=passed)
+        (ingest, *others) = launches(["--kaldi-dir", "data", *passed], 2, 2)
         assert ingest.arguments == ("--kaldi-dir", "data", *options)
         assert not any("--placements" in each.arguments for each in others)
 
@@ -43,7 +43,9 @@ def test_a_training_step_is_started_once_more(tmp_path: Path) -> None:
     """A rank that dies once, say in gloo's meeting, does not end the run."""
     script = tmp_path / "dies_once.py"
     script.write_text(DIES_ONCE)
-    (launch,) = [each for each in launches("data", 2, 2) if each.step == "train_student"]
+    (launch,) = [
+        each for each in launches(["--kaldi-dir", "data"], 2, 2) if each.step == "train_student"
+    ]
     command = [*launch.prefix, str(script), "--run", "somewhere"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stderr
@@ -62,7 +64,9 @@ sys.exit(int(how))
 
 
 def _training_step() -> Launch:
-    return next(each for each in launches("data", 2, 2) if each.step == "train_student")
+    return next(
+        each for each in launches(["--kaldi-dir", "data"], 2, 2) if each.step == "train_student"
+    )
 
 
 @pytest.mark.parametrize(("how", "code"), [("3", 3), ("killed", 137)])

@@ -100,7 +100,7 @@ def arguments_of(run_uri: str) -> list[str]:
 def test_the_list_and_the_run_have_it() -> None:
     """Between features and targets, with its starter and its summary."""
     assert f"  {NAME:<18} {'Spark':<9} {SUMMARY}" in megahour.listing().splitlines()
-    names = [launch.step for launch in launches("data", 2, 4)]
+    names = [launch.step for launch in launches(["--kaldi-dir", "data"], 2, 4)]
     assert names.index(EXTRACT_FEATURES) < names.index(NAME) < names.index(GENERATE_TARGETS)
 
 
@@ -120,7 +120,8 @@ def test_the_status_shows_its_hours(run_job: RunJob, run: tuple[ObjectStore, str
     done = json.loads(run_job("status", *arguments_of(run_uri), "--json").out)["steps"][NAME][MADE]
     assert (done["state"], done["hours_in"] > 0) == ("done", True)
     store.delete(manifest_uri(run_uri, MADE))
-    note = {"step": NAME, "started_at": datetime.now(UTC).isoformat(), "recipe": {}}
+    began = datetime.now(UTC).isoformat()
+    note = {"step": NAME, "started_at": began, "hours_before": {}, "recipe": {}}
     store.put(join_uri(run_uri, begun_record(NAME)), seal(note))
     now = json.loads(run_job("status", *arguments_of(run_uri), "--json").out)["steps"][NAME][MADE]
     assert (now["state"], now["hours_done"]) == ("under way", done["hours_done"])

@@ -209,7 +209,10 @@ def test_jobs_know_the_rounds() -> None:
 
 def test_a_run_repeats_the_jobs_of_a_round() -> None:
     """Teacher, targets and partitions twice; recipes of one round start as many jobs as before."""
-    one, two = ([each.step for each in launches("data", 2, 2, num_target_rounds=n)] for n in (1, 2))
+    one, two = (
+        [each.step for each in launches(["--kaldi-dir", "data"], 2, 2, num_target_rounds=n)]
+        for n in (1, 2)
+    )
     again = [TRAIN_TEACHER, GENERATE_TARGETS, REPARTITION]
     place = one.index(REPARTITION) + 1
     assert two == [*one[:place], *again, *one[place:]]

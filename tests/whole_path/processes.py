@@ -36,7 +36,9 @@ def run_step(
     step: str, run_uri: str, environment: Environment, *options: str, student_ranks: int = 4
 ) -> Completed:
     """Run one step by itself, launched as jobs/run.py launches it."""
-    (launch,) = [each for each in launches("", 2, student_ranks) if each.step == step]
+    (launch,) = [
+        each for each in launches(["--kaldi-dir", ""], 2, student_ranks) if each.step == step
+    ]
     shared = ["--recipe", str(TINY), "--run", run_uri, *options]
     return _run(launch.command(shared), environment)
 

@@ -23,7 +23,7 @@ from tests.whole_path.reduced_an4 import read_table, write_reduced_an4
 
 pytestmark = [pytest.mark.timeout(2400), pytest.mark.chaos]
 
-STEPS = [launch.step for launch in launches("", 1, 1)]
+STEPS = [launch.step for launch in launches(["--kaldi-dir", ""], 1, 1)]
 SECOND_NIGHT = STEPS[: STEPS.index("train_student")]
 """The second night ends with its training partitions; the student is the first night's matter."""
 

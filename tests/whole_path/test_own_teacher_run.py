@@ -183,9 +183,12 @@ def changed(jobs_of: Callable[..., dict[str, Any]]) -> str:
 
 def test_no_job_trains_a_teacher() -> None:
     """It is left out of a run, but for the rounds whose teacher learns from targets."""
-    own = [each.step for each in launches("data", 1, 1, has_own_teacher=True)]
-    trained = [each.step for each in launches("data", 1, 1)]
+    own = [each.step for each in launches(["--kaldi-dir", "data"], 1, 1, has_own_teacher=True)]
+    trained = [each.step for each in launches(["--kaldi-dir", "data"], 1, 1)]
     assert [*own[:5], "train_teacher", *own[5:]] == trained
-    twice = [each.step for each in launches("d", 1, 1, num_target_rounds=2, has_own_teacher=True)]
+    twice = [
+        each.step
+        for each in launches(["--kaldi-dir", "d"], 1, 1, num_target_rounds=2, has_own_teacher=True)
+    ]
     again = ["generate_targets", "repartition"]
     assert twice[5:10] == [*again, "train_teacher", *again]

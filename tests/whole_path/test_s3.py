@@ -218,7 +218,7 @@ def run_again(whole: WholeRun, run_job: RunJob, run_uri: str, *options: str) -> 
     """Run each step of the run's command within this process; return what each printed."""
     settings = [part for each in SETTINGS for part in ("--set", each)]
     shared, said = ("--recipe", str(TINY), "--run", run_uri, *settings, *options), {}
-    for launch in launches(str(whole.kaldi_dir), 1, 2):
+    for launch in launches(["--kaldi-dir", str(whole.kaldi_dir)], 1, 2):
         done = run_job(launch.step, *shared, *launch.arguments)
         assert done.code == 0, done.err
         said[launch.step] = done.out
@@ -269,7 +269,7 @@ def test_credentials_are_nowhere(whole: WholeRun) -> None:
 def test_roles_allow_what_the_steps_asked_for(whole: WholeRun) -> None:
     """Each request of each step is allowed by its role: action, object, and prefix of a listing."""
     by_step = requests_by_step(whole.requests, "megahour/runs/tiny")
-    assert list(by_step) == [launch.step for launch in launches("", 1, 2)]
+    assert list(by_step) == [launch.step for launch in launches(["--kaldi-dir", ""], 1, 2)]
     for step, requests in by_step.items():
         role = role_of(step)
         denied = sorted(map(str, (each for each in requests if not allows(role, each))))

@@ -83,7 +83,8 @@ def _run_lane(lane: Lane) -> int:
         # One rank a model: two lanes fill two cores, and no rank waits for another.
         rounds = read_recipe(str(lane.recipe), lane.overrides).targets.rounds
         ranks = 1, lane.student_ranks
-        every = launches(str(lane.kaldi_dir), *ranks, "cpu", lane.placements, (), rounds)
+        ingested = ["--kaldi-dir", str(lane.kaldi_dir), *lane.placements]
+        every = launches(ingested, *ranks, "cpu", rounds)
         chosen = [
             each for each in every if each.step in lane.steps and not _is_done(lane, each.step)
         ]

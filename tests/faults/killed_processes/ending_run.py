@@ -27,7 +27,9 @@ def wait(_: int = 0) -> None:
 def main(kind: str) -> None:
     """Launch the step of this kind."""
     jobs.run.JOBS = HERE.parent
-    (prefix,) = [each.prefix for each in launches("data", 2, 2) if each.step == STEPS[kind]]
+    (prefix,) = [
+        each.prefix for each in launches(["--kaldi-dir", "data"], 2, 2) if each.step == STEPS[kind]
+    ]
     exit_with(lambda: run_steps([Launch(HERE.stem, prefix)], ["--step", kind]))
 
 

@@ -44,7 +44,7 @@ def test_each_line_is_the_first_of_the_jobs_docstring() -> None:
 
 def test_the_steps_are_started_as_listed() -> None:
     """jobs.run starts the same steps in the same order, by the program that the list names."""
-    started = launches("data", 2, 4)
+    started = launches(["--kaldi-dir", "data"], 2, 4)
     assert [launch.step for launch in started] == list(STEPS)
     words = {"python": sys.executable, "Spark": "spark-submit", "torchrun": "--nproc-per-node"}
     for launch in started:

@@ -206,16 +206,6 @@ def test_inspect_of_an_unknown_utterance(ask: Ask, undamaged: Run) -> None:
 
 
 @pytest.mark.parametrize("name", ["verify", "inspect_utterance"])
-def test_help_teaches(ask: Ask, name: str) -> None:
-    """It says what the job does, each option, and the exit codes."""
-    code, out, _ = ask(name, "nowhere", "--help")
-    text = " ".join(out.split())
-    assert code == 0
-    for part in (f"usage: megahour {name}", "--recipe", "--run", "--json", "Exit codes: 0"):
-        assert part in text
-
-
-@pytest.mark.parametrize("name", ["verify", "inspect_utterance"])
 def test_a_bad_run_uri_is_bad_usage(ask: Ask, name: str) -> None:
     """Exit code 2."""
     options = ("--utterance", "any") if name == "inspect_utterance" else ()

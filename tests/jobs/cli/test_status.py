@@ -3,6 +3,7 @@
 import json
 import os
 import re
+from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -15,9 +16,8 @@ from infra.log_lines import begin_log, log, progress_bar
 from infra.settings import plain
 from infra.store.object_store import ObjectStore, join_uri
 from jobs.cli.job import hours_read, job_parser, open_job
-from jobs.run import JOBS, Launch, chosen_steps, launches
+from jobs.run import JOBS, chosen_steps, launches
 from jobs.run_table import Written
-from jobs.status import time_left
 from pipeline.records import Quarantined, Tally
 from pipeline.runs.commit import Commit, each_commit, step_context
 from pipeline.runs.manifest import Extended, Manifest, Output
@@ -63,12 +63,6 @@ def put_manifest(run_uri: str, manifest: Manifest) -> None:
 def whole(step: str, hours: int) -> Manifest:
     tally = Tally(hours, hours * HOUR_MS)
     return Manifest(step, {}, {}, (), tally_in=tally, tally_out=tally)
-
-
-def test_the_rate_is_that_of_the_last_start() -> None:
-    """A start that has done one of three hours in 100 s needs 200 s for two more."""
-    assert time_left(3.0, 5.0, 100.0, of_start=1.0) == 200.0
-    assert time_left(3.0, 5.0, 100.0, of_start=0.0) < 0
 
 
 @pytest.mark.parametrize(("before", "left_s"), [(0, 75_000), (2, 150_000)])
@@ -236,22 +230,11 @@ def test_a_start_samples_the_commits_before_it(
 STEP = "features/unlabelled"
 
 
-def manifest(config: dict[str, Any]) -> Manifest:
-    """Return that of three utterances, two hours in all."""
-    tally = Tally(3, 7_200_000)
-    return Manifest(STEP, config, {}, (), tally_in=tally, tally_out=tally)
-
-
 def test_a_dry_run_names_the_keys_that_differ(run_job: RunJob, tmp_path: Path) -> None:
     """Of a finished step and of one that has begun: both values and the remedy; exit code 1."""
     store, recipe = ObjectStore((str(tmp_path),)), read_recipe(str(TINY))
-    made = manifest(plain(recipe.features))
-    store.put(str(tmp_path / STEP / "manifest.json"), made.to_bytes())
-    begun = {"step": "extract_features", "started_at": "2026-01-01T00:00:00+00:00"}
-    store.put(
-        str(tmp_path / "steps/begun/extract_features.json"),
-        seal({**begun, "recipe": plain(recipe)}),
-    )
+    put_manifest(str(tmp_path), replace(whole(STEP, 2), config=plain(recipe.features)))
+    put_begun(str(tmp_path), "extract_features", {})
     store.put(str(tmp_path / "features/labelled/commits/000000.json"), b"of a task")
     place = ("--recipe", str(TINY), "--run", str(tmp_path))
     same = run_job("extract_features", *place, "--dry-run")
@@ -266,11 +249,8 @@ def test_a_dry_run_names_the_keys_that_differ(run_job: RunJob, tmp_path: Path) -
 
 def test_status_counts_the_hours_of_finished_steps(run_job: RunJob, tmp_path: Path) -> None:
     """A finished step has its hours, others are to do."""
-    made = manifest({})
-    path = tmp_path / STEP / "manifest.json"
-    ObjectStore((str(tmp_path),)).put(str(path), made.to_bytes())
-    said = run_job("status", "--recipe", str(TINY), "--run", str(tmp_path), "--json")
-    steps = json.loads(said.out)["steps"]["extract_features"]
+    put_manifest(str(tmp_path), whole(STEP, 2))
+    steps = status_of(run_job, str(tmp_path))["extract_features"]
     assert (steps[STEP]["state"], steps[STEP]["hours_done"]) == ("done", 2.0)
     assert steps["features/labelled"]["state"] == "to do"
     shown = run_job("inspect_object", str(tmp_path / STEP), "--json")
@@ -280,17 +260,8 @@ def test_status_counts_the_hours_of_finished_steps(run_job: RunJob, tmp_path: Pa
 def test_status_of_a_step_under_way(run_job: RunJob, tmp_path: Path) -> None:
     """Two of four hours are committed 100 s after the beginning: half is done, 100 s are left."""
     store, run_uri = ObjectStore((str(tmp_path),)), str(tmp_path)
-    selected = replace(manifest({}), step="selection/unlabelled")
-    whole = Tally(6, 14_400_000)
-    selected = replace(selected, tally_in=whole, tally_out=whole)
-    store.put(f"{run_uri}/selection/unlabelled/manifest.json", selected.to_bytes())
-    began = (datetime.now(UTC) - timedelta(seconds=100)).isoformat()
-    note = {
-        "step": "extract_features",
-        "started_at": began,
-        "recipe": plain(read_recipe(str(TINY))),
-    }
-    store.put(f"{run_uri}/steps/begun/extract_features.json", seal(note))
+    put_manifest(run_uri, whole("selection/unlabelled", 4))
+    put_begun(run_uri, "extract_features", {})
     context = step_context(store, run_uri, STEP, {}, {})
     shard = context.put_output("000000", ".parquet", b"rows", Tally(2, 3_600_000))
     lost = context.put_ledger("000000", [Quarantined("u", "u.flac", "silent", "", 9, 3_600_000)])
@@ -313,13 +284,6 @@ def test_status_has_a_cluster_file_of_its_own(run_job: RunJob, tmp_path: Path) -
     said = run_job("status", "--recipe", "hours_1m", "--run", str(tmp_path))
     assert said.code == 0, said.err
     assert "0 of" in said.out
-
-
-def test_the_time_left_follows_the_rate_so_far() -> None:
-    """A quarter in 100 s leaves 300 s; without hours nothing can be said."""
-    assert time_left(1.0, 4.0, 100.0) == 300.0
-    assert time_left(0.0, 4.0, 100.0) < 0
-    assert time_left(5.0, 4.0, 100.0) < 0
 
 
 def test_log_lines_have_time_and_step(
@@ -346,16 +310,10 @@ def test_log_lines_have_time_and_step(
 def test_steps_of_a_run_are_chosen() -> None:
     """--from leaves out those before it, --only all but those that it names."""
 
-    class Arguments:
-        first: str | None = None
-        only: tuple[str, ...] = ()
-
     def chosen(first: str | None, *only: str) -> list[str]:
-        given = Arguments()
-        given.first, given.only = first, only
-        return [each.step for each in chosen_steps(steps, given)]  # type: ignore[arg-type]
+        return [each.step for each in chosen_steps(steps, Namespace(first=first, only=only))]
 
-    steps: list[Launch] = launches("data", 2, 4)
+    steps = launches(["--kaldi-dir", "data"], 2, 4)
     assert chosen(None) == [each.step for each in steps]
     assert chosen("certify") == ["certify", "report"]
     assert chosen(None, "align", "ingest") == ["ingest", "align"]

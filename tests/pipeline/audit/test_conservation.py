@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.audit import stored_objects
-from pipeline.audit.conservation import names_twice, names_without
-from pipeline.audit.stored_objects import HashedNames, NameRange
+from pipeline.audit import hashed_names
+from pipeline.audit.hashed_names import HashedNames, names_twice, names_without
+from pipeline.steps.selection.id_index import IdRange
 
 HASHES = st.sampled_from([0, 1, 2, 3, 2**32 - 1, 2**32, 2**53 + 1, 2**63, 2**64 - 1])
 OBJECTS = st.lists(st.lists(HASHES, max_size=5), max_size=5)
@@ -24,11 +24,11 @@ def held(objects: list[list[int]]) -> HashedNames:
     return names
 
 
-def pairs(ranges: list[NameRange]) -> list[tuple[int, int]]:
+def pairs(ranges: list[IdRange]) -> list[tuple[int, int]]:
     """Each range rises, and the next one lies above it."""
     hashes = [each for found in ranges for each in found.hashes.tolist()]
     assert hashes == sorted(hashes)
-    return list(zip(hashes, [p for found in ranges for p in found.places.tolist()], strict=True))
+    return list(zip(hashes, [p for found in ranges for p in found.objects.tolist()], strict=True))
 
 
 @given(one=OBJECTS, other=OBJECTS, rows=st.integers(1, 30), a_range=st.integers(1, 30))
@@ -37,8 +37,8 @@ def test_names_are_compared_as_sets(
 ) -> None:
     """Lost, shared and doubled names, with their objects, however few are held at a time."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(stored_objects, "ROWS_IN_MEMORY", rows)
-        patch.setattr(stored_objects, "ROWS_A_RANGE", a_range)
+        patch.setattr(hashed_names, "ROWS_IN_MEMORY", rows)
+        patch.setattr(hashed_names, "ROWS_A_RANGE", a_range)
         names, others = held(one), held(other)
         mine = [(each, place) for place, hashes in enumerate(one) for each in hashes]
         there = {each for hashes in other for each in hashes}
@@ -57,18 +57,18 @@ def test_names_are_compared_as_sets(
 
 def test_memory_does_not_grow_with_the_names(monkeypatch: pytest.MonkeyPatch) -> None:
     """Comparing four times as many names takes as much memory: disk holds them."""
-    monkeypatch.setattr(stored_objects, "ROWS_IN_MEMORY", 2**13)
-    monkeypatch.setattr(stored_objects, "ROWS_A_RANGE", 2**14)
+    monkeypatch.setattr(hashed_names, "ROWS_IN_MEMORY", 2**13)
+    monkeypatch.setattr(hashed_names, "ROWS_A_RANGE", 2**14)
     random = np.random.default_rng(3)
     peaks = []
-    for num_objects in (64, 256):
+    for num_objects in (16, 64):
         tracemalloc.start()
         one, other = HashedNames(), HashedNames()
         for place in range(num_objects):
             hashes = random.integers(0, 2**64, 2**12, np.uint64)
             one.add(hashes, place)
             other.add(hashes[place == 5 :], place)
-        (lost,) = [each for found in names_without([one], [other]) for each in found.places]
+        (lost,) = [each for found in names_without([one], [other]) for each in found.objects]
         assert lost == 5
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()

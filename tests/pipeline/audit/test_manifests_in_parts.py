@@ -11,7 +11,7 @@ from infra.task_metrics import REQUESTS
 from jobs.run_table import utterance_reads
 from pipeline.audit.trace import trace
 from pipeline.audit.verify import Verification, sweep, verify_run
-from pipeline.runs.manifest import Manifest, manifest_uri, read_manifest
+from pipeline.runs.manifest import Manifest, read_manifest
 from pipeline.runs.outputs import OutputsInParts
 from tests.pipeline.runs.small_commits import set_small_bounds
 from tests.small_run import SUBSET, copy_run, make_run, selected_ids, spoilt
@@ -117,14 +117,6 @@ def test_parts_that_no_manifest_names_are_swept(run: Run) -> None:
     sweep(store, run_uri, found)
     assert verify(run).orphans == ()
     assert store.exists(join_uri(run_uri, first_part(run, "features")))
-
-
-def test_an_unfinished_step_keeps_its_parts(run: Run) -> None:
-    """They look like orphans until the manifest is there."""
-    store, run_uri = run
-    store.delete(manifest_uri(run_uri, f"partitions/{SUBSET}"))
-    with pytest.raises(ValueError, match="nothing swept"):
-        sweep(store, run_uri, verify(run))
 
 
 def test_its_utterances_are_traced(small: Run, whole: Run) -> None:

@@ -201,6 +201,8 @@ def as_development(run: Run, folder: Path) -> Run:
         return key.replace(f"targets/{SUBSET}", DEV_ALIGNMENT_STEP).replace(f"/{SUBSET}", "/dev")
 
     for found in store.list(run_uri):
+        if "/commits/" in found.uri:
+            continue  # they have the old names
         data = store.get(found.uri)
         if found.uri.endswith(f"/{SUBSET}/manifest.json"):
             manifest = Manifest.from_bytes(data)

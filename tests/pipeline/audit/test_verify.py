@@ -125,14 +125,6 @@ def test_a_missing_object_is_found(run: Run, step: str) -> None:
     assert found == "missing"
 
 
-def test_a_missing_ledger_is_found(run: Run) -> None:
-    """Ledgers are accounts, too."""
-    store, run_uri = run
-    (ledger,) = read_manifest(store, run_uri, f"features/{SUBSET}").ledgers
-    store.delete(join_uri(run_uri, ledger.key))
-    assert findings(run)[ledger.key][1] == "missing"
-
-
 def test_a_damaged_manifest_is_found(run: Run) -> None:
     """Bytes that do not match their own seal; the steps that read it are not blamed."""
     key = f"features/{SUBSET}/manifest.json"
@@ -310,13 +302,6 @@ def test_a_wrong_count_in_a_commit_is_found(run: Run) -> None:
     found = findings(run)
     assert found[key][0].startswith("99 utterances, 1 ms accounted for")
     assert found[f"targets/{SUBSET}/manifest.json"][0].endswith(" in, as stated")
-
-
-def test_a_damaged_commit_is_found(run: Run) -> None:
-    """Half a record."""
-    key = first_commit(run, "features")
-    rewrite(run, key, lambda data: data[: len(data) // 2])
-    assert findings(run)[key][0] == "a whole record"
 
 
 def test_a_commit_of_another_recipe_is_found(run: Run) -> None:
@@ -521,7 +506,9 @@ def test_nothing_is_swept_while_a_step_is_unfinished(run: Run) -> None:
 def test_what_only_a_damaged_commit_names_is_not_swept(run: Run) -> None:
     """Its objects look like orphans, and are the run's."""
     store, run_uri = run
-    rewrite(run, first_commit(run, "features"), lambda data: data[:40])
+    key = first_commit(run, "features")
+    rewrite(run, key, lambda data: data[:40])
+    assert findings(run)[key][0] == "a whole record"
     with pytest.raises(ValueError, match="nothing swept"):
         sweep(store, run_uri, verify(store, run_uri))
     for output in outputs(store, run_uri, "features"):
@@ -606,32 +593,6 @@ def test_tasks_find_what_one_process_finds(run: Run, monkeypatch: pytest.MonkeyP
     named = {each.object for each in compare().findings}
     assert len(named | {key}) > 5
     assert metadata.uri in named
-
-
-@pytest.mark.parametrize(
-    ("sizes", "expected"),
-    [
-        ([], []),
-        ([50], [1]),
-        ([4, 4, 4], [2, 1]),
-        ([1, 1, 1, 1], [3, 1]),
-        ([50, 1, 50, 9], [1, 1, 1, 1]),
-        ([9, 1, 1], [2, 1]),
-    ],
-)
-def test_objects_are_cut_into_groups(
-    sizes: list[int], expected: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of at most ten bytes and three objects, and nothing is left out."""
-    monkeypatch.setattr(stored_objects, "GROUP_BYTES", 10)
-    monkeypatch.setattr(stored_objects, "GROUP_OBJECTS", 3)
-    wanted = [
-        stored_objects._Wanted(Output(str(place), size, "", 0, 0), "", has_utterances=False)
-        for place, size in enumerate(sizes)
-    ]
-    groups = list(stored_objects._cut(wanted))
-    assert [len(group) for group in groups] == expected
-    assert [each for group in groups for each in group] == wanted
 
 
 def test_few_folders_of_audio_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:

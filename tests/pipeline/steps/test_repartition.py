@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.audit.provenance import read_provenance
 from pipeline.filterbank import NUM_BINS
 from pipeline.kbest import select_kbest
 from pipeline.records import Tally
@@ -26,6 +25,7 @@ from pipeline.steps.repartition import (
 )
 from tests.small_corpus import local_store, serially
 from tests.written_run import placement_of, write_run
+from training.certificate import read_provenance
 
 
 def row(number: int, num_frames: int) -> PartitionRow:

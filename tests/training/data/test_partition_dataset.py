@@ -14,7 +14,6 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from pipeline.audit.provenance import read_provenance
 from pipeline.kbest import best_probabilities
 from pipeline.runs.manifest import read_manifest, read_output
 from pipeline.runs.names import PARTITIONS_STEP
@@ -22,7 +21,7 @@ from pipeline.shards import read_partition
 from tests.pipeline.steps.increments.nights import Nights
 from tests.training.data.uneven_run import NUM_SENONES, write_uneven_run
 from tests.training.forked_programs import run_on_ranks
-from training.certificate import ProvenanceReader
+from training.certificate import ProvenanceReader, read_provenance
 from training.data.minibatch import Minibatch
 from training.data.partition_dataset import PartitionDataset, ReadingSettings
 from training.data.targets import StoredTargets

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from pipeline.audit.provenance import read_provenance
 from pipeline.filters import SelectionFilters
 from pipeline.records import Tally, parse_utterance
 from pipeline.runs import engine
@@ -14,6 +13,7 @@ from pipeline.shards.partitions import read_partition
 from pipeline.steps.selection.id_index import find_named
 from tests.pipeline.runs.small_commits import set_small_bounds
 from tests.pipeline.steps.increments.nights import SUBSET, Nights, three_nights
+from training.certificate import read_provenance
 
 
 @pytest.fixture(scope="module")
