@@ -30,9 +30,8 @@ from pipeline.shards import Alignment, PartitionRow, write_partition
 from tests.benchmarks.measure import Figure, interleaved, ratios, show
 from tests.benchmarks.reader import kbest
 from tests.training.training_settings import training_settings
-from training.data.dataset import Dataset
+from training.data.dataset import Dataset, SubEpochReader
 from training.data.minibatch import Minibatch
-from training.data.sub_epoch_reader import SubEpochReader
 from training.data.sub_epochs import DataCursor, SubEpoch
 from training.data.targets import HardTargets
 from training.distributed import process_group

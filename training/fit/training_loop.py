@@ -19,13 +19,11 @@ from training.algorithms.learning_rates import NewbobState, warm_up_factor
 from training.checkpoints.checkpointer import Checkpointer
 from training.checkpoints.place import Place
 from training.checkpoints.training_state import load_whole_state, whole_state
-from training.data.dataset import Dataset
+from training.data.dataset import Dataset, SubEpochReader, buffers_ahead, device_copies
 from training.data.minibatch import Minibatch
-from training.data.sub_epoch_reader import SubEpochReader, buffers_ahead, device_copies
 from training.data.sub_epochs import DataCursor, SubEpoch
 from training.distributed import collectives
 from training.distributed.process_group import ProcessGroup
-from training.fit.cuda_graph import gradients_of
 from training.fit.minibatch_selection import frame_accuracy, left, select_minibatch
 from training.fit.model_specs import Fit
 from training.fit.steps import (
@@ -33,6 +31,7 @@ from training.fit.steps import (
     GradientNorms,
     RunningTotals,
     UncheckedNorms,
+    gradients_of,
     take_steps,
     validation_loss,
 )

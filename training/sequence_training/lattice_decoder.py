@@ -16,7 +16,7 @@ from jaxtyping import Float32, Integer
 
 from pipeline.shards import Lattice
 from training.decode.graph import DecodingGraph
-from training.sequence_training.forward_backward import StatePosteriors, state_posteriors
+from training.sequence_training.smbr import StatePosteriors, state_posteriors
 
 
 class LatticeArc(NamedTuple):

@@ -18,8 +18,14 @@ from pipeline.steps.targets import SAMPLES_PER_FRAME
 from training.entry_point import EntryPoint
 from training.models.precision import set_float32_products
 from training.settings.decoding import MemberConfig, OwnTeacherConfig
-from training.targets.teacher import TeacherFunction, torch_device
-from training.targets.teacher_messages import Encode, encode_logits, kbest_encoder, on_host
+from training.targets.teacher import (
+    Encode,
+    TeacherFunction,
+    encode_logits,
+    kbest_encoder,
+    on_host,
+    torch_device,
+)
 
 F = TypeVar("F", bound=Callable[..., Any])
 

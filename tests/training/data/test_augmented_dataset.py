@@ -19,9 +19,8 @@ from pipeline.splicing import STACK, num_low_rate_frames
 from tests.training.data.partition_rows import row, write
 from training.data import row_order
 from training.data.augmentation import Augmenter
-from training.data.dataset import Dataset, SubEpochPlan
+from training.data.dataset import Dataset, SubEpochPlan, reshard
 from training.data.minibatch import BufferFrames, Minibatch
-from training.data.sub_epoch_reader import reshard
 from training.data.sub_epochs import SubEpoch
 from training.data.targets import HardTargetRows
 from training.fit.steps import VALIDATION

@@ -13,8 +13,7 @@ from infra.store.object_store import ObjectStore
 from pipeline.shards import PartitionRow
 from tests.training.data.partition_rows import row, write
 from training.data import row_order
-from training.data.dataset import Dataset, SubEpochPlan
-from training.data.sub_epoch_reader import reshard
+from training.data.dataset import Dataset, SubEpochPlan, reshard
 from training.data.sub_epochs import SubEpoch
 from training.fit.steps import VALIDATION
 from training.settings.model_training import AugmentationConfig

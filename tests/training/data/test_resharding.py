@@ -14,8 +14,7 @@ from torch.distributed import ProcessGroup
 from infra.store.object_store import ObjectStore
 from tests.training.data.partition_rows import dataset_of, row, write
 from training.data import row_order
-from training.data.dataset import Dataset, SubEpochPlan
-from training.data.sub_epoch_reader import SubEpochReader, reshard
+from training.data.dataset import Dataset, SubEpochPlan, SubEpochReader, reshard
 from training.data.sub_epochs import DataCursor, SubEpoch
 from training.distributed.simulated_group import simulate_ranks
 

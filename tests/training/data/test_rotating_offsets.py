@@ -16,9 +16,8 @@ from pipeline.kbest import KBest
 from pipeline.shards import KBestAtAllOffsets, PartitionRow
 from pipeline.splicing import STACK
 from tests.training.data.partition_rows import dataset_of, row, row_at_all_offsets, write
-from training.data.dataset import Dataset, SubEpochPlan
+from training.data.dataset import Dataset, SubEpochPlan, reshard
 from training.data.minibatch import Minibatch
-from training.data.sub_epoch_reader import reshard
 from training.data.sub_epochs import SubEpoch, scheduled_learning_sub_epochs
 from training.data.targets import SoftTargets
 from training.settings.model_training import AugmentationConfig

@@ -19,9 +19,9 @@ from training.data import row_order
 from training.data.minibatch import BufferFrames, Minibatch, Targets
 from training.data.targets import GhostTargets, HardTargets, SequenceTargets, SoftTargets
 from training.distributed.simulated_group import simulate_ranks
-from training.fit import cuda_graph, train_model
-from training.fit.cuda_graph import GradientGraphs
+from training.fit import steps, train_model
 from training.fit.steps import (
+    GradientGraphs,
     GradientNorms,
     RunningTotals,
     compute_gradients,
@@ -45,7 +45,7 @@ SHAPES = [(3, 5), (3, 5), (2, 5), (3, 5), (3, 4), (3, 5)]
 def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
     look_late(monkeypatch)
     recorder = Recorder()
-    monkeypatch.setattr(cuda_graph, "capture", recorder.capture)
+    monkeypatch.setattr(steps, "capture", recorder.capture)
     return recorder
 
 
@@ -153,7 +153,7 @@ def test_trainers_train_by_graphs(
     stored = []
     for is_captured in (False, True):
         shutil.copytree(tmp_path / "run", folder := tmp_path / str(is_captured))
-        monkeypatch.setattr(cuda_graph, "is_captured_on", lambda _, now=is_captured: now)
+        monkeypatch.setattr(steps, "is_captured_on", lambda _, now=is_captured: now)
         stored.append([data for _, data in simulate_ranks(2, fit, folder, what)])
     assert stored[0] == stored[1]
     # Four graphs: of each rank, for hard and soft targets.

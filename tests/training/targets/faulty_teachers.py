@@ -11,8 +11,13 @@ from pathlib import Path
 import torch
 
 from tests.infra.devices.device_clients import kill
-from training.targets.teacher import LabelledBatch, TeacherBatch, TeacherFunction, serve_teacher
-from training.targets.teacher_messages import decode_seed
+from training.targets.teacher import (
+    LabelledBatch,
+    TeacherBatch,
+    TeacherFunction,
+    decode_seed,
+    serve_teacher,
+)
 
 WAIT_S = 0.5
 """Enough for all other requests of a shard to arrive."""

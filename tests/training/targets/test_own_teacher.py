@@ -21,8 +21,14 @@ from training.models.precision import set_float32_products
 from training.settings.decoding import MemberConfig, OwnTeacherConfig, WindowsConfig
 from training.settings.recipe import read_recipe
 from training.targets.own_teacher import check_untrained, hears, serve_own_logits, serve_own_teacher
-from training.targets.teacher import PooledTeacher, kept_logits, kept_targets
-from training.targets.teacher_messages import decode_logits, decode_targets, encode_input
+from training.targets.teacher import (
+    PooledTeacher,
+    decode_logits,
+    decode_targets,
+    encode_input,
+    kept_logits,
+    kept_targets,
+)
 
 OWN = "tests.training.targets.own_teachers"
 NUM_SENONES = 30

@@ -25,13 +25,6 @@ from training.models.store import TrainedModel, store_model
 from training.settings.models import LstmConfig
 from training.targets.teacher import (
     TeacherFunction,
-    load_members,
-    log_mean_posteriors,
-    relative_logits,
-    serve_logits,
-    serve_teacher,
-)
-from training.targets.teacher_messages import (
     decode_frames,
     decode_logits,
     decode_seed,
@@ -41,8 +34,13 @@ from training.targets.teacher_messages import (
     encode_targets,
     kbest_encoder,
     kbest_on_device,
+    load_members,
+    log_mean_posteriors,
     on_host,
+    relative_logits,
     select_on_device,
+    serve_logits,
+    serve_teacher,
 )
 
 LENGTHS = (7, 1, 40)

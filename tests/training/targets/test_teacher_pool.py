@@ -26,8 +26,14 @@ from training.models.lstm import LstmModel
 from training.models.store import TrainedModel, store_model
 from training.settings.decoding import WindowsConfig
 from training.settings.models import LstmConfig
-from training.targets.teacher import PooledTeacher, kept_targets, serve_teacher, windows
-from training.targets.teacher_messages import encode_input, encode_targets
+from training.targets.teacher import (
+    PooledTeacher,
+    encode_input,
+    encode_targets,
+    kept_targets,
+    serve_teacher,
+    windows,
+)
 
 CONFIG = TargetsConfig(5, 400, 3)
 FORM = LstmConfig(1, 16, bidirectional=True, look_ahead=0, dropout=0.0)
