@@ -359,7 +359,7 @@ def device_copies(
 def _copies(
     minibatches: Generator[Minibatch, None, None], device: torch.device
 ) -> Generator[Minibatch, None, None]:
-    copy = _copy_at_once(device)
+    copy: Callable[[Minibatch], Minibatch] = partial(_moved, move=partial(Tensor.to, device=device))
     if device.type == "cuda":
         # Copies from pageable memory would wait for the device.
         minibatches = made_ahead(minibatches, Tensor.pin_memory)
@@ -387,10 +387,6 @@ def made_ahead(
             if minibatch is None:
                 return
             yield minibatch
-
-
-def _copy_at_once(device: torch.device) -> Callable[[Minibatch], Minibatch]:
-    return lambda minibatch: _moved(minibatch, lambda values: values.to(device))
 
 
 def _copy_beside_steps(device: torch.device) -> Callable[[Minibatch], Minibatch]:

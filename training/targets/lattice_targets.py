@@ -35,12 +35,12 @@ from training.decode.graph import GrammarWeights, decode_graph, decoding_graph, 
 from training.evaluate.language_model import LanguageModelFiles
 from training.evaluate.tuning import recipe_settings, tuned_settings
 from training.models.store import log_priors
+from training.sequence_training.forward_backward import interpolated_kbest
 from training.sequence_training.lattice_decoder import (
     LatticeBeams,
     LatticeError,
     decode_posteriors,
 )
-from training.sequence_training.smbr import interpolated_kbest
 from training.settings.decoding import (
     DecodingSettings,
     EvaluationConfig,

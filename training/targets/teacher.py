@@ -90,23 +90,18 @@ def _select(
     Float16[Tensor, " frames"],
     Bool[Tensor, " frames"],
 ]:
-    best = MAX_SENONES - 1 - (_keys(logits).topk(k).values & (MAX_SENONES - 1))
+    # Keys rise with the logits, and among equal ones fall with the senone: without a tie there is
+    # one order, whatever the device's selection does.
+    bits = (logits + 0.0).view(torch.int32)  # -0 is 0
+    rising = bits ^ ((bits >> 31) & 0x7FFFFFFF)
+    senones = torch.arange(logits.shape[1], device=logits.device)
+    keys = (rising.long() << _SENONE_BITS) | (MAX_SENONES - 1 - senones)
+    best = MAX_SENONES - 1 - (keys.topk(k).values & (MAX_SENONES - 1))
     kept = logits.gather(1, best)
     largest = kept[:, :1]
     log_z = (logits - largest).exp_().sum(dim=1).log_().half()
     relative = (kept - largest).clamp_(min=_LOWEST).half()
     return best, relative, log_z, logits.isfinite().all(dim=1)
-
-
-def _keys(logits: Float32[Tensor, "frames senones"]) -> Int64[Tensor, "frames senones"]:
-    """Return keys that rise with the logits, and among equal ones fall with the senone.
-
-    Without a tie of keys there is one order, whatever the device's selection does.
-    """
-    bits = (logits + 0.0).view(torch.int32)  # -0 is 0
-    rising = bits ^ ((bits >> 31) & 0x7FFFFFFF)
-    senones = torch.arange(logits.shape[1], device=logits.device)
-    return (rising.long() << _SENONE_BITS) | (MAX_SENONES - 1 - senones)
 
 
 SEED_BYTES = 8
@@ -286,6 +281,9 @@ def ensemble_logits(
 
 T = TypeVar("T")
 
+Answers: TypeAlias = Callable[[], Iterator[bytes | Exception]]
+"""Waits for a batch's logits, and yields each utterance's answer, or its error."""
+
 CHECK_FRAMES = 16
 """The frames of noise that a device must label to be in use."""
 
@@ -295,17 +293,6 @@ class TeacherBatch:
     """TeacherBatch: utterances on the device, and the seeds of their tails' draws."""
 
     utterances: list[Float32[Tensor, "_frames _values"]]
-    seeds: Sequence[int]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class LabelledBatch:
-    """LabelledBatch: a batch whose logits are computed, or about to be on a GPU.
-
-    `answers` waits for them, and yields each utterance's answer, or its error, which is its alone.
-    """
-
-    answers: Callable[[], Iterator[bytes | Exception]]
     seeds: Sequence[int]
 
 
@@ -338,14 +325,14 @@ class TeacherFunction:
         parts = torch.split(on_device, [len(each) for each in frames])
         return TeacherBatch(list(parts), [decode_seed(payload) for payload in payloads])
 
-    def compute(self, prepared: TeacherBatch) -> LabelledBatch:
-        """Compute the logits of all utterances as one padded batch."""
+    def compute(self, prepared: TeacherBatch) -> Answers:
+        """Compute the logits of all utterances as one padded batch; a GPU may still be at it."""
         logits = ensemble_logits(self._members, prepared.utterances)
-        return LabelledBatch(self._encode(logits, prepared.seeds), prepared.seeds)
+        return self._encode(logits, prepared.seeds)
 
-    def finish(self, computed: LabelledBatch) -> Sequence[bytes | Exception]:
-        """Copy the answers back; an utterance's error is its alone."""
-        return list(computed.answers())
+    def finish(self, computed: Answers) -> Sequence[bytes | Exception]:
+        """Copy the answers back; an error concerns one utterance only."""
+        return list(computed())
 
     def check(self) -> None:
         """Free cached memory, and label a moment of noise."""
@@ -431,10 +418,9 @@ class PooledTeacher(Generic[T]):
             sent.append(cut)
             for each in cut:
                 # Each window's draws are its own: those of one seed would be alike.
-                part = TeacherInput(
-                    given.frames[_slice(each)], (given.seed + each.labelled.start) % 2**64
-                )
-                yield PoolRequest(len(part.frames), encode_input(part))
+                frames = given.frames[each.heard.start : each.heard.stop]
+                seed = (given.seed + each.labelled.start) % 2**64
+                yield PoolRequest(len(frames), encode_input(TeacherInput(frames, seed)))
 
     def _joined(self, answers: Sequence[PoolAnswer], cut: Sequence[Window]) -> T | TeacherFailure:
         parts: list[T] = []
@@ -453,7 +439,3 @@ def kept_targets(config: TargetsConfig, answer: bytes, kept: slice) -> KBest:
 def kept_logits(answer: bytes, kept: slice) -> Float32[np.ndarray, "frames senones"]:
     """Read the rows of a window's logits that it labels."""
     return decode_logits(answer)[kept]
-
-
-def _slice(window: Window) -> slice:
-    return slice(window.heard.start, window.heard.stop)

@@ -133,25 +133,6 @@ def test_some_placements_are_read_as_from_partitions_of_these(
     assert equal(inputs(chosen), inputs(alone))
 
 
-@settings(max_examples=10, deadline=None)
-@given(st.integers(1, 4), st.integers(1, 3), st.booleans())
-def test_ranks_and_shares_read_each_chosen_row_once(whole, num_ranks, num_shares, labelled) -> None:
-    """None at another placement, and none twice; each rank knows what every rank reads."""
-    read = [
-        number
-        for share in range(num_shares)
-        for rank in range(num_ranks)
-        for number in numbers(
-            plan(
-                whole,
-                SOME,
-                (SubEpoch(labelled, share, num_shares, 0, True, 0.1), 2, rank, num_ranks),
-            )
-        )
-    ]
-    assert sorted(read) == sorted(KEPT)
-
-
 @pytest.mark.parametrize("utterances", [False, True])
 def test_the_rest_of_a_sub_epoch_is_of_these_placements(whole: Dataset, utterances: bool) -> None:
     """Three ranks began it, two go on: what both read is what three read without a break."""

@@ -35,7 +35,8 @@ def selecting(
         harmless=harmless,
     )
     what = small_fit(trainer, True, checkpoints=EVERY_STEP, minibatch_frames=32)
-    return replace(what, sub_epochs=what.sub_epochs[:4], minibatch_selection=config)
+    training = replace(what.training, minibatch_selection=config)
+    return replace(what, sub_epochs=what.sub_epochs[:4], training=training)
 
 
 def trials_of(folder: Path, what: Fit) -> list[dict]:
@@ -48,7 +49,8 @@ def trials_of(folder: Path, what: Fit) -> list[dict]:
 def test_each_frame_is_trained_once_whatever_is_selected(tmp_path: Path) -> None:
     """Trials leave no trace in what is counted: the curve has the frames of a fit without them."""
     what = selecting()
-    plain = replace(what, minibatch_selection=MinibatchSelectionConfig())
+    unselected = replace(what.training, minibatch_selection=MinibatchSelectionConfig())
+    plain = replace(what, training=unselected)
     curves = []
     for name, each in (("selecting", what), ("plain", plain)):
         write_run(tmp_path / name)
@@ -126,9 +128,9 @@ def test_a_recipe_selects_for_its_models() -> None:
     override = "minibatch_selection.factors=[1,2,4]"
     recipe = read_recipe(str(TINY), [f"student.{override}", f"baseline.{override}"])
     for each in (student_fit(recipe), baseline_fit(recipe)):
-        assert each.minibatch_selection.factors == (1, 2, 4)
+        assert each.training.minibatch_selection.factors == (1, 2, 4)
         assert "minibatch_selection" in each.config
-        assert sequence_fit(recipe, each).minibatch_selection.factors == (1,)
+        assert sequence_fit(recipe, each).training.minibatch_selection.factors == (1,)
     assert "minibatch_selection" not in student_fit(read_recipe(str(TINY))).config
 
 

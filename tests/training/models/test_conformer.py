@@ -90,21 +90,6 @@ def test_logits_come_as_soon_as_a_chunk_is_there() -> None:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_a_frame_sees_to_the_end_of_its_chunk(shape: tuple[int, int, int]) -> None:
-    """And no further: the first of a chunk look_ahead frames, the last none."""
-    chunk = shape[0]
-    model = conformer(shape)
-    frames = torch.randn(4 * chunk, 192)
-    (logits,) = model.utterance_logits([frames])
-    for cut in range(1, len(frames)):
-        changed = frames.clone()
-        changed[cut:] += 1
-        differs = (model.utterance_logits([changed])[0] != logits).any(-1)
-        assert int(differs.int().argmax()) == cut // chunk * chunk
-    assert model.config.look_ahead == chunk - 1
-
-
-@pytest.mark.parametrize("shape", SHAPES)
 def test_padding_reaches_no_frame(shape: tuple[int, int, int]) -> None:
     """Together as alone, whatever padding holds; nor do its gradients, which are finite."""
     model = conformer(shape)

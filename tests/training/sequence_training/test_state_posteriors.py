@@ -23,13 +23,17 @@ from tests.training.sequence_training.random_lattices import (
 from tests.training.sequence_training.test_lattice_decoder import graph_paths
 from training.decode.graph import alignment_graph, decoding_graph
 from training.models.losses import kbest_cross_entropy
+from training.sequence_training.forward_backward import (
+    StatePosteriors,
+    interpolated_kbest,
+    state_posteriors,
+)
 from training.sequence_training.lattice_decoder import (
     LatticeArc,
     LatticeBeams,
     decode_lattice,
     make_lattice,
 )
-from training.sequence_training.smbr import StatePosteriors, interpolated_kbest, state_posteriors
 
 ONE_WORD = """\
 \\data\\

@@ -3,12 +3,12 @@
 import numpy as np
 
 from training.decode.graph import DecodingGraph
+from training.sequence_training.forward_backward import StatePosteriors
 from training.sequence_training.lattice_decoder import (
     LatticeBeams,
     LatticeError,
     decode_posteriors,
 )
-from training.sequence_training.smbr import StatePosteriors
 
 
 def failing_search(

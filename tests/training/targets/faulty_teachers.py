@@ -12,7 +12,7 @@ import torch
 
 from tests.infra.devices.device_clients import kill
 from training.targets.teacher import (
-    LabelledBatch,
+    Answers,
     TeacherBatch,
     TeacherFunction,
     decode_seed,
@@ -79,7 +79,7 @@ class FaultyTeacher(TeacherFunction):
             time.sleep(WAIT_S)
         return super().prepare(payloads)
 
-    def compute(self, prepared: TeacherBatch) -> LabelledBatch:
+    def compute(self, prepared: TeacherBatch) -> Answers:
         """Die, raise, or spoil an utterance's logits."""
         faults, seeds = self._faults(), set(prepared.seeds)
         with (self._folder / "batches").open("a") as file:

@@ -40,8 +40,8 @@ from training.decode import decoder
 from training.decode.graph import GrammarWeights, decoding_graph, encode_graph
 from training.decode.smoothing import witten_bell_arpa
 from training.models.store import load_model
+from training.sequence_training.forward_backward import state_posteriors
 from training.sequence_training.lattice_decoder import LatticeBeams, decode_lattice
-from training.sequence_training.smbr import state_posteriors
 from training.settings.decoding import EvaluationConfig, LatticeTargetsConfig
 from training.targets import lattice_targets
 from training.targets.lattice_targets import Score, build_target_graph, open_lattice_teacher

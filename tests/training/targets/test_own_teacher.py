@@ -274,14 +274,6 @@ def test_what_cannot_be_is_refused(override: str, message: str) -> None:
         recipe_with(override)
 
 
-def test_an_ensemble_has_at_most_twenty() -> None:
-    """The first teacher and nineteen others, as an ensemble that the run trains."""
-    one = {"factory": "a:b"}
-    assert len(read_record(OwnTeacherConfig, {**one, "ensemble": [one] * 19}, "r").members) == 20
-    with pytest.raises(ConfigurationError, match=r"need 0\.\.19 items"):
-        read_record(OwnTeacherConfig, {**one, "ensemble": [one] * 20}, "r")
-
-
 def test_a_declaration_can_be_written_as_an_attribute() -> None:
     """`hears` sets it, and returns the factory itself."""
 

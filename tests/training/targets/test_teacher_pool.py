@@ -51,7 +51,7 @@ def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevicePool]:
     torch.manual_seed(0)
     trained = TrainedModel(LstmModel(FORM, 30).eval(), torch.zeros(30))
     spec = StepSpec(ObjectStore((str(folder),)), str(folder), model_step("teacher"), {})
-    run_step(spec, partial(store_model, trained=trained, data=Tally(), statistics={}))
+    run_step(spec, lambda step: store_model(step, trained, Tally(), {}, Tally()))
     arguments = {"run_uri": str(folder), "k": "5", "form": canonical_json(FORM)}
     ARGUMENTS.update(arguments)
     serve = "training.targets.teacher:serve_teacher"
