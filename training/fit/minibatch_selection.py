@@ -108,7 +108,7 @@ class SelectingFitting(Fitting):
         while self.progress.cursor.num_steps_left:
             if self._is_due():
                 minibatches = self._select(minibatches, sub_epoch)
-            self.take_steps(minibatches, sub_epoch, self._is_due)
+            self.advance(minibatches, sub_epoch, self._is_due)
 
     def end(self, sub_epoch: SubEpoch, facts: dict[str, Any] | None = None) -> None:
         """Add the sub-epoch and its trials to the curve, and save."""

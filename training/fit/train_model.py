@@ -6,8 +6,8 @@ leaves out.
 
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -47,77 +47,44 @@ from training.models.store import TrainedModel, load_model, log_priors, make_mod
 from training.sequence_training.smbr import Smbr
 from training.settings.trainers import data_parallel_ranks
 
-Tallies = Mapping[str, Tally]
-"""Utterances and their duration, by placement."""
-
 INDEXES_IN_FLIGHT = 16
 MAX_NAMES = 500
 """Characters of the known placements in a message."""
 
 
-@dataclass(frozen=True, slots=True)
-class TrainedData:
-    """TrainedData: what a model trains on, and by placement what it leaves out."""
-
-    trained: Tally
-    left_out_at: Tallies = field(default_factory=dict)
-
-    @property
-    def left_out(self) -> Tally:
-        """Add up what is left out."""
-        return sum(self.left_out_at.values(), Tally())
-
-    @property
-    def statistics(self) -> dict[str, Any]:
-        """Return the manifest's statistics; none where nothing is left out."""
-        found = {name: asdict(tally) for name, tally in sorted(self.left_out_at.items())}
-        return {"left_out": found} if found else {}
-
-
-def trained_data(
+def left_out_placements(
     fit: Fit, dataset: Dataset, every: Tally, group: ProcessGroup, device: torch.device
-) -> TrainedData:
-    """Divide the utterances, `every` in all, by the fit's placements; all ranks call it together.
+) -> dict[str, Tally]:
+    """Count by placement the utterances, of `every`, that the fit's placements leave out.
 
-    Raises ConfigurationError on all of them for a placement that no utterance has, and where no
-    labelled or no unlabelled utterance is left.
+    All ranks call it together. Raises ConfigurationError on all of them for a placement that no
+    utterance has, and where no labelled or no unlabelled utterance is left.
     """
     placements = fit.augmentation.placements
     if not placements:
-        return TrainedData(every)
+        return {}
     read = {fit.labelled: dataset.labelled}
     if fit.unlabelled is not None:
         read[fit.unlabelled] = dataset.unlabelled
     by_step = {
         step: placement_tallies(dataset, outputs, group, device) for step, outputs in read.items()
     }
-    require_placements(fit, by_step)
-    found: dict[str, Tally] = {}
-    for tallies in by_step.values():
-        for name, tally in tallies.items():
-            found[name] = found.get(name, Tally()) + tally
-    trained = sum((tally for name, tally in found.items() if name in placements), Tally())
-    left_out = {name: tally for name, tally in found.items() if name not in placements}
-    assert trained + sum(left_out.values(), Tally()) == every, "manifests count their rows"
-    return TrainedData(trained, left_out)
-
-
-def require_placements(fit: Fit, by_step: Mapping[str, Tallies]) -> None:
-    """Raise ConfigurationError if a step has no utterance at the fit's placements, or none has one.
-
-    The message names the placements that are known.
-    """
     known = sorted(set().union(*by_step.values()))
     where = f"{fit.name}: augmentation.placements"
-    if unknown := [name for name in fit.augmentation.placements if name not in known]:
+    if unknown := [name for name in placements if name not in known]:
         raise ConfigurationError(
             f"{where} = {printable(unknown[0])}: no utterance is there: {_remedy(known)}"
         )
+    found: dict[str, Tally] = {}
     for step, tallies in by_step.items():
-        if not tallies.keys() & set(fit.augmentation.placements):
-            names = printable(", ".join(fit.augmentation.placements), MAX_NAMES)
+        if not tallies.keys() & set(placements):
+            names = printable(", ".join(placements), MAX_NAMES)
             remedy = _remedy(sorted(tallies))
             raise ConfigurationError(f"{where} = {names}: leaves nothing of {step}: {remedy}")
+        for name, tally in tallies.items():
+            found[name] = found.get(name, Tally()) + tally
+    assert sum(found.values(), Tally()) == every, "manifests count their rows"
+    return {name: tally for name, tally in sorted(found.items()) if name not in placements}
 
 
 def _remedy(known: Sequence[str]) -> str:
@@ -131,7 +98,7 @@ def _remedy(known: Sequence[str]) -> str:
 
 def placement_tallies(
     dataset: Dataset, outputs: Sequence[Output], group: ProcessGroup, device: torch.device
-) -> Tallies:
+) -> dict[str, Tally]:
     """Count the utterances of partitions by placement; ranks share the reading, and know all.
 
     With lattices only utterances that have one are counted.
@@ -230,7 +197,8 @@ def train_model(
         tally = read_manifest(store, run_uri, fit.criterion.lattices).tally_out
     elif fit.unlabelled is not None:
         tally += read_manifest(store, run_uri, fit.unlabelled).tally_out
-    data = trained_data(fit, dataset, tally, group, device)
+    by_placement = left_out_placements(fit, dataset, tally, group, device)
+    left_out = sum(by_placement.values(), Tally())
     trainee = model
     if parts:
         part = split_model(model, parts.model)
@@ -255,8 +223,11 @@ def train_model(
     trained = TrainedModel(model.eval(), log_priors(senone_counts))
     if group.rank() != 0:
         return None
-    statistics = {"curve": curve, "num_ranks": group.size(), **data.statistics}
-    return store_model(step, trained, data.trained, statistics, data.left_out)
+    statistics: dict[str, Any] = {"curve": curve, "num_ranks": group.size()}
+    if by_placement:
+        statistics["left_out"] = {name: asdict(each) for name, each in by_placement.items()}
+    data = Tally(tally.utterances - left_out.utterances, tally.duration_ms - left_out.duration_ms)
+    return store_model(step, trained, data, statistics, left_out)
 
 
 def check_trainer(fit: Fit, group: ProcessGroup) -> None:

@@ -247,9 +247,9 @@ class Fitting:
 
     def train_on(self, minibatches: Iterator[Minibatch], sub_epoch: SubEpoch) -> None:
         """Train on the minibatches that are left of the sub-epoch."""
-        self.take_steps(minibatches, sub_epoch)
+        self.advance(minibatches, sub_epoch)
 
-    def take_steps(
+    def advance(
         self,
         minibatches: Iterator[Minibatch],
         sub_epoch: SubEpoch,

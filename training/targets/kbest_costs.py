@@ -253,9 +253,14 @@ def measure_kbest_costs(
             own = _logits([model.utterance_logits], spliced_frames(each.row, offset), device)
             add_costs([whole, by_placement[each.placement]], labels, own, config.k, seed)
         # Tallies are of utterances that a step keeps: this one keeps none.
-        found = statistics(whole, by_placement)
-        lost = {"without_teacher": dict(sorted(failures.items()))} if failures else {}
-        return step.lossless(Tally(), statistics={**found, **lost})
+        found: dict[str, Any] = {}
+        if whole.num_frames:
+            named = sorted(by_placement.items())
+            found["all"] = whole.means()
+            found["by_placement"] = {name: each.means() for name, each in named if each.num_frames}
+        if failures:
+            found["without_teacher"] = dict(sorted(failures.items()))
+        return step.lossless(Tally(), statistics=found)
 
     reads = [features, *teachers.reads, model_step(STUDENT)]
     settings = kbest_costs_settings(config, teachers.config)
@@ -269,14 +274,6 @@ def measure_kbest_costs(
         engines=tuple(teachers.hearing.engines),
     )
     return run_step(spec, measure)
-
-
-def statistics(whole: CostSums, by_placement: Mapping[str, CostSums]) -> dict[str, Any]:
-    """Return the means in all, and by placement in the order of their names; {} of no frame."""
-    if not whole.num_frames:
-        return {}
-    named = {name: each.means() for name, each in sorted(by_placement.items()) if each.num_frames}
-    return {"all": whole.means(), "by_placement": named}
 
 
 def sample_utterances(

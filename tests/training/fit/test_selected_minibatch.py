@@ -107,20 +107,10 @@ def test_another_number_of_ranks_continues_with_the_size(tmp_path: Path) -> None
         assert one["num_frames"] == other["num_frames"]
 
 
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [
-        ("factors=[2,1]", r"factors = \[2, 1\]: need ascending numbers"),
-        ("factors=[]", "need 1..20"),
-        ("factors=[0]", "need 1..4096"),
-        ("every_hours=0", "every_hours = 0.0: need 1e-06"),
-        ("harmless=101", "harmless = 101.0: need 0..100"),
-    ],
-)
-def test_a_recipe_names_what_is_wrong(override: str, message: str) -> None:
-    """The value and its range, where the recipe is read."""
-    with pytest.raises(ConfigurationError, match=message):
-        read_recipe(str(TINY), [f"student.minibatch_selection.{override}"])
+def test_a_recipe_names_factors_out_of_order() -> None:
+    """Where the recipe is read."""
+    with pytest.raises(ConfigurationError, match=r"factors = \[2, 1\]: need ascending numbers"):
+        read_recipe(str(TINY), ["student.minibatch_selection.factors=[2,1]"])
 
 
 def test_a_recipe_selects_for_its_models() -> None:
