@@ -129,7 +129,7 @@ def test_no_graph_replays_lattices(run: Path) -> None:
     what, store = smbr_fit(), open_store(run)
     with process_group.open_world() as group:
         labelled = read_manifest(store, str(run), what.labelled)
-        dataset = open_dataset(what, store, str(run), labelled.outputs, group)
+        dataset = open_dataset(what, store, str(run), labelled, group)
     minibatch = next(dataset.plan(what.sub_epochs[0], 0).minibatches())
     result = RunningTotals(), torch.zeros(())
     shape = minibatch.features.shape[0], minibatch.features.shape[1]
@@ -205,7 +205,7 @@ def test_minibatches_hold_the_decoded_utterances_whole(run: Path) -> None:
     store = open_store(run)
     with process_group.open_world() as group:
         labelled = read_manifest(store, str(run), what.labelled)
-        dataset: Dataset = open_dataset(what, store, str(run), labelled.outputs, group)
+        dataset: Dataset = open_dataset(what, store, str(run), labelled, group)
     minibatches = list(dataset.plan(what.sub_epochs[0], 0).minibatches())
     assert len(minibatches) > 1
     lengths = []
@@ -239,7 +239,7 @@ def first_batch(run: Path, what: Fit) -> SmbrBatch:
     store = open_store(run)
     with process_group.open_world() as group:
         labelled = read_manifest(store, str(run), what.labelled)
-        dataset = open_dataset(what, store, str(run), labelled.outputs, group)
+        dataset = open_dataset(what, store, str(run), labelled, group)
     targets = next(dataset.plan(what.sub_epochs[0], 0).minibatches()).targets
     assert isinstance(targets, SequenceTargets)
     return targets.lattices
