@@ -17,7 +17,7 @@ from tests.training.fit.small_fits import copy_stopped, fit, small_fit, write_ru
 from tests.training.training_settings import training_settings
 from training.data import row_order
 from training.data.minibatch import BufferFrames, Minibatch, Targets
-from training.data.targets import GhostTargets, HardTargets, SequenceTargets, SoftTargets
+from training.data.targets import GhostTargets, HardTargets, SoftTargets
 from training.distributed.simulated_group import simulate_ranks
 from training.fit import steps, train_model
 from training.fit.steps import (
@@ -106,17 +106,6 @@ def test_steps_by_graphs_are_those_without(
     assert len(set(expected)) == len(minibatches) + 1
     # One graph for each kind of target.
     assert [each.num_replays for each in recorder.recordings] == [5, 3]
-
-
-def test_lattices_are_not_captured(recorder: Recorder) -> None:
-    """Though their utterances have the chunks' shape by chance: the host reads them."""
-    given = minibatch(0, (NUM_CHUNKS, FRAMES), soft=False)
-    targets = object.__new__(SequenceTargets)
-    object.__setattr__(given, "targets", targets)
-    expected = RunningTotals(5), torch.ones(())
-    graphs = GradientGraphs(model(), lambda _: expected, (NUM_CHUNKS, FRAMES))
-    assert graphs(given) is expected
-    assert recorder.recordings == []
 
 
 def test_a_step_that_waits_for_the_device_is_not_captured(recorder: Recorder) -> None:

@@ -258,16 +258,3 @@ def test_a_recipes_criterion_weights_the_lattices(run: Path) -> None:
     difference = 0.75 * priors - 0.5 * found.accuracies
     np.testing.assert_allclose(found.log_weights - plain.log_weights, difference, atol=1e-6)
     assert 0 < found.accuracies.sum() < len(found.accuracies)
-
-
-def test_another_criterion_makes_another_model(run: Path) -> None:
-    """Boost and scale of a recipe change what is learnt, and the manifest states them."""
-    made = {}
-    for settings in ((), ("boost=0.5",), ("acoustic_scale=0.25",)):
-        what = recipe_fit(*settings)
-        folder = Path(shutil.copytree(run, run.parent / f"run-{len(made)}"))
-        manifest, made[settings] = fit_on_ranks(1, folder, what)
-        stated = {each.split("=")[0]: float(each.split("=")[1]) for each in settings}
-        criterion = {"acoustic_scale": 0.3, "boost": 0.0, **stated}
-        assert manifest.config["criterion"] == {"lattices": lattices_step(BASELINE), **criterion}
-    assert len(set(made.values())) == 3
