@@ -150,7 +150,7 @@ def test_the_form_reaches_the_loss(tmp_path: Path) -> None:
     plain = small_fit(student=True)
     curves = []
     for what in (plain, replace(plain, training=replace(plain.training, soft_targets="ghost"))):
-        folder = tmp_path / what.soft_targets
+        folder = tmp_path / what.training.soft_targets
         write_run(folder)
         ((manifest, _),) = simulate_ranks(1, fit_on, folder, what)
         curves.append(manifest.statistics["curve"])
