@@ -154,7 +154,7 @@ def test_the_form_reaches_the_loss(tmp_path: Path) -> None:
         write_run(folder)
         ((manifest, _),) = simulate_ranks(1, fit_on, folder, what)
         curves.append(manifest.statistics["curve"])
-        assert ("soft_targets" in manifest.config) == (what.soft_targets == "ghost")
+        assert ("soft_targets" in manifest.config) == (what.training.soft_targets == "ghost")
     first = [point["labelled"] for point in curves[0]].index(False)
     assert curves[0][:first] == curves[1][:first]
     losses = [curve[first]["cross_entropy"] for curve in curves]
