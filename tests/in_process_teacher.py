@@ -12,8 +12,7 @@ from infra.devices.messages import PoolRequest, form_batches
 from pipeline.kbest import KBest, TeacherFailure
 from pipeline.steps.targets import TargetsConfig, Teacher, TeacherInput
 from training.settings.decoding import WindowsConfig
-from training.targets.teacher import TeacherFunction
-from training.targets.teacher_messages import decode_targets, encode_input
+from training.targets.teacher import TeacherFunction, decode_targets, encode_input
 
 T = TypeVar("T")
 

@@ -81,12 +81,25 @@ class EntryPoint:
         given = [*self.given, *self.settings]
         for name in given:
             if name not in taken and not takes_any:
-                raise self.error(self._unknown(name, list(taken)))
+                if name in self.given:
+                    need = " and ".join(self.given)
+                    raise self.error(
+                        f"has no argument {name}: need one, as every factory is given {need}"
+                    )
+                known = [each for each in taken if each not in self.given]
+                nearest = difflib.get_close_matches(name, known, n=1)
+                listed = f"known: {', '.join(known) or 'none'}"
+                remedy = f"did you mean {nearest[0]}?" if nearest else listed
+                raise self.error(f"settings: unknown key {printable(name)}: {remedy}")
         for name, each in taken.items():
             if name not in given and each.default is inspect.Parameter.empty:
                 raise self.error(f"settings: {name} is missing: the factory has no default for it")
         hints = _hints(factory)
-        kept = [(name, _hint(hints.get(name), value)) for name, value in self.settings.items()]
+        # A setting whose annotation is not a plain type is checked by its own type.
+        kept = [
+            (name, hint if _is_plain(hint := hints.get(name)) else type(value))
+            for name, value in self.settings.items()
+        ]
         place = f"factory = {self.factory!r}: settings"
         record: Any = read_record(make_dataclass("Settings", kept), self.settings, place)
         return {name: getattr(record, name) for name in self.settings}
@@ -94,17 +107,6 @@ class EntryPoint:
     def error(self, said: str) -> ConfigurationError:
         """Return an error that names the factory."""
         return ConfigurationError(f"factory = {self.factory!r}: {said}")
-
-    def _unknown(self, name: str, taken: Sequence[str]) -> str:
-        if name in self.given:
-            given = " and ".join(self.given)
-            return f"has no argument {name}: need one, as every factory is given {given}"
-        known = [each for each in taken if each not in self.given]
-        nearest = difflib.get_close_matches(name, known, n=1)
-        remedy = (
-            f"did you mean {nearest[0]}?" if nearest else f"known: {', '.join(known) or 'none'}"
-        )
-        return f"settings: unknown key {printable(name)}: {remedy}"
 
 
 def require_not_given(settings: Mapping[str, Setting], given: Sequence[str]) -> None:
@@ -120,11 +122,6 @@ def _hints(factory: Callable[..., Any]) -> Mapping[str, Any]:
         return typing.get_type_hints(annotated, include_extras=True)
     except Exception:  # an annotation that only a type checker can resolve
         return {}
-
-
-def _hint(annotation: Any, value: Setting) -> Any:  # noqa: ANN401
-    """Return an argument's annotation if a setting can be checked by it, or else its own type."""
-    return annotation if _is_plain(annotation) else type(value)
 
 
 def _is_plain(annotation: Any) -> bool:  # noqa: ANN401

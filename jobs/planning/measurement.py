@@ -46,7 +46,7 @@ from training.cost_model.step_time import RankRates, ScalingCalibration
 from training.data.minibatch import Minibatch
 from training.data.row_order import chunked_shape
 from training.data.targets import HardTargets
-from training.fit.cuda_graph import gradients_of
+from training.fit.steps import gradients_of
 from training.models.parameter_count import num_parameters
 from training.models.precision import fastest_precision, set_float32_products
 from training.models.store import make_model

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import torch
 
-from training.fit.cuda_graph import capture
+from training.fit.steps import capture
 
 
 def captured(work: Callable[[], object], device: torch.device) -> Callable[[], object]:

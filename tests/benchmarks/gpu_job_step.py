@@ -23,17 +23,16 @@ from tests.benchmarks.gpu_graphs import captured, synchronize
 from tests.benchmarks.measure import Figure, ratios
 from tests.benchmarks.reader import partitions
 from tests.training.training_settings import training_settings
-from training.data.dataset import Dataset
+from training.data.dataset import Dataset, buffers_ahead, device_copies
 from training.data.row_order import chunked_shape
-from training.data.sub_epoch_reader import buffers_ahead, device_copies
 from training.data.sub_epochs import SubEpoch
 from training.distributed import process_group
 from training.distributed.process_group import ProcessGroup
-from training.fit.cuda_graph import gradients_of
 from training.fit.steps import (
     GradientNorms,
     RunningTotals,
     compute_gradients,
+    gradients_of,
     take_steps,
 )
 from training.models.lstm import LstmModel

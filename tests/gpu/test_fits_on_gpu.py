@@ -16,7 +16,7 @@ from training.data import row_order
 from training.distributed import process_group
 from training.distributed.process_group import ProcessGroup
 from training.distributed.simulated_group import shared_device, simulate_ranks
-from training.fit import cuda_graph
+from training.fit import steps
 from training.fit.model_specs import Fit
 from training.fit.train_model import fit_model
 from training.fit.training_loop import Fitting
@@ -91,7 +91,7 @@ def test_graphs_change_no_byte(
 ) -> None:
     """Of a student's fit, from hard and soft targets, chunks and whole utterances."""
     with_graphs = fit(world, copied(run, "graphs"), small(), gpu)
-    monkeypatch.setattr(cuda_graph, "is_captured_on", lambda _: False)
+    monkeypatch.setattr(steps, "is_captured_on", lambda _: False)
     assert fit(world, copied(run, "none"), small(), gpu)[1] == with_graphs[1]
 
 

@@ -11,7 +11,7 @@ from tests.benchmarks.gtc_task import GtcTask
 from tests.gpu.small_training import student
 from training.algorithms.gtc import encoding
 from training.algorithms.gtc.encoding import add_message, num_map_words
-from training.targets.teacher_messages import select_on_device
+from training.targets.teacher import select_on_device
 
 pytestmark = pytest.mark.gpu
 

@@ -19,8 +19,7 @@ from tests.gpu.small_training import (
 )
 from tests.training.training_settings import training_settings
 from training.distributed.checks import all_finite
-from training.fit.cuda_graph import GradientGraphs
-from training.fit.steps import GradientNorms, compute_gradients, take_steps
+from training.fit.steps import GradientGraphs, GradientNorms, compute_gradients, take_steps
 from training.models.precision import set_float32_products
 from training.settings.values import Precision
 

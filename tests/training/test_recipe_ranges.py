@@ -7,7 +7,7 @@ import math
 import types
 import typing
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -110,7 +110,7 @@ class Field:
 def plain(value: Any) -> Any:
     """Return a record as TOML would hold it."""
     if is_dataclass(value) and not isinstance(value, type):
-        return plain(asdict(value))
+        return plain({each.name: getattr(value, each.name) for each in fields(value) if each.init})
     if isinstance(value, dict):
         return {name: plain(each) for name, each in value.items() if each is not None}
     return [plain(each) for each in value] if isinstance(value, tuple | list) else value

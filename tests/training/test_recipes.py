@@ -91,12 +91,10 @@ def test_a_later_round_s_teacher_has_the_student_s_optimizer() -> None:
 def test_what_is_missing_of_the_targets_has_one_substitute() -> None:
     """Drawn columns and the class of all others exclude each other; both are named."""
     recipe = tiny("student.soft_targets=ghost", "targets.rounds=2")
-    assert [each.soft_targets for each in (student_fit(recipe), *sibling_fits(recipe))] == [
-        "ghost",
-        "ghost",
-    ]
+    fits = student_fit(recipe), *sibling_fits(recipe)
+    assert [each.training.soft_targets for each in fits] == ["ghost", "ghost"]
     assert "soft_targets" not in student_fit(tiny()).config
-    assert sequence_fit(recipe, student_fit(recipe)).soft_targets == "renormalized"
+    assert sequence_fit(recipe, student_fit(recipe)).training.soft_targets == "renormalized"
     message = r"student: soft_targets = 'ghost' with targets\.tail_samples = 2: need 0"
     with pytest.raises(ConfigurationError, match=message):
         tiny("student.soft_targets=ghost", "targets.tail_samples=2")

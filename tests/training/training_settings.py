@@ -2,20 +2,25 @@
 
 from typing import Any
 
-from training.settings.model_training import TrainingSettings
+from training.settings.recipe import StudentConfig
 from training.settings.trainers import SynchronousConfig
 
 
 def training_settings(
     minibatch_frames: int, max_gradient_norm: float = 1.0, **given: Any
-) -> TrainingSettings:
+) -> StudentConfig:
     """Synchronous SGD by Adam, but for what is given."""
     usual = {
         "initial_learning_rate": 1e-3,
         "final_learning_rate": 1e-3,
         "seed": 1,
         "trainer": SynchronousConfig(),
+        "num_sub_epochs": 1,
+        "num_passes": 1,
+        "num_whole_utterance_sub_epochs": 0,
+        "labelled_rate_factor": 1.0,
+        "num_labelled_shares": 1,
     }
-    return TrainingSettings(
+    return StudentConfig(
         minibatch_frames=minibatch_frames, max_gradient_norm=max_gradient_norm, **usual | given
     )

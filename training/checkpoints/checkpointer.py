@@ -206,35 +206,28 @@ class Checkpointer:
         return gather_text(text, self.group, "checkpoint", self.device)
 
     def _keep(self, record: CheckpointRecord) -> None:
-        """Store the record, and only then remove what is outdated by it."""
-        self._store(record)
-        others = [each for each in self._kept if each.step != record.step]
-        before, self._kept = self._kept, [*others, record][-self.num_kept :]
-        kept = {key for each in self._kept for key in each.keys}
-        self._remove([key for each in before for key in each.keys if key not in kept])
+        """Store the record, and only then remove what is outdated by it.
 
-    def _store(self, record: CheckpointRecord) -> None:
-        """Store the record; it may replace one that this training has saved or restored.
-
-        ValueError if another training has stored one of this step.
+        It may replace one that this training has saved or restored. ValueError if another training
+        has stored one of this step.
         """
         uri, data = join_uri(self.uri, record.key), record.to_bytes()
         if any(each.step == record.step for each in self._kept):
             self.store.put(uri, data)
-            return
-        if self.store.put_if_absent(uri, data):
-            return
-        stored = read_record(self.store, uri)
-        self._check_fingerprint([stored])
-        # Equal bytes are our own: the answer to the first attempt was lost.
-        if stored.to_bytes() != data:
-            raise ValueError(
-                f"{uri}: another training of this model has saved step {record.step}, with other "
-                "digests: end all but one; the same command resumes from the last checkpoint"
-            )
-
-    def _remove(self, keys: list[str]) -> None:
-        for key in keys:
+        elif not self.store.put_if_absent(uri, data):
+            stored = read_record(self.store, uri)
+            self._check_fingerprint([stored])
+            # Equal bytes are our own: the answer to the first attempt was lost.
+            if stored.to_bytes() != data:
+                raise ValueError(
+                    f"{uri}: another training of this model has saved step {record.step}, with "
+                    "other digests: end all but one; the same command resumes from the last "
+                    "checkpoint"
+                )
+        others = [each for each in self._kept if each.step != record.step]
+        before, self._kept = self._kept, [*others, record][-self.num_kept :]
+        kept = {key for each in self._kept for key in each.keys}
+        for key in (key for each in before for key in each.keys if key not in kept):
             self.store.delete(join_uri(self.uri, key))
 
     def _find(self) -> dict[str, Any]:
@@ -247,7 +240,7 @@ class Checkpointer:
             try:
                 records.append(asdict(read_record(self.store, join_uri(self.uri, key))))
             except DamagedCheckpointError as error:
-                _warn(str(error))
+                warnings.warn(str(error), RuntimeWarning, stacklevel=2)
                 damaged.append(key)
         return {"records": records, "damaged": damaged, "keys": ours}
 
@@ -277,7 +270,8 @@ class Checkpointer:
         problems = [text for text in self._gather(problem) if text]
         # One rank's damage makes all ranks fall back, or their models would differ.
         if problems and self.group.rank() == 0:
-            _warn(f"{problems[0]}: resuming from the checkpoint before it")
+            message = f"{problems[0]}: resuming from the checkpoint before it"
+            warnings.warn(message, RuntimeWarning, stacklevel=2)
         return None if problems else state
 
     def _sweep(self, keys: list[str], records: list[CheckpointRecord]) -> None:
@@ -285,8 +279,6 @@ class Checkpointer:
         if self.group.rank() == 0:
             self._kept = records[: self.num_kept][::-1]
             kept = {key for record in self._kept for key in record.keys}
-            self._remove([key for key in keys if key not in kept])
-
-
-def _warn(message: str) -> None:
-    warnings.warn(message, RuntimeWarning, stacklevel=2)
+            for key in keys:
+                if key not in kept:
+                    self.store.delete(join_uri(self.uri, key))

@@ -7,7 +7,8 @@ sub-epoch's totals, remain sums.
 """
 
 import hashlib
-from collections.abc import Iterable
+import operator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
@@ -48,28 +49,24 @@ def load_whole_state(
 
     ValueError for a state of another model, optimizer or trainer.
     """
+    # Either model, the stored one or this one, may be compiled, wholly or in parts.
     try:
-        _load(state, model, optimizer, trainer)
+        stored = {plain_name(name): tensor for name, tensor in state["model"].items()}
+        own_names = {plain_name(name): name for name in model.state_dict()}
+        model.load_state_dict({own_names.get(name, name): each for name, each in stored.items()})
+        # Tied weights have several names in the model's state; only the trainer's is averaged.
+        trained = {name: stored[name] for name in trainer.parameters.named}
+        with torch.no_grad():
+            trainer.parameters.set_weights(trainer.parameters.flatten(trained))
+        optimizer.load_state_dict(state["optimizer"])
+        trainer.load_state_dict(state["trainer"])
+        _restore_random(state["random"], trainer.parameters.device)
     except (AttributeError, LookupError, RuntimeError, TypeError) as error:
         said = printable(f"{type(error).__name__}: {error}", 500)
         raise ValueError(
             f"the checkpoint holds another training's state ({said}): remove the checkpoints to "
             "train again from the start"
         ) from error
-
-
-def _load(state: State, model: nn.Module, optimizer: Optimizer, trainer: Trainer) -> None:
-    # Either model, the stored one or this one, may be compiled, wholly or in parts.
-    stored = {plain_name(name): tensor for name, tensor in state["model"].items()}
-    own_names = {plain_name(name): name for name in model.state_dict()}
-    model.load_state_dict({own_names.get(name, name): each for name, each in stored.items()})
-    # Tied weights have several names in the model's state, of which only the trainer's is averaged.
-    trained = {name: stored[name] for name in trainer.parameters.named}
-    with torch.no_grad():
-        trainer.parameters.set_weights(trainer.parameters.flatten(trained))
-    optimizer.load_state_dict(state["optimizer"])
-    trainer.load_state_dict(state["trainer"])
-    _restore_random(state["random"], trainer.parameters.device)
 
 
 def _restore_random(random: State, device: torch.device) -> None:
@@ -104,7 +101,18 @@ def reshard(
     first = next(states)
     trainer.check_own_state(first["trainer"])
     plan = trainer.resharding_plan(first)
-    rules = {**plan.rules, **_own_rules(first)}
+    # The optimizer's moments are averaged over the models, and a sub-epoch's totals are split.
+    rules: dict[EntryPath, Rule] = {
+        **plan.rules,
+        **{
+            ("optimizer", "state", number, name): "mean"
+            for number, moments in first["optimizer"]["state"].items()
+            for name, value in moments.items()
+            if is_moment(name, value)
+        },
+    }
+    if "totals" in first:
+        rules["totals",] = "sum"
     # A group of HTM holds one model, so only its first rank enters the mean.
     ranks_per_model = num_old // plan.num_models
     taken = {path: _Taken(rule) for path, rule in rules.items()}
@@ -119,11 +127,11 @@ def reshard(
             "shared": old_rank == 0,
         }
         for path, rule in rules.items():
-            taken[path].add(_exact(_entry(state, path)), is_taken=takes[rule])
+            taken[path].add(_each(_widened, _entry(state, path)), is_taken=takes[rule])
     for path, each in taken.items():
         resharded = _replaced(resharded, path, each.value(plan, rank, num_new))
     return trainer.end_resharding(resharded) | {
-        # No old rank's random numbers fit a new rank.
+        # The state of random numbers cannot be carried over to another number of ranks.
         "random": {"seed": seed_of(first["random"], f"rank {rank} of {num_new}")}
     }
 
@@ -141,9 +149,9 @@ class _Taken:
         if self.rule == "stripe":
             self.stripes.append(entry)
         elif self.sum is None:
-            self.sum = entry if is_taken else _zeros(entry)
+            self.sum = entry if is_taken else _each(_zero, entry)
         elif is_taken:
-            self.sum = _sum(self.sum, entry)
+            self.sum = _each(operator.add, self.sum, entry)
 
     def value(self, plan: ReshardingPlan, rank: int, num_new: int) -> Any:  # noqa: ANN401
         """Return the new rank's entry, from those of all old ranks."""
@@ -152,18 +160,7 @@ class _Taken:
             # A copy, as a checkpoint would hold the whole vector with a view of it.
             return torch.cat(self.stripes)[bounds[rank] : bounds[rank + 1]].clone()
         is_mean = self.rule == "mean" and plan.num_models > 1
-        return _divided(self.sum, plan.num_models) if is_mean else self.sum
-
-
-def _own_rules(state: State) -> dict[EntryPath, Rule]:
-    """Average the optimizer's moments over the models; split a sub-epoch's totals."""
-    rules: dict[EntryPath, Rule] = {
-        ("optimizer", "state", number, name): "mean"
-        for number, moments in state["optimizer"]["state"].items()
-        for name, value in moments.items()
-        if is_moment(name, value)
-    }
-    return rules | {("totals",): "sum"} if "totals" in state else rules
+        return _each(lambda total: total / plan.num_models, self.sum) if is_mean else self.sum
 
 
 def _entry(state: Any, path: EntryPath) -> Any:  # noqa: ANN401
@@ -178,28 +175,19 @@ def _replaced(state: Any, path: EntryPath, value: object) -> Any:  # noqa: ANN40
     return {**state, path[0]: _replaced(state[path[0]], path[1:], value)}
 
 
-def _exact(value: Any) -> Any:  # noqa: ANN401
+def _each(function: Callable[..., Any], *entries: Any) -> Any:  # noqa: ANN401
+    """Apply a function to the values of entries, which may be nested dictionaries."""
+    if isinstance(entries[0], dict):
+        return {name: _each(function, *(each[name] for each in entries)) for name in entries[0]}
+    return function(*entries)
+
+
+def _widened(value: Any) -> Any:  # noqa: ANN401
     """Widen bfloat16 and float16 to float32, in which sums and means keep what they add up."""
-    if isinstance(value, dict):
-        return {name: _exact(inner) for name, inner in value.items()}
     if isinstance(value, Tensor) and value.is_floating_point():
         return value.to(torch.promote_types(value.dtype, torch.float32))
     return value
 
 
-def _sum(first: Any, second: Any) -> Any:  # noqa: ANN401
-    if isinstance(first, dict):
-        return {name: _sum(value, second[name]) for name, value in first.items()}
-    return first + second
-
-
-def _divided(value: Any, divisor: int) -> Any:  # noqa: ANN401
-    if isinstance(value, dict):
-        return {name: _divided(inner, divisor) for name, inner in value.items()}
-    return value / divisor
-
-
-def _zeros(value: Any) -> Any:  # noqa: ANN401
-    if isinstance(value, dict):
-        return {name: _zeros(inner) for name, inner in value.items()}
+def _zero(value: Any) -> Any:  # noqa: ANN401
     return torch.zeros_like(value) if isinstance(value, Tensor) else type(value)()

@@ -62,38 +62,6 @@ def _uniform(
     return drawn
 
 
-def mask_frames(
-    frames: Float16[np.ndarray, "frames bins"],
-    firsts: Int64[np.ndarray, " utterances"],
-    time_masks: Masks,
-) -> None:
-    """Set the masked frames to 0, in place; utterance n begins at frame `firsts[n]`."""
-    first = firsts[:, np.newaxis]
-    for start, stop in _intervals(first + time_masks.starts, first + time_masks.stops):
-        frames[start:stop] = 0
-
-
-def mask_bins(
-    frames: Float16[np.ndarray, "frames bins"],
-    firsts: Int64[np.ndarray, " utterances"],
-    counts: Int64[np.ndarray, " utterances"],
-    frequency_masks: Masks,
-) -> None:
-    """Set the masked bins of all `counts[n]` frames of utterance n to 0, in place."""
-    ends = (firsts + counts).tolist()
-    masks = zip(frequency_masks.starts, frequency_masks.stops, strict=True)
-    for first, end, (starts, stops) in zip(firsts.tolist(), ends, masks, strict=True):
-        for start, stop in _intervals(starts, stops):
-            frames[first:end, start:stop] = 0
-
-
-def _intervals(
-    starts: Int64[np.ndarray, "*masks"], stops: Int64[np.ndarray, "*masks"]
-) -> list[tuple[int, int]]:
-    """List the intervals as plain numbers, which index arrays in a third of the time."""
-    return list(zip(starts.ravel().tolist(), stops.ravel().tolist(), strict=True))
-
-
 def num_frames_at_speed(
     num_frames: Int64[np.ndarray, " utterances"], speeds: Float64[np.ndarray, " utterances"]
 ) -> Int64[np.ndarray, " utterances"]:
@@ -195,10 +163,18 @@ class Augmenter:
         in_time = draw_masks(
             words[:, :number], counts, config.time_mask_frames, config.time_mask_share
         )
-        mask_frames(frames, firsts, in_time)
         bins = np.full_like(counts, NUM_BINS)
         in_frequency = draw_masks(words[:, number:], bins, config.frequency_mask_bins, 1.0)
-        mask_bins(frames, firsts, counts, in_frequency)
+        # Plain numbers index arrays in a third of the time.
+        first = firsts[:, np.newaxis]
+        spans = np.stack([first + in_time.starts, first + in_time.stops], axis=-1)
+        for start, stop in spans.reshape(-1, 2).tolist():
+            frames[start:stop] = 0
+        bands = np.stack([in_frequency.starts, in_frequency.stops], axis=-1).tolist()
+        ends = (firsts + counts).tolist()
+        for begin, end, own in zip(firsts.tolist(), ends, bands, strict=True):
+            for start, stop in own:
+                frames[begin:end, start:stop] = 0
 
     def _speeds(self, utterance_ids: Sequence[str]) -> Float64[np.ndarray, " utterances"]:
         words = self._words(utterance_ids, 1)[:, 0]

@@ -14,9 +14,8 @@ from pipeline.runs.increment import store_of_chain
 from pipeline.runs.manifest import read_manifest
 from pipeline.runs.names import PARTITIONS_STEP
 from pipeline.splicing import NUM_INPUTS, STACK
-from training.data.dataset import Dataset
+from training.data.dataset import Dataset, SubEpochReader
 from training.data.minibatch import Minibatch
-from training.data.sub_epoch_reader import SubEpochReader
 from training.data.sub_epochs import DataCursor, SubEpoch
 from training.data.targets import StoredTargets
 from training.distributed.process_group import ProcessGroup

@@ -217,23 +217,17 @@ SOFT_TARGET_ROWS: Mapping[SoftTargetsForm | Literal["stored"], type[SoftTargetRo
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class SequenceTargets:
-    """SequenceTargets: a minibatch's labels, and the lattices of its whole utterances."""
+class SequenceTargets(HardTargets):
+    """SequenceTargets: a minibatch's labels, and the lattices of its whole utterances.
 
-    labels: Int64[Tensor, "batch frames"]
+    The labels' cross-entropy is only watched.
+    """
+
     lattices: SmbrBatch
 
     def loss(self, logits: Float[Tensor, "batch frames senones"]) -> Float64[Tensor, ""]:
         """Return minus the expected number of right frames."""
         return smbr_loss(logits, self.lattices)
-
-    def cross_entropy(self, logits: Float[Tensor, "batch frames senones"]) -> Float[Tensor, ""]:
-        """Sum the labels' cross-entropy over the frames, to watch it."""
-        return hard_cross_entropy(logits, self.labels)
-
-    def num_correct(self, logits: Float[Tensor, "batch frames senones"]) -> Int64[Tensor, ""]:
-        """Count the frames of which the best senone is the label."""
-        return num_correct(logits, self.labels)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -13,11 +13,11 @@ import numpy as np
 from jaxtyping import Float32, Int32, Int64, UInt16
 
 from infra.settings import printable
+from pipeline.kbest import MAX_SENONES
 from pipeline.splicing import STACK
 from training.decode.lexicon import SILENCE_ID
 
 Side = Literal["left", "right"]
-MAX_SENONES = 1 << 16  # senones are stored as 16-bit words
 
 
 @dataclass(frozen=True)

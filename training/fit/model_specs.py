@@ -31,13 +31,11 @@ from training.data.sub_epochs import (
 )
 from training.settings.model_training import (
     AugmentationConfig,
-    MinibatchSelectionConfig,
     SupervisedConfig,
     TrainingSettings,
 )
 from training.settings.models import ModelConfig
 from training.settings.recipe import CheckpointConfig, Recipe
-from training.settings.values import SoftTargetsForm
 
 LEFT_OUT = "left_out"
 """The validation on labelled speakers whom training leaves out."""
@@ -59,7 +57,8 @@ Criterion: TypeAlias = Literal["cross_entropy"] | SequenceCriterion
 class Fit:
     """Fit describes one model's training: its name, form, data, sub-epochs and settings.
 
-    `training` is its section of the recipe. With `newbob` the sub-epochs are the most that are
+    `training` is its section of the recipe; sequence training has the `warm_start` and the
+    placements of the model that it continues. With `newbob` the sub-epochs are the most that are
     made, at its rates; `validation` says on whom the loss is measured: on LEFT_OUT, one labelled
     speaker in `validation_one_in`, or on a step's partitions. `warm_start` is the model of the run
     from which training begins, or "none". Sequence training reads whole utterances.
@@ -77,11 +76,6 @@ class Fit:
     criterion: Criterion = field(default="cross_entropy", metadata=LATER)
     augmentation: AugmentationConfig = field(default=AugmentationConfig(), metadata=LATER)
     validation: str = field(default="", metadata=LATER)
-    soft_targets: SoftTargetsForm = field(default="renormalized", metadata=LATER)
-    minibatch_selection: MinibatchSelectionConfig = field(
-        default=MinibatchSelectionConfig(), metadata=LATER
-    )
-    model_parallel_ranks: int = field(default=1, metadata=LATER)
     checkpoints: CheckpointConfig = field(default_factory=CheckpointConfig)
 
     def __post_init__(self) -> None:
@@ -116,13 +110,20 @@ class Fit:
         config: dict[str, Any] = plain(self)
         del config["checkpoints"]
         training = config.pop("training")
-        # The sub-epochs hold the rates, and the other settings of the section are fields here.
+        # The sub-epochs hold the rates.
         config["loop"] = {name: training[name] for name in OF_LOOP if name in training}
-        return config | {name: training[name] for name in OF_TRAINER if name in training}
+        return config | {name: training[name] for name in BESIDE_THE_LOOP if name in training}
 
 
 OF_LOOP = ("minibatch_frames", "max_gradient_norm", "warm_up_steps", "precision")
-OF_TRAINER = ("trainer", "seed", "optimizer")
+BESIDE_THE_LOOP = (
+    "trainer",
+    "seed",
+    "optimizer",
+    "soft_targets",
+    "minibatch_selection",
+    "model_parallel_ranks",
+)
 """Settings of a training as the step's configuration groups them."""
 
 
@@ -142,7 +143,6 @@ def _supervised(name: str, config: SupervisedConfig, recipe: Recipe, labelled: s
         validation=LEFT_OUT if is_newbob else "",
         warm_start=config.warm_start,
         augmentation=config.augmentation,
-        minibatch_selection=config.minibatch_selection,
         checkpoints=recipe.checkpoints,
     )
 
@@ -213,9 +213,6 @@ def student_fit(recipe: Recipe) -> Fit:
         training=config,
         warm_start=config.warm_start,
         augmentation=config.augmentation,
-        soft_targets=config.soft_targets,
-        minibatch_selection=config.minibatch_selection,
-        model_parallel_ranks=config.model_parallel_ranks,
         checkpoints=recipe.checkpoints,
     )
 

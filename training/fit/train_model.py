@@ -6,8 +6,8 @@ leaves out.
 
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -19,7 +19,6 @@ from infra.store.object_store import ObjectStore, join_uri, scan_checked
 from infra.torchrun import launched_ranks_per_host
 from pipeline.normalization import Moments
 from pipeline.records import WITHOUT_PLACEMENT, Tally
-from pipeline.runs.commit import StepContext
 from pipeline.runs.engine import StepResult, StepRun, StepSpec, run_step
 from pipeline.runs.manifest import Manifest, Output, read_manifest, subsets_of_run
 from pipeline.runs.names import (
@@ -37,6 +36,7 @@ from training.data.sub_epochs import check_offsets
 from training.distributed import collectives
 from training.distributed.collectives import gather_text
 from training.distributed.process_group import CPU, ProcessGroup
+from training.fit.minibatch_selection import SelectingFitting
 from training.fit.model_specs import LEFT_OUT, Fit, SequenceCriterion
 from training.fit.steps import NO_DEVELOPMENT
 from training.fit.training_loop import Fitting, SubEpochPace
@@ -47,77 +47,44 @@ from training.models.store import TrainedModel, load_model, log_priors, make_mod
 from training.sequence_training.smbr import Smbr
 from training.settings.trainers import data_parallel_ranks
 
-Tallies = Mapping[str, Tally]
-"""Utterances and their duration, by placement."""
-
 INDEXES_IN_FLIGHT = 16
 MAX_NAMES = 500
 """Characters of the known placements in a message."""
 
 
-@dataclass(frozen=True, slots=True)
-class TrainedData:
-    """TrainedData: what a model trains on, and by placement what it leaves out."""
-
-    trained: Tally
-    left_out_at: Tallies = field(default_factory=dict)
-
-    @property
-    def left_out(self) -> Tally:
-        """Add up what is left out."""
-        return sum(self.left_out_at.values(), Tally())
-
-    @property
-    def statistics(self) -> dict[str, Any]:
-        """Return the manifest's statistics; none where nothing is left out."""
-        found = {name: asdict(tally) for name, tally in sorted(self.left_out_at.items())}
-        return {"left_out": found} if found else {}
-
-
-def trained_data(
+def left_out_placements(
     fit: Fit, dataset: Dataset, every: Tally, group: ProcessGroup, device: torch.device
-) -> TrainedData:
-    """Divide the utterances, `every` in all, by the fit's placements; all ranks call it together.
+) -> dict[str, Tally]:
+    """Count by placement the utterances, of `every`, that the fit's placements leave out.
 
-    Raises ConfigurationError on all of them for a placement that no utterance has, and where no
-    labelled or no unlabelled utterance is left.
+    All ranks call it together. Raises ConfigurationError on all of them for a placement that no
+    utterance has, and where no labelled or no unlabelled utterance is left.
     """
     placements = fit.augmentation.placements
     if not placements:
-        return TrainedData(every)
+        return {}
     read = {fit.labelled: dataset.labelled}
     if fit.unlabelled is not None:
         read[fit.unlabelled] = dataset.unlabelled
     by_step = {
         step: placement_tallies(dataset, outputs, group, device) for step, outputs in read.items()
     }
-    require_placements(fit, by_step)
-    found: dict[str, Tally] = {}
-    for tallies in by_step.values():
-        for name, tally in tallies.items():
-            found[name] = found.get(name, Tally()) + tally
-    trained = sum((tally for name, tally in found.items() if name in placements), Tally())
-    left_out = {name: tally for name, tally in found.items() if name not in placements}
-    assert trained + sum(left_out.values(), Tally()) == every, "manifests count their rows"
-    return TrainedData(trained, left_out)
-
-
-def require_placements(fit: Fit, by_step: Mapping[str, Tallies]) -> None:
-    """Raise ConfigurationError if a step has no utterance at the fit's placements, or none has one.
-
-    The message names the placements that are known.
-    """
     known = sorted(set().union(*by_step.values()))
     where = f"{fit.name}: augmentation.placements"
-    if unknown := [name for name in fit.augmentation.placements if name not in known]:
+    if unknown := [name for name in placements if name not in known]:
         raise ConfigurationError(
             f"{where} = {printable(unknown[0])}: no utterance is there: {_remedy(known)}"
         )
+    found: dict[str, Tally] = {}
     for step, tallies in by_step.items():
-        if not tallies.keys() & set(fit.augmentation.placements):
-            names = printable(", ".join(fit.augmentation.placements), MAX_NAMES)
+        if not tallies.keys() & set(placements):
+            names = printable(", ".join(placements), MAX_NAMES)
             remedy = _remedy(sorted(tallies))
             raise ConfigurationError(f"{where} = {names}: leaves nothing of {step}: {remedy}")
+        for name, tally in tallies.items():
+            found[name] = found.get(name, Tally()) + tally
+    assert sum(found.values(), Tally()) == every, "manifests count their rows"
+    return {name: tally for name, tally in sorted(found.items()) if name not in placements}
 
 
 def _remedy(known: Sequence[str]) -> str:
@@ -131,15 +98,25 @@ def _remedy(known: Sequence[str]) -> str:
 
 def placement_tallies(
     dataset: Dataset, outputs: Sequence[Output], group: ProcessGroup, device: torch.device
-) -> Tallies:
+) -> dict[str, Tally]:
     """Count the utterances of partitions by placement; ranks share the reading, and know all.
 
     With lattices only utterances that have one are counted.
     """
+
+    def read(output: Output) -> list[tuple[str, int]]:
+        """Read the placement and the duration of each utterance that could be trained on."""
+        uri = output.uri(dataset.run_uri)
+        index = scan_checked(dataset.store, uri, read_partition_index)
+        names = [each or WITHOUT_PLACEMENT for each in index.placements]
+        rows = list(zip(names, index.durations_ms, strict=True))
+        if dataset.lattices is None:
+            return rows
+        return [rows[number] for number in dataset.lattices.decoded_rows(output).tolist()]
+
     numbers: Counter[str] = Counter()
     durations: Counter[str] = Counter()
-    own = outputs[group.rank() :: group.size()]
-    for _, placed in prefetch(partial(_placed, dataset), own, INDEXES_IN_FLIGHT):
+    for _, placed in prefetch(read, outputs[group.rank() :: group.size()], INDEXES_IN_FLIGHT):
         for name, duration_ms in placed:
             numbers[name] += 1
             durations[name] += duration_ms
@@ -151,22 +128,7 @@ def placement_tallies(
     return found
 
 
-def _placed(dataset: Dataset, output: Output) -> list[tuple[str, int]]:
-    """Read the placement and the duration of each utterance that could be trained on."""
-    uri = output.uri(dataset.run_uri)
-    index = scan_checked(dataset.store, uri, read_partition_index)
-    names = [each or WITHOUT_PLACEMENT for each in index.placements]
-    rows = list(zip(names, index.durations_ms, strict=True))
-    if dataset.lattices is None:
-        return rows
-    return [rows[number] for number in dataset.lattices.decoded_rows(output).tolist()]
-
-
 TakePace = Callable[[Sequence[SubEpochPace]], object]
-
-
-def ignore(_: Sequence[SubEpochPace]) -> None:
-    """Take the pace of a training that nothing reports."""
 
 
 def fit_model(
@@ -175,7 +137,7 @@ def fit_model(
     run_uri: str,
     group: ProcessGroup,
     device: torch.device = CPU,
-    take_pace: TakePace = ignore,
+    take_pace: TakePace = lambda _: None,
 ) -> StepResult:
     """Train a model on all ranks and store it; return its manifest, and whether it existed.
 
@@ -209,7 +171,7 @@ def train_model(
     store, run_uri = context.store, context.run_uri
     labelled = read_manifest(store, run_uri, fit.labelled)
     # Ranks that divide a model read the same data, and draw the same random numbers.
-    num_parts = fit.model_parallel_ranks
+    num_parts = fit.training.model_parallel_ranks
     parts = ParallelRanks.of(group, num_parts) if num_parts > 1 else None
     data_group = parts.data if parts else group
     # Ranks draw their own dropout; their initial weights are replaced by rank 0's.
@@ -219,13 +181,40 @@ def train_model(
     model = make_model(fit.model, len(senone_counts))
     if fit.warm_start != "none":
         warm_start(model, fit, store, run_uri)
-    model.freeze_normalization(global_moments(store, run_uri))
+    labelled_moments, unlabelled_moments = (
+        Moments.from_dict(
+            read_manifest(store, run_uri, features_step(subset)).statistic(
+                "moments", dict[str, Any]
+            )
+        )
+        for subset in (LABELLED, UNLABELLED)
+    )
+    model.freeze_normalization(labelled_moments.merge(unlabelled_moments))
     model.to(device)  # initial weights are those of the CPU's random numbers, wherever it trains
-    dataset = open_dataset(fit, store, run_uri, tuple(labelled.outputs), data_group)
-    data = trained_data(fit, dataset, trained_tally(fit, store, run_uri, labelled), group, device)
-    trainee = part_of(model, parts) if parts else model
-    checkpoints = checkpoints_of(fit, context, group)
-    fitting = Fitting(fit, trainee, dataset, checkpoints, data_group)
+    dataset = open_dataset(fit, store, run_uri, labelled, data_group)
+    tally = labelled.tally_out
+    if isinstance(fit.criterion, SequenceCriterion):
+        tally = read_manifest(store, run_uri, fit.criterion.lattices).tally_out
+    elif fit.unlabelled is not None:
+        tally += read_manifest(store, run_uri, fit.unlabelled).tally_out
+    by_placement = left_out_placements(fit, dataset, tally, group, device)
+    left_out = sum(by_placement.values(), Tally())
+    trainee = model
+    if parts:
+        part = split_model(model, parts.model)
+        assert isinstance(part, AcousticModel)
+        trainee = part.to(device)
+    checkpoints = Checkpointer(
+        store,
+        join_uri(run_uri, context.step, CHECKPOINTS_FOLDER),
+        context.fingerprint,
+        group,
+        fit.checkpoints.num_kept,
+        num_parts=num_parts,
+    )
+    selects = len(fit.training.minibatch_selection.factors) > 1
+    loop = SelectingFitting if selects else Fitting
+    fitting = loop(fit, trainee, dataset, checkpoints, data_group)
     curve = fitting.run()
     take_pace(fitting.pace)
     if parts:
@@ -234,20 +223,16 @@ def train_model(
     trained = TrainedModel(model.eval(), log_priors(senone_counts))
     if group.rank() != 0:
         return None
-    statistics = {"curve": curve, "num_ranks": group.size(), **data.statistics}
-    return store_model(step, trained, data.trained, statistics, data.left_out)
-
-
-def part_of(model: AcousticModel, ranks: ParallelRanks) -> AcousticModel:
-    """Return this rank's part of the model, where the model lies."""
-    part = split_model(model, ranks.model)
-    assert isinstance(part, AcousticModel)
-    return part.to(model.device)
+    statistics: dict[str, Any] = {"curve": curve, "num_ranks": group.size()}
+    if by_placement:
+        statistics["left_out"] = {name: asdict(each) for name, each in by_placement.items()}
+    data = Tally(tally.utterances - left_out.utterances, tally.duration_ms - left_out.duration_ms)
+    return store_model(step, trained, data, statistics, left_out)
 
 
 def check_trainer(fit: Fit, group: ProcessGroup) -> None:
     """Raise ConfigurationError if the fit's trainer cannot work on these ranks."""
-    num_parts = fit.model_parallel_ranks
+    num_parts = fit.training.model_parallel_ranks
     try:
         num_ranks = data_parallel_ranks(group.size(), num_parts)
         fit.training.trainer.check_ranks(num_ranks, max(launched_ranks_per_host() // num_parts, 1))
@@ -273,44 +258,8 @@ def warm_start(model: AcousticModel, fit: Fit, store: ObjectStore, run_uri: str)
     model.load_state_dict(trained.state_dict())
 
 
-def global_moments(store: ObjectStore, run_uri: str) -> Moments:
-    """Return the statistics of labelled and unlabelled frames together, without held-out ones."""
-    parts = [
-        Moments.from_dict(
-            read_manifest(store, run_uri, features_step(subset)).statistic(
-                "moments", dict[str, Any]
-            )
-        )
-        for subset in (LABELLED, UNLABELLED)
-    ]
-    return parts[0].merge(parts[1])
-
-
-def trained_tally(fit: Fit, store: ObjectStore, run_uri: str, labelled: Manifest) -> Tally:
-    """Count the utterances and hours that this model is trained on, at all placements."""
-    if isinstance(fit.criterion, SequenceCriterion):
-        return read_manifest(store, run_uri, fit.criterion.lattices).tally_out
-    if fit.unlabelled is None:
-        return labelled.tally_out
-    return labelled.tally_out + read_manifest(store, run_uri, fit.unlabelled).tally_out
-
-
-def lattice_shards(fit: Fit, store: ObjectStore, run_uri: str) -> LatticeShards | None:
-    """Find the lattices of the labelled partitions, if this model is trained on them."""
-    criterion = fit.criterion
-    if not isinstance(criterion, SequenceCriterion):
-        return None
-    labelled = read_manifest(store, run_uri, fit.labelled)
-    shards = read_manifest(store, run_uri, criterion.lattices).outputs
-    # Task n decoded partition n.
-    by_partition = dict(zip((each.key for each in labelled.outputs), shards, strict=True))
-    priors = log_priors(labelled.statistic("senone_counts", list[int])).numpy()
-    smbr = Smbr(criterion.acoustic_scale, criterion.boost, priors)
-    return LatticeShards(store, run_uri, by_partition, smbr)
-
-
 def open_dataset(
-    fit: Fit, store: ObjectStore, run_uri: str, labelled: tuple[Output, ...], group: ProcessGroup
+    fit: Fit, store: ObjectStore, run_uri: str, labelled: Manifest, group: ProcessGroup
 ) -> Dataset:
     """Open the training partitions as one rank sees them.
 
@@ -328,10 +277,18 @@ def open_dataset(
     # Without this, labelled speakers would be left out, and not those whom the manifest names.
     if has_development and not development:
         raise ValueError(f"{fit.name}: {fit.validation}: {NO_DEVELOPMENT}")
+    lattices = None
+    if isinstance(criterion := fit.criterion, SequenceCriterion):
+        shards = read_manifest(store, run_uri, criterion.lattices).outputs
+        # Task n decoded partition n.
+        by_partition = dict(zip((each.key for each in labelled.outputs), shards, strict=True))
+        priors = log_priors(labelled.statistic("senone_counts", list[int])).numpy()
+        smbr = Smbr(criterion.acoustic_scale, criterion.boost, priors)
+        lattices = LatticeShards(store, run_uri, by_partition, smbr)
     return Dataset(
         store=store,
         run_uri=run_uri,
-        labelled=labelled,
+        labelled=tuple(labelled.outputs),
         unlabelled=unlabelled,
         delay=fit.model.delay,
         minibatch_frames=fit.training.minibatch_frames,
@@ -340,20 +297,7 @@ def open_dataset(
         world_size=group.size(),
         validation_one_in=fit.validation_one_in,
         augmentation=fit.augmentation,
-        lattices=lattice_shards(fit, store, run_uri),
+        lattices=lattices,
         development=development,
-        soft_targets=fit.soft_targets,
-    )
-
-
-def checkpoints_of(fit: Fit, context: StepContext, group: ProcessGroup) -> Checkpointer:
-    """Open the fit's checkpoints, in a folder below the model that it makes."""
-    uri = join_uri(context.run_uri, context.step, CHECKPOINTS_FOLDER)
-    return Checkpointer(
-        context.store,
-        uri,
-        context.fingerprint,
-        group,
-        fit.checkpoints.num_kept,
-        num_parts=fit.model_parallel_ranks,
+        soft_targets=fit.training.soft_targets,
     )

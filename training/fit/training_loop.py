@@ -5,11 +5,9 @@ of the sub-epoch, and the learning curve, whose points are a sub-epoch's means o
 """
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
-from itertools import chain, islice
 from typing import Any
 
 import torch
@@ -19,20 +17,17 @@ from training.algorithms.learning_rates import NewbobState, warm_up_factor
 from training.checkpoints.checkpointer import Checkpointer
 from training.checkpoints.place import Place
 from training.checkpoints.training_state import load_whole_state, whole_state
-from training.data.dataset import Dataset
+from training.data.dataset import Dataset, SubEpochReader, buffers_ahead, device_copies
 from training.data.minibatch import Minibatch
-from training.data.sub_epoch_reader import SubEpochReader, buffers_ahead, device_copies
 from training.data.sub_epochs import DataCursor, SubEpoch
 from training.distributed import collectives
 from training.distributed.process_group import ProcessGroup
-from training.fit.cuda_graph import gradients_of
-from training.fit.minibatch_selection import frame_accuracy, left, select_minibatch
 from training.fit.model_specs import Fit
 from training.fit.steps import (
     FrameTotals,
     GradientNorms,
     RunningTotals,
-    UncheckedNorms,
+    gradients_of,
     take_steps,
     validation_loss,
 )
@@ -176,14 +171,14 @@ class Fitting:
         self.trainer = make_trainer(fit.training.trainer, model, self.optimizer, group)
         self.progress = Progress(
             newbob=fit.newbob.begin() if fit.newbob else None,
-            minibatch=SelectedMinibatch(fit.minibatch_selection.factors[0]),
+            minibatch=SelectedMinibatch(fit.training.minibatch_selection.factors[0]),
         )
         self.pace: list[SubEpochPace] = []
-        self._norms = GradientNorms(group.rank(), self.trainer.num_steps)
-        self._statistics = self.trainer.statistics()
+        self.norms = GradientNorms(group.rank(), self.trainer.num_steps)
+        self.statistics = self.trainer.statistics()
         # A graph could not hold the exchanges of a model that ranks divide.
-        is_whole = fit.model_parallel_ranks == 1
-        self._compute = gradients_of(model, fit.training) if is_whole else None
+        is_whole = fit.training.model_parallel_ranks == 1
+        self.compute = gradients_of(model, fit.training) if is_whole else None
         ahead = buffers_ahead(model.device)
         self._reader = SubEpochReader(dataset, fit.sub_epochs, group, ahead)
 
@@ -192,28 +187,25 @@ class Fitting:
         if (state := self.checkpoints.restore(type(self.trainer))) is not None:
             load_whole_state(state, self.model, self.optimizer, self.trainer)
             self.progress = Progress.from_state(state, self.group.size())
-            self._log_resume()
+            if self.group.rank() == 0:
+                index, step = self.progress.cursor.sub_epoch, self.trainer.num_steps
+                place = f"step {step}, in sub-epoch {index} of {len(self.fit.sub_epochs)}"
+                log(f"train {self.fit.name}: resume after {place}")
         set_float32_products(self.fit.training.precision)
         # Entered once, the trainer lets BMUF's blocks run across sub-epochs.
         if self.fit.newbob is None:
             with self.trainer:
                 for sub_epoch in self._sub_epochs():
                     self._train(sub_epoch)
-                    self._end(sub_epoch)
+                    self.end(sub_epoch)
         else:
             for sub_epoch in self._sub_epochs():
                 with self.trainer:
                     self._train(sub_epoch)
                 # Leaving, ranks have looked at the last gradient together; each its norm here.
-                self._norms.check()
-                self._end(sub_epoch, self._validate())
+                self.norms.check()
+                self.end(sub_epoch, self._validate())
         return self.progress.curve
-
-    def _log_resume(self) -> None:
-        if self.group.rank() == 0:
-            index, step = self.progress.cursor.sub_epoch, self.trainer.num_steps
-            place = f"step {step}, in sub-epoch {index} of {len(self.fit.sub_epochs)}"
-            log(f"train {self.fit.name}: resume after {place}")
 
     def _sub_epochs(self) -> Iterator[SubEpoch]:
         """Yield the sub-epochs from the present one on; newbob sets rates, and when to stop."""
@@ -245,19 +237,24 @@ class Fitting:
     def _train(self, sub_epoch: SubEpoch) -> None:
         """Take the steps that are left of the sub-epoch."""
         # Rates decay by sub-epoch, and are slightly higher on labelled data (003 V-D).
-        self._set_rate(sub_epoch.learning_rate)
+        self.set_rate(sub_epoch.learning_rate)
         self.progress.cursor, minibatches = self._reader.begin(self.progress.cursor)
-        self._norms = GradientNorms(self.group.rank(), self.trainer.num_steps)
+        self.norms = GradientNorms(self.group.rank(), self.trainer.num_steps)
         minibatches = device_copies(minibatches, self.model.device)
         with closing(minibatches):
-            following: Iterator[Minibatch] = minibatches
-            while self.progress.cursor.num_steps_left:
-                if self._is_selection_due():
-                    following = self._select_minibatch(following, sub_epoch)
-                self._take_steps(following, sub_epoch)
+            self.train_on(minibatches, sub_epoch)
 
-    def _take_steps(self, minibatches: Iterator[Minibatch], sub_epoch: SubEpoch) -> None:
-        """Take steps of one minibatch size, until a selection is due or the sub-epoch ends."""
+    def train_on(self, minibatches: Iterator[Minibatch], sub_epoch: SubEpoch) -> None:
+        """Train on the minibatches that are left of the sub-epoch."""
+        self.advance(minibatches, sub_epoch)
+
+    def advance(
+        self,
+        minibatches: Iterator[Minibatch],
+        sub_epoch: SubEpoch,
+        is_enough: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Take steps of one minibatch size, until it is enough or the sub-epoch ends."""
         factor = self.progress.minibatch.factor
         steps = take_steps(
             self.model,
@@ -265,91 +262,29 @@ class Fitting:
             minibatches,
             -(-self.progress.cursor.num_steps_left // factor),
             self.fit.training,
-            self._norms,
-            self._compute,
+            self.norms,
+            self.compute,
             factor,
         )
         with closing(steps):
             for result in steps:
                 self.progress.totals.add(result)
                 self.progress.cursor = cursor = self.progress.cursor.stepped(factor)
-                self.progress.minibatch.num_frames += factor * self._frames_of_all
-                self._set_rate(sub_epoch.learning_rate)
+                self.progress.minibatch.num_frames += factor * self.frames_of_all
+                self.set_rate(sub_epoch.learning_rate)
                 # After a sub-epoch's last step the sub-epoch's end is saved.
                 is_due = self.fit.checkpoints.is_due(self.trainer.num_steps)
                 if is_due and cursor.num_steps_left:
                     self._save()
-                if self._is_selection_due():
+                if is_enough():
                     return
 
     @property
-    def _frames_of_all(self) -> int:
+    def frames_of_all(self) -> int:
+        """Return the nominal frames of one minibatch of each rank."""
         return self.fit.training.minibatch_frames * self.group.size()
 
-    def _is_selection_due(self) -> bool:
-        """Return whether to try minibatch sizes now; a sub-epoch's end that is too short waits."""
-        config, cursor = self.fit.minibatch_selection, self.progress.cursor
-        if not config.is_due(self.progress.minibatch.num_frames):
-            return False
-        needed = config.num_trial_minibatches(self._frames_of_all)
-        # A sub-epoch that is shorter than a trial is tried as a whole.
-        is_whole = cursor.num_steps == 0 and cursor.num_steps_left >= config.factors[-1]
-        return cursor.num_steps_left >= needed or is_whole
-
-    def _select_minibatch(
-        self, minibatches: Iterator[Minibatch], sub_epoch: SubEpoch
-    ) -> Iterator[Minibatch]:
-        """Try each size on the minibatches that follow; return these again, and the rest.
-
-        Leaving the trainer for it ends a block. It follows from the state alone, so that a training
-        that is resumed before it selects alike.
-        """
-        config = self.fit.minibatch_selection
-        needed = config.num_trial_minibatches(self._frames_of_all)
-        num_minibatches = min(needed, self.progress.cursor.num_steps_left)
-        tried = list(islice(minibatches, num_minibatches))
-        self._count_exchanges()
-        frames = self.fit.training.minibatch_frames
-        with left(self.trainer):
-            self._norms.check()
-            found = select_minibatch(
-                [factor * frames for factor in config.factors],
-                partial(self._try_minibatch, tried, num_minibatches, sub_epoch),
-                self.model,
-                self.optimizer,
-                self.trainer,
-                config.harmless,
-            )
-        # What trials sent is undone, and not counted as the sub-epoch's.
-        self._statistics = self.trainer.statistics()
-        trials = [*self.progress.minibatch.trials, {"frames": found.num_frames, **found.to_json()}]
-        self.progress.minibatch = SelectedMinibatch(found.num_frames // frames, 0, trials)
-        return chain(tried, minibatches)
-
-    def _try_minibatch(
-        self, minibatches: Sequence[Minibatch], num_minibatches: int, sub_epoch: SubEpoch, size: int
-    ) -> float:
-        """Train on the minibatches at a size; return percent of all ranks' frames right."""
-        factor, totals = size // self.fit.training.minibatch_frames, RunningTotals()
-        self._set_rate(sub_epoch.learning_rate)
-        with self.trainer:
-            steps = take_steps(
-                self.model,
-                self.optimizer,
-                iter(minibatches),
-                -(-num_minibatches // factor),
-                self.fit.training,
-                UncheckedNorms(),
-                self._compute,
-                factor,
-            )
-            for result in steps:
-                totals.add(result)
-                self._set_rate(sub_epoch.learning_rate)
-        total = totals.read()
-        return frame_accuracy(total.num_correct, total.num_frames, self.group)
-
-    def _set_rate(self, learning_rate: float) -> None:
+    def set_rate(self, learning_rate: float) -> None:
         """Set the next step's rate, which rises over the warm-up, counted from the first step."""
         factor = warm_up_factor(self.trainer.num_steps, self.fit.training.warm_up_steps)
         for settings in self.optimizer.param_groups:
@@ -364,36 +299,32 @@ class Fitting:
         self.progress.newbob = self.fit.newbob.after_epoch(self.progress.newbob, loss)
         return {"validation_cross_entropy": loss}
 
-    def _end(self, sub_epoch: SubEpoch, facts: dict[str, Any] | None = None) -> None:
+    def end(self, sub_epoch: SubEpoch, facts: dict[str, Any] | None = None) -> None:
         """Add the sub-epoch to the curve, and save."""
         point = curve_point(sub_epoch, self.progress.totals.read(), self.group)
         if self.fit.criterion == "cross_entropy":
             del point["expected_frame_accuracy"]
-        if len(self.fit.minibatch_selection.factors) > 1:
-            point["minibatch_trials"], self.progress.minibatch.trials = (
-                self.progress.minibatch.trials,
-                [],
-            )
-        self._count_exchanges()
-        point["trainer"] = trainer_point(self.progress.exchanged, self._statistics, self.group)
+        self.count_exchanges()
+        point["trainer"] = trainer_point(self.progress.exchanged, self.statistics, self.group)
         self.progress.curve.append(point | (facts or {}))
         self.progress.cursor = self.progress.cursor.next_sub_epoch()
         self.progress.totals = RunningTotals()
         self.progress.exchanged = dict.fromkeys(EXCHANGED, 0)
         self._save()
 
-    def _count_exchanges(self) -> None:
-        before, self._statistics = self._statistics, self.trainer.statistics()
-        counted = between(before, self._statistics)
+    def count_exchanges(self) -> None:
+        """Add to the sub-epoch's what the trainer has exchanged since the last call."""
+        before, self.statistics = self.statistics, self.trainer.statistics()
+        counted = between(before, self.statistics)
         for name in EXCHANGED:
             self.progress.exchanged[name] += counted.get(name, 0)
 
     def _save(self) -> None:
-        self._count_exchanges()
+        self.count_exchanges()
         # On a device the last step was not looked at: nothing broken is saved. The trainer's state
         # comes first: there all ranks find a NaN together, where one's norm would end it alone.
         state = whole_state(self.model, self.optimizer, self.trainer)
-        self._norms.check()
+        self.norms.check()
         cursor = self.progress.cursor
         place = Place(cursor.sub_epoch, cursor.share)
         self.checkpoints.save(self.trainer.num_steps, state | self.progress.to_state(), place)

@@ -2,7 +2,6 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
-from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int64
@@ -12,28 +11,8 @@ from torch.nn.utils.rnn import pad_sequence
 
 from pipeline.normalization import Moments
 from pipeline.splicing import NUM_INPUTS, STACK
+from training.settings.models import ModelConfig
 from training.settings.values import Precision
-
-
-@runtime_checkable
-class Architecture(Protocol):
-    """Architecture: a recipe's model, and all that other parts need to know of it beforehand.
-
-    The logits of a frame may change with `look_ahead` later ones, and if `bidirectional` with all
-    frames. Outputs are `delay` frames late. With `whole_utterances` it cannot be trained on chunks.
-    If it `ignores_lengths`, its computations are the same whatever lengths a minibatch has.
-    """
-
-    @property
-    def look_ahead(self) -> int: ...  # noqa: D102
-    @property
-    def delay(self) -> int: ...  # noqa: D102
-    @property
-    def bidirectional(self) -> bool: ...  # noqa: D102
-    @property
-    def whole_utterances(self) -> bool: ...  # noqa: D102
-    @property
-    def ignores_lengths(self) -> bool: ...  # noqa: D102
 
 
 class AcousticModel(nn.Module, ABC):
@@ -45,7 +24,7 @@ class AcousticModel(nn.Module, ABC):
     mean: Tensor
     inverse_deviation: Tensor
 
-    def __init__(self, config: Architecture, num_senones: int) -> None:
+    def __init__(self, config: ModelConfig, num_senones: int) -> None:
         super().__init__()
         self.config = config
         self.num_senones = num_senones
@@ -115,7 +94,9 @@ class AcousticModel(nn.Module, ABC):
     ) -> list[Float[Tensor, "_frames senones"]]:
         """Return logits of whole utterances, aligned with their frames, the delay undone."""
         delay = self.config.delay
-        extended = [delay_input(utterance, delay) for utterance in utterances]
+        extended = utterances
+        if delay:  # the last frame is repeated, so that the delayed outputs cover all frames
+            extended = [torch.cat([each, each[-1:].expand(delay, -1)]) for each in utterances]
         lengths = torch.tensor([len(frames) for frames in extended])
         logits = self(pad_sequence(extended, batch_first=True), lengths, precision)
         return [
@@ -150,7 +131,7 @@ class NetworkModel(AcousticModel):
     (batch, frames, senones). If it takes pieces, its `advance` is `AcousticModel.advance`.
     """
 
-    def __init__(self, config: Architecture, num_senones: int, network: nn.Module) -> None:
+    def __init__(self, config: ModelConfig, num_senones: int, network: nn.Module) -> None:
         super().__init__(config, num_senones)
         self.network = network
 
@@ -158,7 +139,9 @@ class NetworkModel(AcousticModel):
         self, normalized: Float[Tensor, "batch frames dim"], lengths: Int64[Tensor, " batch"] | None
     ) -> Float[Tensor, "batch frames senones"]:
         """Return the network's logits."""
-        logits: Tensor = self.network(normalized, _given(lengths, normalized))
+        if lengths is None:
+            lengths = torch.full((len(normalized),), normalized.shape[1])
+        logits: Tensor = self.network(normalized, lengths)
         return logits
 
     def bfloat16_logits(
@@ -170,8 +153,9 @@ class NetworkModel(AcousticModel):
             name: value.bfloat16() if value.is_floating_point() else value
             for name, value in own.items()
         }
-        arguments = normalized, _given(lengths, normalized)
-        logits: Tensor = functional_call(self.network, rounded, arguments)
+        if lengths is None:
+            lengths = torch.full((len(normalized),), normalized.shape[1])
+        logits: Tensor = functional_call(self.network, rounded, (normalized, lengths))
         return logits
 
     @property
@@ -190,14 +174,3 @@ class NetworkModel(AcousticModel):
             )
         logits, after = self.network.advance(normalized, state, is_last)  # type: ignore[operator]
         return logits, after
-
-
-def _given(
-    lengths: Int64[Tensor, " batch"] | None, frames: Float[Tensor, "batch frames dim"]
-) -> Int64[Tensor, " batch"]:
-    return torch.full((len(frames),), frames.shape[1]) if lengths is None else lengths
-
-
-def delay_input(features: Float[Tensor, "frames dim"], delay: int) -> Float[Tensor, "extended dim"]:
-    """Append the last frame `delay` times, so that the delayed outputs cover all frames."""
-    return torch.cat([features, features[-1:].expand(delay, -1)]) if delay else features

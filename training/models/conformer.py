@@ -54,20 +54,16 @@ class ChunkedAttention(nn.Module):
         batch, num_chunks, heads = len(frames), windows.shape[1], self.num_heads
         keys, values = windows.reshape(batch, num_chunks, 2, heads, -1, size).unbind(2)
         by_head = queries.reshape(batch, num_chunks, self.chunk_frames, heads, -1).transpose(2, 3)
-        scores = by_head @ keys * by_head.shape[-1] ** -0.5 + self._biases()
+        # Row i of a chunk has the distances -i, ..: slices of one table, as a gather's gradient
+        # would add in any order on a GPU.
+        biases = self.distance_bias.unfold(1, size, 1).flip(1)
+        scores = by_head @ keys * by_head.shape[-1] ** -0.5 + biases
         is_key = is_frame.unfold(1, size, self.chunk_frames)[:, :, None, None]
         # Not minus infinity: a chunk of padding alone would give NaN, and its gradient too.
         lowest = torch.finfo(torch.float32).min
         weights = scores.float().masked_fill(~is_key, lowest).softmax(-1).to(values.dtype)
         attended = (weights @ values.mT).transpose(2, 3).flatten(3).flatten(1, 2)
         return self.outputs(attended), known[:, frames.shape[1] :]
-
-    def _biases(self) -> Float[Tensor, "heads chunk window"]:
-        """Return the bias of each of a chunk's frames and each key of its window."""
-        # Row i has the distances -i, ..: slices of one table, as a gather's gradient would add
-        # in any order on a GPU.
-        size = self.left_frames + self.chunk_frames
-        return self.distance_bias.unfold(1, size, 1).flip(1)
 
 
 class CausalConvolution(nn.Module):

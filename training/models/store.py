@@ -27,7 +27,6 @@ from training.models.precision import set_float32_products
 from training.settings.models import (
     GIVEN_TO_MODELS,
     ConformerConfig,
-    FactoryConfig,
     LstmConfig,
     ModelConfig,
 )
@@ -43,19 +42,11 @@ def make_model(config: ModelConfig, num_senones: int) -> AcousticModel:
         return LstmModel(config, num_senones)
     if isinstance(config, ConformerConfig):
         return NetworkModel(config, num_senones, Conformer(config, num_senones))
-    return NetworkModel(config, num_senones, _own_network(config, num_senones))
-
-
-def _own_network(config: FactoryConfig, num_senones: int) -> nn.Module:
-    """Import the factory and let it make the module."""
     entry_point = EntryPoint(config.factory, config.settings, GIVEN_TO_MODELS)
     network = entry_point.call(num_inputs=NUM_INPUTS, num_senones=num_senones)
     if not isinstance(network, nn.Module):
         raise entry_point.error(f"returns a {type(network).__name__}: need a torch.nn.Module")
-    return network
-
-
-NOTHING = Tally()
+    return NetworkModel(config, num_senones, network)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +136,7 @@ def store_model(
     trained: TrainedModel,
     data: Tally,
     statistics: Mapping[str, Any],
-    left_out: Tally = NOTHING,
+    left_out: Tally,
 ) -> Manifest:
     """Store a model; return the manifest of the step that trained it on `data`, not `left_out`."""
     output = step.context.put_output("model", ".npz", encode_model(trained), data)

@@ -76,17 +76,13 @@ def _levels(
     """Group the arcs by the levels of their `states`, in ascending order, and then by state."""
     order = np.lexsort((states, levels[states]))
     bounds = np.flatnonzero(np.diff(levels[states[order]])) + 1
-    return tuple(_level(arcs, states[arcs], others[arcs]) for arcs in np.split(order, bounds))
-
-
-def _level(
-    arcs: Int64[np.ndarray, " _arcs"],
-    states: Int64[np.ndarray, " _arcs"],
-    others: Int64[np.ndarray, " _arcs"],
-) -> Level:
-    is_first = np.diff(states, prepend=-1) > 0
-    firsts = np.flatnonzero(is_first)
-    return Level(arcs, others, np.cumsum(is_first) - 1, states[firsts], firsts)
+    found = []
+    for arcs in np.split(order, bounds):
+        is_first = np.diff(states[arcs], prepend=-1) > 0
+        firsts = np.flatnonzero(is_first)
+        places = np.cumsum(is_first) - 1
+        found.append(Level(arcs, others[arcs], places, states[arcs][firsts], firsts))
+    return tuple(found)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -5,7 +5,7 @@ A lattice's arcs are trimmed and ordered by level; the path of a reference is ad
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -46,7 +46,8 @@ def make_lattice(
     # A path ends in one state, by an arc that reads no frame and has the final state's cost.
     endings = [LatticeArc(state, end, 0, cost) for state, cost in final_costs.items()]
     complete = [*arcs, *endings]
-    on_paths = _reached(complete, start) & _reached([_reversed(arc) for arc in complete], end)
+    pairs = [(arc.source, arc.target) for arc in complete]
+    on_paths = _reached(pairs, start) & _reached([pair[::-1] for pair in pairs], end)
     kept = [arc for arc in complete if {arc.source, arc.target} <= on_paths]
     if not kept:
         raise ValueError("no path leads to a final state: need a wider beam")
@@ -85,14 +86,11 @@ def has_path(lattice: Lattice, senones: Integer[np.ndarray, " frames"]) -> bool:
     return lattice.num_states - 1 in reached
 
 
-def _reversed(arc: LatticeArc) -> LatticeArc:
-    return arc._replace(source=arc.target, target=arc.source)
-
-
-def _reached(arcs: Sequence[LatticeArc], start: int) -> set[int]:
+def _reached(arcs: Sequence[tuple[int, int]], start: int) -> set[int]:
+    """Return the states that arcs, of a source and a target, lead to from `start`."""
     targets: defaultdict[int, list[int]] = defaultdict(list)
-    for arc in arcs:
-        targets[arc.source].append(arc.target)
+    for source, target in arcs:
+        targets[source].append(target)
     reached, todo = {start}, [start]
     while todo:
         new = [target for target in targets[todo.pop()] if target not in reached]
@@ -280,18 +278,13 @@ def _from_kaldi(raw: kaldifst.Lattice) -> Lattice:
 
     Costs have six digits there. Acoustic costs are left out: the network gives them again.
     """
-    lines = [line.split() for line in raw.to_str(show_weight_one=True).splitlines()]
-    arcs = list(_arcs(lines))
-    final_costs = {int(line[0]): _graph_cost(line[1]) for line in lines if len(line) == 2}
+    arcs, final_costs = [], {}
+    for line in raw.to_str(show_weight_one=True).splitlines():
+        *places, weight = line.split()
+        graph_cost = float(weight.partition(",")[0])
+        if len(places) == 4:
+            source, target, label, _ = map(int, places)
+            arcs.append(LatticeArc(source, target, label, graph_cost))
+        elif len(places) == 1:
+            final_costs[int(places[0])] = graph_cost
     return make_lattice(arcs, raw.start, final_costs)
-
-
-def _arcs(lines: list[list[str]]) -> Iterator[LatticeArc]:
-    for line in lines:
-        if len(line) == 5:
-            source, target, label, _, weight = line
-            yield LatticeArc(int(source), int(target), int(label), _graph_cost(weight))
-
-
-def _graph_cost(weight: str) -> float:
-    return float(weight.partition(",")[0])

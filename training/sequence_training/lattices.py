@@ -1,12 +1,12 @@
 """Decode the labelled data to lattices: sentences that a model confuses (003 VII-C3)."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from operator import itemgetter
 
 import numpy as np
 import torch
-from jaxtyping import Float32
 
 from infra.store.object_store import ObjectStore
 from pipeline.records import Quarantined, Tally
@@ -14,7 +14,6 @@ from pipeline.runs.commit import Commit, Repetition, StepContext, once, read_com
 from pipeline.runs.engine import (
     LossLimit,
     LossWatch,
-    Statistics,
     StepResult,
     StepRun,
     StepSpec,
@@ -52,10 +51,14 @@ from training.models.store import TrainedModel, load_model
 from training.sequence_training.lattice_decoder import (
     LatticeBeams,
     LatticeError,
+    ReferencedLattice,
     decode_with_reference,
 )
 from training.settings.decoding import LatticeConfig, lattice_settings
 from training.settings.models import ModelConfig
+
+COUNTS = ("num_frames", "num_arcs", "num_references_added")
+"""The statistics of a task's commit, which the step's manifest adds up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,49 +107,45 @@ def generate_lattices(
             name: LatticeTask(step.context, name, partition, model, graph, acoustic_scale, beams)
             for name, partition in zip(names, partitions, strict=True)
         }
-        return decode_on_all_ranks(step, tasks, limit, group)
+
+        def check_losses(num_lost: int) -> None:
+            if not limit.allows(num_lost):
+                watch = LossWatch(limit)
+                for commit in read_commits(store, run_uri, step.context.step):
+                    watch.see(commit)
+
+        # Each task is decoded and committed on one rank, whatever its time. As soon as the tasks
+        # have lost more than the limit, all ranks raise LossBudgetExceededError.
+        run_own_tasks(
+            list(tasks.values()),
+            lambda task: lattice_shard(task).quarantined.utterances,
+            check_losses,
+            group,
+        )
+        if group.rank() != 0:
+            return None
+        plan = TaskPlan(
+            tasks,
+            lattice_shard,
+            one_after_another,
+            loss_budget,
+            fold=lambda parts: {name: sum(each[name] for each in parts) for name in COUNTS},
+            statistics=lambda sums: {
+                "num_frames": sums["num_frames"],
+                # 003 VII-C3 has around 10.
+                "arcs_per_frame": sums["num_arcs"] / max(sums["num_frames"], 1),
+                "num_references_added": sums["num_references_added"],
+            },
+            num_utterances=limit.num_utterances,
+        )
+        return run_tasks(step, plan)
 
     resolved = lattice_settings(config, acoustic_scale)
     # Logits differ in their last bits between devices, and an arc at the beam's edge with them.
     last_bits = Repetition.OTHER_LAST_BITS
-    step = lattices_step(name)
     reads += transcript_reads(store, run_uri)
-    spec = StepSpec(store, run_uri, step, resolved, reads, stored.digests, last_bits)
+    spec = StepSpec(store, run_uri, lattices_step(name), resolved, reads, stored.digests, last_bits)
     return run_step(spec, decode, barrier=lambda: collectives.barrier(group))
-
-
-def decode_on_all_ranks(
-    step: StepRun, tasks: Mapping[str, LatticeTask], limit: LossLimit, group: ProcessGroup
-) -> Manifest | None:
-    """Decode and commit each task on one rank, whatever its time; rank 0 returns the manifest.
-
-    LossBudgetExceededError on all ranks as soon as the tasks have lost more than the limit.
-    """
-
-    def check_losses(num_lost: int) -> None:
-        if not limit.allows(num_lost):
-            watch, context = LossWatch(limit), step.context
-            for commit in read_commits(context.store, context.run_uri, context.step):
-                watch.see(commit)
-
-    run_own_tasks(
-        list(tasks.values()),
-        lambda task: lattice_shard(task).quarantined.utterances,
-        check_losses,
-        group,
-    )
-    if group.rank() != 0:
-        return None
-    plan = TaskPlan(
-        tasks,
-        lattice_shard,
-        one_after_another,
-        limit.loss_budget,
-        fold=summed_counts,
-        statistics=density_statistics,
-        num_utterances=limit.num_utterances,
-    )
-    return run_tasks(step, plan)
 
 
 def weak_graph(
@@ -167,11 +166,14 @@ def lattice_shard(task: LatticeTask) -> Commit:
     """Write the lattices of one training partition; utterances without one become ledger rows."""
     context = task.context
     rows = read_partition(read_output(context.store, context.run_uri, task.partition))
-    found = dict(decoded_rows(rows, task))
     # Batches have an order of their own; shards keep the partition's.
-    decoded = [found[number] for number in range(len(rows))]
-    made = [each.row for each in decoded if isinstance(each, DecodedRow)]
-    failed = [each for each in decoded if isinstance(each, Quarantined)]
+    found = [each for _, each in sorted(decoded_rows(rows, task), key=itemgetter(0))]
+    made = [
+        LatticeRow(row.utterance_id, row.duration_ms, number, each.lattice)
+        for number, (row, each) in enumerate(zip(rows, found, strict=True))
+        if isinstance(each, ReferencedLattice)
+    ]
+    failed = [each for each in found if isinstance(each, Quarantined)]
     tally = Tally(len(made), sum(row.duration_ms for row in made))
     record = Commit(
         task=task.name,
@@ -185,68 +187,41 @@ def lattice_shard(task: LatticeTask) -> Commit:
             "num_frames": sum(row.lattice.num_frames for row in made),
             "num_arcs": sum(int(np.count_nonzero(row.lattice.labels)) for row in made),
             "num_references_added": sum(
-                each.is_added for each in decoded if isinstance(each, DecodedRow)
+                each.is_added for each in found if isinstance(each, ReferencedLattice)
             ),
         },
     )
     return context.commit(record)
 
 
-@dataclass(frozen=True, slots=True)
-class DecodedRow:
-    """DecodedRow: an utterance's lattice, and whether the reference's path had to be added."""
-
-    row: LatticeRow
-    is_added: bool
-
-
 def decoded_rows(
     rows: Sequence[PartitionRow], task: LatticeTask
-) -> Iterator[tuple[int, DecodedRow | Quarantined]]:
-    """Yield each row's number and lattice, or its ledger row, in batches of bounded size."""
+) -> Iterator[tuple[int, ReferencedLattice | Quarantined]]:
+    """Yield each row's number and lattice, or its ledger row, in batches of bounded size.
+
+    A lattice has the path of the row's alignment.
+    """
     delay = task.model.model.config.delay
     lengths = [num_low_rate_frames(len(row.features), LATTICE_OFFSET) + delay for row in rows]
     with SearchProcess(task.graph) as search:
         for batch in length_batches(lengths, MAX_PADDED_FRAMES):
             some = [rows[number] for number in batch]
             scored = log_likelihoods(some, task.model, task.acoustic_scale)
-            for number, scores in zip(batch, scored, strict=True):
-                yield number, decoded_row(number, rows[number], scores, task.beams, search)
-
-
-def decoded_row(
-    number: int,
-    row: PartitionRow,
-    scores: Float32[np.ndarray, "frames senones"],
-    beams: LatticeBeams,
-    search: SearchProcess,
-) -> DecodedRow | Quarantined:
-    """Decode one utterance to a lattice that has the path of its alignment."""
-    assert isinstance(row.targets, Alignment), "labelled rows have alignments"
-    reference = low_rate_alignment(row.targets.senones, LATTICE_OFFSET)
-    decode = partial(
-        decode_with_reference, log_likelihoods=scores, beams=beams, reference=reference
-    )
-    try:
-        found = search.search(decode, len(scores))
-    except (LatticeError, SearchError) as error:
-        reason = "lattice_failed" if isinstance(error, LatticeError) else "search_failed"
-        # The partition does not keep the audio's URI.
-        return Quarantined(row.utterance_id, "", reason, str(error), 0, row.duration_ms)
-    lattice = LatticeRow(row.utterance_id, row.duration_ms, number, found.lattice)
-    return DecodedRow(lattice, found.is_added)
-
-
-def summed_counts(tasks: Sequence[Statistics]) -> Statistics:
-    """Add up the frames, arcs and added references of tasks, or of sums of tasks."""
-    names = ("num_frames", "num_arcs", "num_references_added")
-    return {name: sum(each[name] for each in tasks) for name in names}
-
-
-def density_statistics(sums: Statistics) -> Statistics:
-    """Return arcs a frame (003 VII-C3: around 10), and how many references were added."""
-    return {
-        "num_frames": sums["num_frames"],
-        "arcs_per_frame": sums["num_arcs"] / max(sums["num_frames"], 1),
-        "num_references_added": sums["num_references_added"],
-    }
+            for number, row, scores in zip(batch, some, scored, strict=True):
+                assert isinstance(row.targets, Alignment), "labelled rows have alignments"
+                reference = low_rate_alignment(row.targets.senones, LATTICE_OFFSET)
+                decode = partial(
+                    decode_with_reference,
+                    log_likelihoods=scores,
+                    beams=task.beams,
+                    reference=reference,
+                )
+                try:
+                    yield number, search.search(decode, len(scores))
+                except (LatticeError, SearchError) as error:
+                    reason = (
+                        "lattice_failed" if isinstance(error, LatticeError) else "search_failed"
+                    )
+                    # The partition does not keep the audio's URI.
+                    lost = Quarantined(row.utterance_id, "", reason, str(error), 0, row.duration_ms)
+                    yield number, lost

@@ -57,10 +57,10 @@ def bootstrap_settings(
     return settings | ({} if rule == "row" else {UNKNOWN_WORDS_SETTING: rule})
 
 
-LanguageModelScale = Annotated[float, Range(1e-6, 1000)]
-InsertionPenalty = Annotated[float, Range(0, 100)]
-
 MAX_VALUES = 100
+
+Scales: TypeAlias = Annotated[tuple[AcousticScale, ...], Items(0, MAX_VALUES)]
+"""Scales of the acoustic or of the language model, which have one range."""
 
 Smoothing = Literal["witten_bell", "kneser_ney"]
 
@@ -105,24 +105,12 @@ class TuningConfig:
     setting after the other is chosen, in this order; with an empty list it stays as it is.
     """
 
-    acoustic_scales: Annotated[tuple[AcousticScale, ...], Items(0, MAX_VALUES)] = (
-        0.1,
-        0.15,
-        0.2,
-        0.25,
-        0.3,
-        0.4,
-        0.5,
-    )
+    acoustic_scales: Scales = (0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5)
     ngram_orders: Annotated[tuple[NgramOrder, ...], Items(0, MAX_ORDER)] = (2, 3, 4)
-    language_model_scales: Annotated[tuple[LanguageModelScale, ...], Items(0, MAX_VALUES)] = (
-        0.8,
-        1.25,
-    )
-    insertion_penalties: Annotated[tuple[InsertionPenalty, ...], Items(0, MAX_VALUES)] = (
-        0.5,
-        1.0,
-    )
+    language_model_scales: Scales = (0.8, 1.25)
+    insertion_penalties: Annotated[
+        tuple[Annotated[float, Range(0, 100)], ...], Items(0, MAX_VALUES)
+    ] = (0.5, 1.0)
 
     __post_init__ = check_ranges
 
@@ -232,23 +220,14 @@ class MemberConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OwnTeacherConfig:
+class OwnTeacherConfig(MemberConfig):
     """OwnTeacherConfig: `factory(device=, num_senones=, **settings)` makes the teacher.
 
     With an `ensemble` of others, the mean of all their posteriors labels.
     """
 
     name: Literal["own"] = field(default="own", metadata=LATER)
-    factory: FactoryName
-    settings: Settings = field(default_factory=dict)
     ensemble: Annotated[tuple[MemberConfig, ...], Items(0, 19)] = ()
-
-    def __post_init__(self) -> None:
-        check_ranges(self)
-        require_not_given(self.settings, GIVEN_TO_TEACHERS)
-
-    def __hash__(self) -> int:
-        return hash(canonical_json(self))
 
     @property
     def members(self) -> Sequence[MemberConfig]:

@@ -31,6 +31,7 @@ from training.settings.values import (
     LearningRate,
     MinibatchFrames,
     Precision,
+    SoftTargetsForm,
     WarmStart,
     WarmUpSteps,
 )
@@ -127,11 +128,17 @@ ScheduleName = Literal["exponential", "newbob"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingSettings:
-    """TrainingSettings: what all training has, whatever the criterion.
+    """TrainingSettings: what all training has, whatever the model and the criterion.
 
     Gradients are sums over about `minibatch_frames`, clipped at a norm a frame. The learning rate
     goes from the initial to the final one, and rises over the first `warm_up_steps` of all
-    training. The model computes in `precision`; its weights are float32.
+    training. The model computes in `precision`; its weights are float32. `warm_start` names an
+    earlier model of the run, whose weights training begins with (000 3.2).
+
+    A section's table cannot set a field without `init`, which keeps its default there.
+    `soft_targets` sum to one over the k best, or with one class of all other senones. With
+    `model_parallel_ranks` so many ranks divide the units of an LSTM, and the trainer joins the
+    ranks that hold the same ones (004 4 c).
     """
 
     initial_learning_rate: LearningRate
@@ -143,6 +150,15 @@ class TrainingSettings:
     optimizer: OptimizerConfig = field(default=AdamConfig(), metadata=LATER)
     warm_up_steps: WarmUpSteps = field(default=0, metadata=LATER)
     precision: Precision = field(default="float32", metadata=LATER)
+    warm_start: WarmStart = field(default="none", metadata=LATER)
+    augmentation: AugmentationConfig = field(default=AugmentationConfig(), metadata=LATER)
+    minibatch_selection: MinibatchSelectionConfig = field(
+        default=MinibatchSelectionConfig(), metadata=LATER
+    )
+    soft_targets: SoftTargetsForm = field(default="renormalized", init=False, metadata=LATER)
+    model_parallel_ranks: Annotated[int, Range(1, 64)] = field(
+        default=1, init=False, metadata=LATER
+    )
 
     def __post_init__(self) -> None:
         check_ranges(self)
@@ -150,21 +166,7 @@ class TrainingSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CrossEntropySettings(TrainingSettings):
-    """CrossEntropySettings: training on senones, of labels or of a teacher.
-
-    `warm_start` names an earlier model of the run, whose weights training begins with (000 3.2).
-    """
-
-    warm_start: WarmStart = field(default="none", metadata=LATER)
-    augmentation: AugmentationConfig = field(default=AugmentationConfig(), metadata=LATER)
-    minibatch_selection: MinibatchSelectionConfig = field(
-        default=MinibatchSelectionConfig(), metadata=LATER
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SupervisedConfig(CrossEntropySettings):
+class SupervisedConfig(TrainingSettings):
     """SupervisedConfig: labelled data in chunked epochs, then in whole utterances (003 II-B).
 
     With `schedule = "newbob"` (000 3.2) the final rate is the least, `num_epochs` the most epochs,
@@ -233,6 +235,14 @@ class SequenceTrainingConfig(TrainingSettings):
     acoustic_scale: AcousticScale = 0.3
     boost: Annotated[float, Range(0, 100)] = 0.0
     lattices: LatticeConfig = field(default_factory=LatticeConfig)
+    # Each model begins from the one that it continues, and a lattice has an utterance's frames.
+    warm_start: WarmStart = field(default="none", init=False, metadata=LATER)
+    augmentation: AugmentationConfig = field(
+        default=AugmentationConfig(), init=False, metadata=LATER
+    )
+    minibatch_selection: MinibatchSelectionConfig = field(
+        default=MinibatchSelectionConfig(), init=False, metadata=LATER
+    )
 
     def __post_init__(self) -> None:
         TrainingSettings.__post_init__(self)

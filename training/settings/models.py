@@ -100,6 +100,8 @@ class FactoryConfig:
     whole_utterances: bool = False
     settings: Settings = field(default_factory=dict)
 
+    ignores_lengths: ClassVar[bool] = False
+
     def __post_init__(self) -> None:
         check_ranges(self)
         if self.bidirectional and self.look_ahead:
@@ -117,14 +119,14 @@ class FactoryConfig:
     def __hash__(self) -> int:
         return hash(canonical_json(self))
 
-    @property
-    def ignores_lengths(self) -> bool:
-        """Return False: nothing is known of the module."""
-        return False
-
 
 ModelConfig: TypeAlias = LstmConfig | ConformerConfig | FactoryConfig
-"""The settings of each architecture; a recipe's `name` chooses, and without one it is an LSTM."""
+"""The settings of each architecture; a recipe's `name` chooses, and without one it is an LSTM.
+
+The logits of a frame may change with `look_ahead` later ones, and if `bidirectional` with all
+frames. Outputs are `delay` frames late. With `whole_utterances` it cannot be trained on chunks.
+If it `ignores_lengths`, its computations are the same whatever lengths a minibatch has.
+"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from infra.settings import (
     read_toml,
 )
 from pipeline.placement_versions import Versions
-from pipeline.runs.names import STUDENT, TEACHER, section_of
+from pipeline.runs.names import TEACHER, section_of
 from pipeline.steps.features import ExtractionConfig
 from pipeline.steps.repartition import RepartitionConfig
 from pipeline.steps.selection.select import SelectionConfig
@@ -31,7 +31,6 @@ from training.settings.decoding import (
     UnknownWordsRule,
 )
 from training.settings.model_training import (
-    CrossEntropySettings,
     SequenceTrainingConfig,
     SupervisedConfig,
     TeacherConfig,
@@ -85,13 +84,8 @@ class CheckpointConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StudentConfig(CrossEntropySettings):
-    """StudentConfig: scheduled learning on k-best targets and labelled data (003 V-D).
-
-    `soft_targets` sum to one over the k best, or with one class of all other senones. With
-    `model_parallel_ranks` so many ranks divide the units of an LSTM, and the trainer joins the
-    ranks that hold the same ones (004 4 c).
-    """
+class StudentConfig(TrainingSettings):
+    """StudentConfig: scheduled learning on k-best targets and labelled data (003 V-D)."""
 
     num_sub_epochs: Count
     num_passes: Count
@@ -205,8 +199,8 @@ class Recipe:
                     f"{section}: warm_start = {name!r}: need one of {', '.join(earlier)}: a model "
                     "of the same form that is trained before it"
                 )
-            if section == STUDENT and config.model_parallel_ranks > 1:
-                check_divisible(self.models.student, config.model_parallel_ranks)
+            if config.model_parallel_ranks > 1:
+                check_divisible(self.models.of(section), config.model_parallel_ranks)
             if self.models.of(section).whole_utterances and (said := config.chunks):
                 raise ValueError(f"{section}: {said}: its model declares whole_utterances = true")
         own = "as targets.teacher names your own"
@@ -245,9 +239,9 @@ class Recipe:
 
 def check_ranks(recipe: Recipe, section: str, num_ranks: int) -> None:
     """Raise ConfigurationError if so many ranks of one host cannot train a section's model."""
-    config = getattr(recipe, section)
+    config: TrainingSettings = getattr(recipe, section)
     try:
-        num_copies = data_parallel_ranks(num_ranks, getattr(config, "model_parallel_ranks", 1))
+        num_copies = data_parallel_ranks(num_ranks, config.model_parallel_ranks)
     except ValueError as error:
         raise ConfigurationError(f"{section}: {error}") from error
     try:

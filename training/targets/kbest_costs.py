@@ -6,9 +6,9 @@ teacher's and the student's logits are computed here, utterance by utterance.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from heapq import nsmallest
 from typing import Any, Literal, TypeAlias
 
@@ -19,7 +19,7 @@ from scipy.special import softmax
 
 from infra.store.object_store import ObjectStore
 from pipeline.kbest import TeacherFailure, select_kbest, soft_targets
-from pipeline.placement_versions import Versions, heard_versions
+from pipeline.placement_versions import heard_versions
 from pipeline.records import WITHOUT_PLACEMENT, Tally
 from pipeline.runs.commit import Repetition
 from pipeline.runs.engine import StepResult, StepRun, StepSpec, run_step
@@ -31,7 +31,6 @@ from pipeline.splicing import STACK, num_low_rate_frames
 from pipeline.steps.targets import (
     FEATURES,
     Frames,
-    FramesAt,
     Hearing,
     TargetsConfig,
     spliced_frames,
@@ -136,14 +135,18 @@ class CostSums:
 
     def __init__(self) -> None:
         self.num_frames = 0
-        self._by_k: dict[int, dict[str, float]] = {}
+        self._by_k: defaultdict[int, dict[str, float]] = defaultdict(dict)
 
     def add(self, by_k: Mapping[int, KBestCosts]) -> None:
         """Add the frames of a piece of an utterance."""
         for k, costs in by_k.items():
-            sums = self._by_k.setdefault(k, {})
-            for name, value in _sums(costs).items():
-                sums[name] = sums.get(name, 0.0) + value
+            found = {"mass": costs.mass, "agreement": costs.agrees}
+            for form in costs.errors:
+                found[f"calibration_error_{form}"] = costs.errors[form]
+                found[f"angle_{form}"] = costs.angles[form]
+            sums = self._by_k[k]
+            for name, values in found.items():
+                sums[name] = sums.get(name, 0.0) + float(values.sum())
         self.num_frames += len(next(iter(by_k.values())).mass)
 
     def means(self) -> dict[str, object]:
@@ -155,14 +158,6 @@ class CostSums:
                 for k, sums in self._by_k.items()
             },
         }
-
-
-def _sums(costs: KBestCosts) -> dict[str, float]:
-    sums = {"mass": float(costs.mass.sum()), "agreement": float(costs.agrees.sum())}
-    for form in costs.errors:
-        sums[f"calibration_error_{form}"] = float(costs.errors[form].sum())
-        sums[f"angle_{form}"] = float(costs.angles[form].sum())
-    return sums
 
 
 TRAINED = TrainedTeacherConfig()
@@ -248,16 +243,24 @@ def measure_kbest_costs(
         for each, frames in zip(sample, heard, strict=True):
             offset = sampling_priority(config.seed, each.row.utterance_id) % STACK
             seed = tail_seed(config.seed, each.row.utterance_id, offset)
-            labels = _labels(members, frames, offset, device, teachers.failures)
-            if isinstance(labels, TeacherFailure):
+            labels = None
+            if not isinstance(frames, TeacherFailure):
+                with suppress(*teachers.failures):
+                    labels = _logits(members, frames(offset), device)
+            if labels is None or not np.isfinite(labels).all():
                 failures[each.placement] += 1
                 continue
             own = _logits([model.utterance_logits], spliced_frames(each.row, offset), device)
             add_costs([whole, by_placement[each.placement]], labels, own, config.k, seed)
         # Tallies are of utterances that a step keeps: this one keeps none.
-        found = statistics(whole, by_placement)
-        lost = {"without_teacher": dict(sorted(failures.items()))} if failures else {}
-        return step.lossless(Tally(), statistics={**found, **lost})
+        found: dict[str, Any] = {}
+        if whole.num_frames:
+            named = sorted(by_placement.items())
+            found["all"] = whole.means()
+            found["by_placement"] = {name: each.means() for name, each in named if each.num_frames}
+        if failures:
+            found["without_teacher"] = dict(sorted(failures.items()))
+        return step.lossless(Tally(), statistics=found)
 
     reads = [features, *teachers.reads, model_step(STUDENT)]
     settings = kbest_costs_settings(config, teachers.config)
@@ -273,30 +276,6 @@ def measure_kbest_costs(
     return run_step(spec, measure)
 
 
-def _labels(
-    members: Sequence[Member],
-    heard: FramesAt | TeacherFailure,
-    offset: int,
-    device: torch.device,
-    failures: tuple[type[Exception], ...],
-) -> Float32[np.ndarray, "_frames senones"] | TeacherFailure:
-    if isinstance(heard, TeacherFailure):
-        return heard
-    try:
-        logits = _logits(members, heard(offset), device)
-    except failures as error:
-        return TeacherFailure(f"{type(error).__name__}: {error}")
-    return logits if np.isfinite(logits).all() else TeacherFailure("logits are not finite")
-
-
-def statistics(whole: CostSums, by_placement: Mapping[str, CostSums]) -> dict[str, Any]:
-    """Return the means in all, and by placement in the order of their names; {} of no frame."""
-    if not whole.num_frames:
-        return {}
-    named = {name: each.means() for name, each in sorted(by_placement.items()) if each.num_frames}
-    return {"all": whole.means(), "by_placement": named}
-
-
 def sample_utterances(
     store: ObjectStore, run_uri: str, shards: Sequence[Output], config: TargetsConfig
 ) -> list[SampledUtterance]:
@@ -304,52 +283,31 @@ def sample_utterances(
 
     One shard is in memory at a time. Each placement has about an equal share of NUM_FRAMES.
     """
+
+    def priority(each: SampledUtterance) -> int:
+        return sampling_priority(config.seed, f"costs {each.row.utterance_id}")
+
     chosen = nsmallest(MAX_SHARDS, shards, key=lambda each: sampling_priority(0, each.key))
     best: dict[str, list[SampledUtterance]] = defaultdict(list)
     for shard in chosen:
-        found = _read(store, run_uri, shard, config.versions)
-        for placement, rows in _by_placement([*found, *_all(best.values())]).items():
-            kept = nsmallest(MAX_UTTERANCES, rows, key=partial(_priority, config.seed))
-            best[placement] = [_own(each) for each in kept]
+        read = read_features(read_output(store, run_uri, shard))
+        found: dict[str, list[SampledUtterance]] = defaultdict(list)
+        for each in map(SampledUtterance, read, heard_versions(read, config.versions)):
+            found[each.placement].append(each)
+        for placement, rows in found.items():
+            best[placement] = [
+                # The features are views of a whole shard, which is not kept.
+                SampledUtterance(
+                    *(replace(row, features=row.features.copy()) for row in (each.row, each.heard))
+                )
+                for each in nsmallest(MAX_UTTERANCES, [*rows, *best[placement]], key=priority)
+            ]
     share = NUM_FRAMES // max(len(best), 1)
-    return [each for _, rows in sorted(best.items()) for each in _within(rows, share)]
-
-
-def _read(
-    store: ObjectStore, run_uri: str, shard: Output, versions: Versions
-) -> list[SampledUtterance]:
-    rows = read_features(read_output(store, run_uri, shard))
-    return list(map(SampledUtterance, rows, heard_versions(rows, versions)))
-
-
-def _all(parts: Iterable[Sequence[SampledUtterance]]) -> Iterator[SampledUtterance]:
-    for part in parts:
-        yield from part
-
-
-def _by_placement(rows: Sequence[SampledUtterance]) -> dict[str, list[SampledUtterance]]:
-    found: dict[str, list[SampledUtterance]] = defaultdict(list)
-    for each in rows:
-        found[each.placement].append(each)
-    return found
-
-
-def _priority(seed: int, each: SampledUtterance) -> int:
-    return sampling_priority(seed, f"costs {each.row.utterance_id}")
-
-
-def _own(each: SampledUtterance) -> SampledUtterance:
-    """Copy the features, which are views of a whole shard."""
-    return SampledUtterance(
-        *(replace(r, features=r.features.copy()) for r in (each.row, each.heard))
-    )
-
-
-def _within(rows: Sequence[SampledUtterance], num_frames: int) -> list[SampledUtterance]:
-    """Keep the first rows up to so many low-rate frames, and at least one."""
-    counts = [num_low_rate_frames(len(each.row.features), 0) for each in rows]
-    ends = np.cumsum(counts)
-    return list(rows[: max(1, int((ends <= num_frames).sum()))])
+    sample: list[SampledUtterance] = []
+    for _, rows in sorted(best.items()):
+        ends = np.cumsum([num_low_rate_frames(len(each.row.features), 0) for each in rows])
+        sample += rows[: max(1, int((ends <= share).sum()))]
+    return sample
 
 
 def _logits(

@@ -17,9 +17,15 @@ from pipeline.splicing import NUM_INPUTS
 from pipeline.steps.targets import SAMPLES_PER_FRAME
 from training.entry_point import EntryPoint
 from training.models.precision import set_float32_products
-from training.settings.decoding import MemberConfig, OwnTeacherConfig
-from training.targets.teacher import TeacherFunction, torch_device
-from training.targets.teacher_messages import Encode, encode_logits, kbest_encoder, on_host
+from training.settings.decoding import OwnTeacherConfig
+from training.targets.teacher import (
+    Encode,
+    TeacherFunction,
+    encode_logits,
+    kbest_encoder,
+    on_host,
+    torch_device,
+)
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -127,14 +133,11 @@ def load_own_members(
     heard = check_untrained(config)
     # Whatever the run's own teachers compute in: a factory may choose another precision.
     set_float32_products("float32")
-    return heard, [_member(each, heard, device, num_senones) for each in config.members]
-
-
-def _member(
-    config: MemberConfig, heard: Heard, device: torch.device, num_senones: int
-) -> OwnMember:
-    entry_point = config.entry_point
-    label = entry_point.call(device=device, num_senones=num_senones)
-    if not callable(label):
-        raise entry_point.error(f"returns a {type(label).__name__}: need a function of utterances")
-    return OwnMember(entry_point, label, heard, device, num_senones)
+    members = []
+    for entry_point in (each.entry_point for each in config.members):
+        label = entry_point.call(device=device, num_senones=num_senones)
+        if not callable(label):
+            found = type(label).__name__
+            raise entry_point.error(f"returns a {found}: need a function of utterances")
+        members.append(OwnMember(entry_point, label, heard, device, num_senones))
+    return heard, members

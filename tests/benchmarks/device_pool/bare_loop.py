@@ -34,7 +34,7 @@ from tests.benchmarks.device_pool.workload import (
     utterances,
 )
 from tests.benchmarks.measure import Figure, show
-from training.targets.teacher_messages import encode_input
+from training.targets.teacher import encode_input
 
 CLIENT = "from tests.benchmarks.device_pool.bare_loop import stream; stream()"
 REPLAY = "from tests.benchmarks.device_pool.bare_loop import replay; replay()"

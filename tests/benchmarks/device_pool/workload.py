@@ -18,8 +18,13 @@ from pipeline.steps.targets import TeacherInput
 from training.models.lstm import LstmModel
 from training.models.precision import fastest_precision, set_float32_products
 from training.settings.models import LstmConfig
-from training.targets.teacher import TeacherFunction, torch_device
-from training.targets.teacher_messages import SEED_BYTES, encode_input, kbest_encoder
+from training.targets.teacher import (
+    SEED_BYTES,
+    TeacherFunction,
+    encode_input,
+    kbest_encoder,
+    torch_device,
+)
 
 FORM = LstmConfig(2, 256, True, 0, 0.0)
 NUM_SENONES = 2000

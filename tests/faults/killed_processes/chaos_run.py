@@ -80,7 +80,7 @@ def store_random_teacher(store: ObjectStore, run_uri: str) -> None:
         model = make_model(chaos_recipe().models.teacher, NUM_SENONES)
     trained = TrainedModel(model.eval(), torch.zeros(NUM_SENONES))
     spec = StepSpec(store, run_uri, "models/teacher", {})
-    run_step(spec, lambda step: store_model(step, trained, Tally(), {}))
+    run_step(spec, lambda step: store_model(step, trained, Tally(), {}, Tally()))
 
 
 def run_undisturbed(store: ObjectStore, run_uri: str, corpus_uri: str) -> None:

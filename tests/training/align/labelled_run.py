@@ -103,4 +103,4 @@ def store_network(place: Place, name: str, form: ModelConfig = NETWORK) -> None:
     num_senones = read_tree(store, run_uri).num_senones
     trained = TrainedModel(make_model(form, num_senones).eval(), torch.zeros(num_senones))
     spec = StepSpec(store, run_uri, model_step(name), {}, [BOOTSTRAP_STEP])
-    run_step(spec, lambda step: store_model(step, trained, Tally(), {}))
+    run_step(spec, lambda step: store_model(step, trained, Tally(), {}, Tally()))

@@ -29,22 +29,6 @@ def test_the_mean_stretch_is_that_of_the_speeds() -> None:
     assert AugmentationConfig(speed=(2.0,)).mean_stretch == 0.5
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"speed": (0.49,)}, "0.49: need 0.5"),
-        ({"speed": (2.01,)}, "2.01: need 0.5"),
-        ({"time_masks": 21}, "21: need 0..20"),
-        ({"frequency_masks": -1}, "-1: need 0..20"),
-    ],
-)
-def test_bounds(change: dict, message: str) -> None:
-    """Speeds of a half and of two are allowed, and twenty masks; what is beyond is named."""
-    AugmentationConfig(speed=(0.5, 2.0), time_masks=20, frequency_masks=20)
-    with pytest.raises(ValueError, match=message):
-        AugmentationConfig(**change)
-
-
 @pytest.mark.parametrize("soft", [False, True])
 @pytest.mark.parametrize(("num_frames", "expected"), [(4, 4), (5, 9), (6, 11)])
 def test_rows_of_less_than_five_frames_keep_their_speed(
@@ -146,23 +130,6 @@ def test_masks_are_those_of_the_reference(masks, seed, sub_epoch, lengths) -> No
     assert np.array_equal(masked(config, seed, sub_epoch, lengths), expected)
 
 
-@settings(max_examples=60, deadline=None)
-@given(SETTINGS, SEEDS, st.integers(0, 60))
-def test_at_most_the_share_of_frames_and_of_bins_is_masked(masks, seed, length) -> None:
-    """Time masks cover at most T each and p of an utterance together, frequency masks F each."""
-    config = AugmentationConfig(**masks)
-    frames = masked(config, seed, 3, [length])[1:-1]
-    hidden = frames == 0
-    in_time, in_frequency = hidden.all(axis=1), hidden.all(axis=0)
-    if in_frequency.sum() < 64:
-        assert in_time.sum() <= config.time_mask_share * length
-        assert in_time.sum() <= config.time_masks * config.time_mask_frames
-    if in_time.sum() < length:
-        assert in_frequency.sum() <= config.frequency_masks * config.frequency_mask_bins
-    # A cell is masked by its frame or by its bin.
-    assert np.array_equal(hidden, in_time[:, np.newaxis] | in_frequency)
-
-
 def test_widths_and_places_are_uniform_to_the_very_ends() -> None:
     """Widths 0 to T are as frequent, and a mask may hold the first frame and the last one."""
     words = np.random.default_rng(0).integers(2**64, size=(30_000, 2), dtype=np.uint64)
@@ -172,32 +139,3 @@ def test_widths_and_places_are_uniform_to_the_very_ends() -> None:
     places = masks.starts.ravel()[widths == 4]
     assert len(np.bincount(places)) == 7
     assert np.abs(np.bincount(places) * 7 / len(places) - 1).max() < 0.12
-
-
-def test_a_share_that_the_masks_do_not_reach_changes_nothing() -> None:
-    """p bounds the sum of the widths: 2 masks of up to 5 in 20 frames are free from p = 0.5 on."""
-    words = np.random.default_rng(0).integers(2**64, size=(500, 4), dtype=np.uint64)
-    sizes = np.full(500, 20)
-    free, bound, tight = (draw_masks(words, sizes, 5, share) for share in (1.0, 0.5, 0.45))
-    assert np.array_equal(free.stops, bound.stops)
-    sums = [(masks.stops - masks.starts).sum(axis=1).max() for masks in (free, tight)]
-    assert sums == [10, 9]
-
-
-@pytest.mark.parametrize("changed", ["seed", "sub_epoch", "utterance"])
-def test_masks_differ_by_seed_sub_epoch_and_utterance(changed: str) -> None:
-    """Each of the three alone gives other masks; the same three give the same ones."""
-    config = AugmentationConfig(time_masks=2, frequency_masks=2, time_mask_share=1.0)
-    first, again = (masked(config, 1, 2, [50, 50]) for _ in range(2))
-    assert np.array_equal(first, again)
-    if changed == "utterance":
-        assert not np.array_equal(first[1:51], first[52:102])
-    else:
-        seed, sub_epoch = (2, 2) if changed == "seed" else (1, 3)
-        assert not np.array_equal(first, masked(config, seed, sub_epoch, [50, 50]))
-
-
-def test_an_utterance_is_masked_alike_beside_any_other() -> None:
-    """Draws of one utterance do not depend on the utterances that were read with it."""
-    config = AugmentationConfig(time_masks=2, frequency_masks=2)
-    assert np.array_equal(masked(config, 1, 2, [50])[1:51], masked(config, 1, 2, [50, 9])[1:51])

@@ -6,7 +6,6 @@ Features of the rows are noise of their own, so that each frame names its uttera
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,9 +19,8 @@ from pipeline.splicing import STACK, num_low_rate_frames
 from tests.training.data.partition_rows import row, write
 from training.data import row_order
 from training.data.augmentation import Augmenter
-from training.data.dataset import Dataset, SubEpochPlan
+from training.data.dataset import Dataset, SubEpochPlan, reshard
 from training.data.minibatch import BufferFrames, Minibatch
-from training.data.sub_epoch_reader import reshard
 from training.data.sub_epochs import SubEpoch
 from training.data.targets import HardTargetRows
 from training.fit.steps import VALIDATION
@@ -118,17 +116,6 @@ def test_one_rank_and_three_read_the_same_bytes(
     assert one != contents(world(dataset, sub_epoch, 7, 1))
 
 
-def test_another_packing_of_the_partitions_reads_the_same_bytes(
-    dataset: Dataset, tmp_path: Path
-) -> None:
-    """Partition and row of an utterance have no part in its augmentation either."""
-    store = ObjectStore((str(tmp_path),))
-    repacked = (write(store, str(tmp_path), "all", rows_of(True)[::-1]),)
-    other = Dataset(store, str(tmp_path), (), repacked, 3, 256, 5, 0, 1, augmentation=BOTH)
-    augmented = replace(dataset, augmentation=BOTH)
-    assert contents([other.plan(UTTERANCES, 7)]) == contents([augmented.plan(UTTERANCES, 7)])
-
-
 def test_a_resumed_sub_epoch_is_augmented_alike(dataset: Dataset) -> None:
     """From any minibatch on, and on another number of ranks, each minibatch is the same."""
     augmented = replace(dataset, augmentation=BOTH)
@@ -141,16 +128,6 @@ def test_a_resumed_sub_epoch_is_augmented_alike(dataset: Dataset) -> None:
         for rank in range(3)
     ]
     assert contents(taken_over) == sum(whole[0][2:] + whole[1][2:], Counter())
-
-
-@pytest.mark.parametrize("config", [MASKS, SPEEDS])
-def test_sub_epochs_and_seeds_differ(dataset: Dataset, config: AugmentationConfig) -> None:
-    """Each sub-epoch hears an utterance otherwise, as does a training with another seed."""
-    augmented = replace(dataset, augmentation=config)
-    first, other = (contents([augmented.plan(UTTERANCES, index)]) for index in (7, 8))
-    assert first == contents([augmented.plan(UTTERANCES, 7)])
-    assert first != other
-    assert first != contents([replace(augmented, seed=6).plan(UTTERANCES, 7)])
 
 
 def test_speeds_are_drawn_as_often_as_they_are_listed() -> None:

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from tests.training.data.partition_rows import row
 from tests.training.data.test_minibatch import segments
+from training.data.dataset import MINIBATCHES_AHEAD, device_copies, made_ahead
 from training.data.minibatch import BufferFrames, Minibatch
-from training.data.sub_epoch_reader import MINIBATCHES_AHEAD, device_copies, made_ahead
 
 META = torch.device("meta")
 

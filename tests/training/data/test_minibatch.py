@@ -29,53 +29,6 @@ def minibatch(buffer: BufferFrames, chosen: Segments, delay: int) -> Minibatch:
     return found
 
 
-@pytest.mark.parametrize("offset", [0, 1, 2])
-def test_hard_labels_are_those_of_the_middle_frame_and_come_late(offset: int) -> None:
-    """Output t speaks of low-rate frame t - 3, labelled at 10 ms frame offset + 3t + 1."""
-    num_frames = (20 - offset) // 3
-    buffer = BufferFrames.of([row(0, 20)], offset)
-    batch = minibatch(buffer, segments((0, 0, num_frames + 3)), 3)
-    assert isinstance(batch.targets, HardTargets)
-    assert batch.targets.labels[0, :3].tolist() == [-1, -1, -1]
-    expected = [offset + 3 * frame + 1 for frame in range(num_frames)]
-    assert batch.targets.labels[0, 3:].tolist() == expected
-    assert batch.features[0, :num_frames, 0].tolist() == [offset + 3 * f for f in range(num_frames)]
-    last = batch.features[0, num_frames - 1]
-    assert torch.equal(batch.features[0, -3:], last.expand(3, -1))
-
-
-def test_soft_targets_use_the_stored_offset() -> None:
-    """The sub-epoch's offset does not matter to rows that carry the teacher's."""
-    stored = row(2, 20, soft=True)
-    batch = minibatch(BufferFrames.of([stored], sub_epoch_offset=0), segments((0, 0, 6)), 0)
-    assert batch.features[0, 0, 0] == 2
-    assert isinstance(stored.targets, KBest)
-    assert isinstance(batch.targets, SoftTargets)
-    np.testing.assert_array_equal(batch.targets.senones[0], stored.targets.senones)
-
-
-def test_padding_has_no_label() -> None:
-    """The shorter segment ends in -1 and zeros."""
-    buffer = BufferFrames.of([row(1, 6), row(2, 12)], 0)
-    batch = minibatch(buffer, segments((0, 0, 2), (1, 1, 4)), 0)
-    assert isinstance(batch.targets, HardTargets)
-    assert batch.targets.labels.tolist() == [[1, 4, -1], [4, 7, 10]]
-    assert batch.lengths.tolist() == [2, 3]
-    assert batch.num_frames == 5
-    assert not batch.features[0, 2].any()
-
-
-def test_padding_has_no_probability() -> None:
-    """Nor have the first outputs, which speak of frames before the utterance."""
-    buffer = BufferFrames.of([row(0, 6, True), row(3, 12, True)], 0)
-    batch = minibatch(buffer, segments((0, 0, 3), (1, 0, 5)), 1)
-    assert isinstance(batch.targets, SoftTargets)
-    mass = batch.targets.probabilities.sum(-1)
-    torch.testing.assert_close(mass, torch.tensor([[0, 1, 1, 0, 0], [0, 1, 1, 1, 1.0]]))
-    assert not batch.targets.senones[mass == 0].any()
-    assert batch.num_frames == int(mass.sum())
-
-
 def test_ghost_targets_keep_the_missing_mass() -> None:
     """Joined, gathered and padded as others are; frames sum to what their k best hold."""
     rows = [row(0, 6, True), row(3, 12, True)]

@@ -128,20 +128,6 @@ def test_a_place_of_other_settings_is_refused(run_uri: str) -> None:
             other.load_state_dict(state)
 
 
-def test_the_state_survives_a_checkpoint(run_uri: str, tmp_path: Path) -> None:
-    """torch.save and a load of plain values alone give the same place."""
-    with process_group.open_world() as group:
-        dataset = PartitionDataset(run_uri, group, SETTINGS)
-        for _, _ in zip(range(3), dataset, strict=False):
-            pass
-        torch.save(dataset.state_dict(), tmp_path / "state.pt")
-        state = torch.load(tmp_path / "state.pt", weights_only=True)
-        again = PartitionDataset(run_uri, group, SETTINGS)
-        again.load_state_dict(state)
-        rest = [heard([minibatch]) for minibatch in again]
-        assert rest == [heard([minibatch]) for minibatch in dataset]
-
-
 NIGHT_SETTINGS = ReadingSettings(minibatch_frames=64, num_sub_epochs=2, seed=5)
 
 

@@ -13,8 +13,7 @@ from infra.store.object_store import ObjectStore
 from pipeline.shards import PartitionRow
 from tests.training.data.partition_rows import row, write
 from training.data import row_order
-from training.data.dataset import Dataset, SubEpochPlan
-from training.data.sub_epoch_reader import reshard
+from training.data.dataset import Dataset, SubEpochPlan, reshard
 from training.data.sub_epochs import SubEpoch
 from training.fit.steps import VALIDATION
 from training.settings.model_training import AugmentationConfig
@@ -132,25 +131,6 @@ def test_some_placements_are_read_as_from_partitions_of_these(
     chosen, alone = plan(whole, SOME, place), plan(filtered, AugmentationConfig(), place)
     assert chosen.num_minibatches() == alone.num_minibatches()
     assert equal(inputs(chosen), inputs(alone))
-
-
-@settings(max_examples=10, deadline=None)
-@given(st.integers(1, 4), st.integers(1, 3), st.booleans())
-def test_ranks_and_shares_read_each_chosen_row_once(whole, num_ranks, num_shares, labelled) -> None:
-    """None at another placement, and none twice; each rank knows what every rank reads."""
-    read = [
-        number
-        for share in range(num_shares)
-        for rank in range(num_ranks)
-        for number in numbers(
-            plan(
-                whole,
-                SOME,
-                (SubEpoch(labelled, share, num_shares, 0, True, 0.1), 2, rank, num_ranks),
-            )
-        )
-    ]
-    assert sorted(read) == sorted(KEPT)
 
 
 @pytest.mark.parametrize("utterances", [False, True])

@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.distributed import ProcessGroup
@@ -14,8 +13,7 @@ from torch.distributed import ProcessGroup
 from infra.store.object_store import ObjectStore
 from tests.training.data.partition_rows import dataset_of, row, write
 from training.data import row_order
-from training.data.dataset import Dataset, SubEpochPlan
-from training.data.sub_epoch_reader import SubEpochReader, reshard
+from training.data.dataset import Dataset, SubEpochPlan, SubEpochReader, reshard
 from training.data.sub_epochs import DataCursor, SubEpoch
 from training.distributed.simulated_group import simulate_ranks
 
@@ -90,40 +88,12 @@ def test_each_minibatch_is_on_one_rank_whatever_the_worlds(dataset: Dataset, dat
     assert seen == expected
 
 
-@pytest.mark.parametrize("num_ranks", [1, 3, 5])
-def test_the_frames_of_old_and_new_ranks_are_all_frames_once(
-    dataset: Dataset, num_ranks: int
-) -> None:
-    """Two ranks before an interruption, and any others after it, make each minibatch once."""
-    sub_epoch = SubEpoch(False, 0, 1, 0, False, 0.1)
-    plans = plans_of(dataset, sub_epoch, 2)
-    steps = plans[0].num_minibatches() // 2
-    made = [content for plan in plans for content in contents(plan.cut(0, steps))]
-    for rank in range(num_ranks):
-        taken_over = replace(dataset, rank=rank, world_size=num_ranks)
-        made += contents(reshard(taken_over, sub_epoch, INDEX, [[steps, steps]]))
-    assert sorted(made) == sorted(content for plan in plans for content in contents(plan))
-
-
 def test_the_same_world_resumes_with_the_minibatches_that_are_left(dataset: Dataset) -> None:
     """In the old ranks' order, one rank after the other."""
     sub_epoch = SubEpoch(False, 0, 1, 0, False, 0.1)
     left = [contents(plan, 4) for plan in plans_of(dataset, sub_epoch, 2)]
     rest = contents(reshard(dataset, sub_epoch, INDEX, [[4, 4]]))
     assert rest == left[0] + left[1]
-
-
-def test_a_resharded_sub_epoch_resumes_from_any_minibatch(dataset: Dataset) -> None:
-    """The ranks that took it over resume it as any sub-epoch."""
-    sub_epoch = SubEpoch(False, 0, 1, 0, True, 0.1)
-    taken_over = reshard(replace(dataset, rank=1, world_size=3), sub_epoch, INDEX, [[2, 2]])
-    whole = list(taken_over.minibatches())
-    for start in range(len(whole)):
-        rest = list(taken_over.minibatches(start))
-        assert len(rest) == len(whole) - start
-        assert all(
-            torch.equal(a.features, b.features) for a, b in zip(rest, whole[start:], strict=True)
-        )
 
 
 def test_new_ranks_together_read_few_buffers_twice(dataset: Dataset, opened: list[str]) -> None:
@@ -196,8 +166,3 @@ def test_other_ranks_take_over_what_is_left() -> None:
     later = taken_over.sharded([1, 0, 0]).stepped().resumed(1)
     assert later == DataCursor(3, ((4, 2), (1, 0, 0)))
     assert later.next_sub_epoch() == DataCursor(4)
-
-
-def test_a_sub_epoch_that_has_not_begun_is_sharded_over_any_ranks() -> None:
-    """Between sub-epochs nothing is left of the old ranks' plans."""
-    assert DataCursor(sub_epoch=2).resumed(7) == DataCursor(sub_epoch=2)

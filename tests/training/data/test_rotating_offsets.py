@@ -19,7 +19,6 @@ from pipeline.splicing import STACK
 from tests.training.data.partition_rows import dataset_of, row, row_at_all_offsets, write
 from training.data.dataset import Dataset, SubEpochPlan
 from training.data.minibatch import Minibatch
-from training.data.sub_epoch_reader import reshard
 from training.data.sub_epochs import SubEpoch, scheduled_learning_sub_epochs
 from training.data.targets import SoftTargets
 from training.settings.model_training import AugmentationConfig
@@ -114,34 +113,6 @@ def test_pass_0_reads_the_minibatches_of_targets_at_one_offset(tmp_path: Path, w
         expected = bits(one.plan(fixed, index).minibatches())
         assert bits(every.plan(rotating[index], index).minibatches()) == expected
     assert bits(every.plan(rotating[1], 0).minibatches()) != bits(one.plan(fixed, 0).minibatches())
-
-
-def test_a_pass_is_the_same_on_any_ranks_and_from_any_minibatch(tmp_path: Path) -> None:
-    """Resumed after each minibatch, and taken over by three ranks from two."""
-    made = dataset(tmp_path, [middles(number, count) for number, count in enumerate(LENGTHS * 2)])
-    sub_epoch = passes(whole=False)[2]
-    plans = world(made, sub_epoch, 2, 2)
-    whole = [bits(plan.minibatches()) for plan in plans]
-    assert all(map(len, whole))
-    for plan, batches in zip(plans, whole, strict=True):
-        for start in range(len(batches) + 1):
-            assert bits(plan.minibatches(start)) == batches[start:]
-    taken_over = [
-        batch
-        for rank in range(3)
-        for batch in bits(
-            reshard(replace(made, rank=rank, world_size=3), sub_epoch, 2, [[1, 1]]).minibatches()
-        )
-    ]
-    assert Counter(taken_over) == Counter(whole[0][1:] + whole[1][1:])
-    counts = [
-        sum(
-            (frames_of(plan.minibatches(), 3) for plan in world(made, sub_epoch, 2, size)),
-            Counter(),
-        )
-        for size in (1, 2, 5)
-    ]
-    assert counts[0] == counts[1] == counts[2]
 
 
 @settings(deadline=None, max_examples=5)

@@ -11,9 +11,8 @@ import torch
 from infra.store.object_store import ObjectNotFound, ObjectStore
 from tests.training.data.partition_rows import dataset_of, row, write
 from training.data import row_order
-from training.data.dataset import Dataset
+from training.data.dataset import Dataset, SubEpochReader
 from training.data.minibatch import Minibatch
-from training.data.sub_epoch_reader import SubEpochReader
 from training.data.sub_epochs import DataCursor, SubEpoch
 from training.distributed import process_group
 

@@ -54,14 +54,6 @@ def test_labelled_data_is_read_in_turn_with_the_offset_rotating() -> None:
     assert [sub_epoch.whole_utterances for sub_epoch in sub_epochs] == [False] * 18 + [True] * 6
 
 
-def test_one_labelled_share_rotates_the_offset_every_sub_epoch() -> None:
-    """The papers' form: all labelled data after each sub-epoch, another offset each time."""
-    sub_epochs = scheduled_learning_sub_epochs([0.1] * 18, 18, 3, 1.2, 1)
-    assert [sub_epoch.offset for sub_epoch in sub_epochs[1::2]] == [0, 1, 2] * 6
-    unlabelled = sub_epochs[::2]
-    assert [sub_epoch.whole_utterances for sub_epoch in unlabelled] == [False] * 15 + [True] * 3
-
-
 UNEVEN: dict[str, Lengths] = {
     "one utterance for four ranks": [[90]],
     "a partition is a hundred times the others": [[60] * 60, *([[10]] * 20)],

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from training.fit.cuda_graph import WARM_UP_STEPS
+from training.fit.steps import WARM_UP_STEPS
 
 REFUSED = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default)
 """Operations that need a number on the host, for which a capture cannot wait."""
@@ -57,7 +57,7 @@ def _tensors(result: object) -> list[Tensor]:
 
 
 class Recorder:
-    """Recorder replaces `training.fit.cuda_graph.capture` on a CPU, and keeps the recordings."""
+    """Recorder replaces `training.fit.steps.capture` on a CPU, and keeps the recordings."""
 
     def __init__(self) -> None:
         self.recordings: list[Recording] = []

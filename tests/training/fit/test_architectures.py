@@ -30,9 +30,9 @@ from training.decode.ngrams import witten_bell_arpa
 from training.distributed import process_group
 from training.distributed.simulated_group import simulate_ranks
 from training.evaluate.word_errors import WordErrors, word_errors
-from training.fit import cuda_graph
-from training.fit.cuda_graph import GradientGraphs, gradients_of
+from training.fit import steps
 from training.fit.model_specs import Fit
+from training.fit.steps import GradientGraphs, gradients_of
 from training.models.store import load_model, make_model
 from training.sequence_training.lattices import generate_lattices
 from training.settings.models import ConformerConfig, FactoryConfig, LstmConfig, ModelConfig
@@ -132,7 +132,7 @@ def test_the_guides_example_recognizes_words(tmp_path: Path, example: FactoryCon
 
 def test_graphs_are_for_models_that_ignore_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
     """A graph repeats one minibatch's mask: other architectures take their steps without."""
-    monkeypatch.setattr(cuda_graph, "is_captured_on", lambda _: True)
+    monkeypatch.setattr(steps, "is_captured_on", lambda _: True)
     forms = [LstmConfig(1, 4, False, 1, 0.0), LstmConfig(1, 4, True, 0, 0.0), CONFORMER, OWN]
     loop = small_fit().training
     made = [gradients_of(make_model(form, 5), loop) for form in forms]

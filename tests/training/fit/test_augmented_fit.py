@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.settings import ConfigurationError, plain
+from infra.settings import ConfigurationError
 from pipeline.records import Tally
 from pipeline.runs.names import realignment_rounds
 from tests.training.fit.small_fits import copy_stopped, fit, small_fit, steps_saved, write_run
@@ -65,20 +65,6 @@ def test_a_model_trains_on_its_placements_alone(tmp_path: Path, student: bool) -
     assert found.tally_in == found.tally_out + left_out
     write_run(tmp_path / "plain", PLACED)
     assert simulate_ranks(2, fit, tmp_path / "plain", what)[0][1] != model
-
-
-def test_a_model_at_all_placements_is_the_default(tmp_path: Path) -> None:
-    """Named or not, the model has the same bytes, and nothing is left out."""
-    what = small_fit(student=True)
-    for folder in ("default", "named"):
-        write_run(tmp_path / folder, PLACED)
-    every = AugmentationConfig(placements=("DP1", "clean", "DP3"))
-    default = simulate_ranks(2, fit, tmp_path / "default", what)[0]
-    named = simulate_ranks(2, fit, tmp_path / "named", replace(what, augmentation=every))[0]
-    assert default[1] == named[1]
-    assert default[0].tally_out == named[0].tally_out == named[0].tally_in == Tally(16, 14400)
-    assert "left_out" not in named[0].statistics
-    assert plain(AugmentationConfig()).keys().isdisjoint({"placements"})
 
 
 @pytest.mark.parametrize(

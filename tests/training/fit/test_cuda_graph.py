@@ -18,11 +18,11 @@ from tests.training.fit.small_fits import copy_stopped, fit, small_fit, write_ru
 from tests.training.training_settings import training_settings
 from training.data import row_order
 from training.data.minibatch import BufferFrames, Minibatch, Targets
-from training.data.targets import GhostTargets, HardTargets, SequenceTargets, SoftTargets
+from training.data.targets import GhostTargets, HardTargets, SoftTargets
 from training.distributed.simulated_group import simulate_ranks
-from training.fit import cuda_graph, train_model
-from training.fit.cuda_graph import GradientGraphs
+from training.fit import steps, train_model
 from training.fit.steps import (
+    GradientGraphs,
     GradientNorms,
     RunningTotals,
     compute_gradients,
@@ -46,7 +46,7 @@ SHAPES = [(3, 5), (3, 5), (2, 5), (3, 5), (3, 4), (3, 5)]
 def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
     look_late(monkeypatch)
     recorder = Recorder()
-    monkeypatch.setattr(cuda_graph, "capture", recorder.capture)
+    monkeypatch.setattr(steps, "capture", recorder.capture)
     return recorder
 
 
@@ -109,17 +109,6 @@ def test_steps_by_graphs_are_those_without(
     assert [each.num_replays for each in recorder.recordings] == [5, 3]
 
 
-def test_lattices_are_not_captured(recorder: Recorder) -> None:
-    """Though their utterances have the chunks' shape by chance: the host reads them."""
-    given = minibatch(0, (NUM_CHUNKS, FRAMES), soft=False)
-    targets = object.__new__(SequenceTargets)
-    object.__setattr__(given, "targets", targets)
-    expected = RunningTotals(5), torch.ones(())
-    graphs = GradientGraphs(model(), lambda _: expected, (NUM_CHUNKS, FRAMES))
-    assert graphs(given) is expected
-    assert recorder.recordings == []
-
-
 def test_a_step_that_waits_for_the_device_is_not_captured(recorder: Recorder) -> None:
     """As on a GPU: what would be read once and for all ends training instead."""
     trainee = model()
@@ -154,7 +143,7 @@ def test_trainers_train_by_graphs(
     stored = []
     for is_captured in (False, True):
         shutil.copytree(tmp_path / "run", folder := tmp_path / str(is_captured))
-        monkeypatch.setattr(cuda_graph, "is_captured_on", lambda _, now=is_captured: now)
+        monkeypatch.setattr(steps, "is_captured_on", lambda _, now=is_captured: now)
         stored.append([data for _, data in simulate_ranks(2, fit, folder, what)])
     assert stored[0] == stored[1]
     # Four graphs: of each rank, for hard and soft targets.

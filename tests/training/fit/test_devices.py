@@ -57,7 +57,7 @@ def shapes_are_exchanged(monkeypatch: pytest.MonkeyPatch) -> None:
 def fitting_on(device: torch.device, folder: Path, what: Fit, group: ProcessGroup) -> Fitting:
     """Return the fit of a rank as it begins."""
     store, run_uri = ObjectStore((str(folder),)), str(folder)
-    labelled = read_manifest(store, run_uri, ALIGNMENT_STEP).outputs
+    labelled = read_manifest(store, run_uri, ALIGNMENT_STEP)
     dataset = open_dataset(what, store, run_uri, labelled, group)
     model = make_model(what.model, NUM_SENONES).to(device)
     checkpoints = Checkpointer(store, f"{run_uri}/checkpoints", "fingerprint", group)

@@ -79,7 +79,7 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Watch:
     def steps(model: Any, optimizer: Any, minibatches: Any, *rest: Any) -> Iterator[RunningTotals]:
         yield from take_steps(model, optimizer, watch.lengths_on_host(minibatches), *rest)
 
-    end, save = Fitting._end, Fitting._save
+    end, save = Fitting.end, Fitting._save
 
     def save_unwatched(self: Fitting) -> None:
         with watch.reads().not_watching():
@@ -88,7 +88,7 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Watch:
     monkeypatch.setattr(training_loop, "take_steps", steps)
     monkeypatch.setattr(Fitting, "_save", save_unwatched)
     monkeypatch.setattr(Fitting, "_train", watch.over("steps", Fitting._train))
-    monkeypatch.setattr(Fitting, "_end", watch.over("ends", end))
+    monkeypatch.setattr(Fitting, "end", watch.over("ends", end))
     return watch
 
 
@@ -256,7 +256,7 @@ class Breaking(Fitting):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self._unbroken, self._compute = self._compute, self._break
+        self._unbroken, self.compute = self.compute, self._break
 
     def _break(self, minibatch: Minibatch) -> tuple[RunningTotals, Tensor]:
         totals, norm = self._unbroken(minibatch)

@@ -205,12 +205,6 @@ def test_a_higher_rate_allows_smaller_minibatches_alone() -> None:
     assert len(high.accuracies) <= SIZES.index(high.num_frames) + 2
 
 
-def test_all_ranks_select_alike() -> None:
-    """Accuracies are of all ranks' frames, so ranks choose the same size."""
-    found = [each[0] for each in simulate_ranks(4, select, Synchronous, 0.05)]
-    assert all(each == found[0] for each in found)
-
-
 @pytest.mark.parametrize("sizes", [(), (16, 8), (8, 8), (0, 8)])
 def test_refuses_sizes_out_of_order(sizes: tuple[int, ...]) -> None:
     """Sizes ascend from 1, as the error says."""
@@ -223,9 +217,3 @@ def select_of(group: ProcessGroup, sizes: tuple[int, ...]) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     trainer = Synchronous(model, optimizer, group=group)
     select_minibatch(sizes, lambda _: 0.0, model, optimizer, trainer)
-
-
-def test_refuses_no_accuracies() -> None:
-    """There must be a size to take."""
-    with pytest.raises(ValueError, match="no minibatch sizes"):
-        largest_harmless({})

@@ -28,9 +28,8 @@ def divided(trainer: str, num_parts: int = 2, num_layers: int = 1, dropout: floa
     return replace(
         what,
         model=LstmConfig(num_layers, 9, bidirectional=False, look_ahead=1, dropout=dropout),
-        training=replace(what.training, max_gradient_norm=0.01),
+        training=replace(what.training, max_gradient_norm=0.01, model_parallel_ranks=num_parts),
         sub_epochs=what.sub_epochs[:2],
-        model_parallel_ranks=num_parts,
     )
 
 
@@ -107,7 +106,7 @@ def test_the_student_alone_is_divided() -> None:
     settings = ["student.model_parallel_ranks=2", "targets.rounds=2"]
     recipe = read_recipe(str(TINY), settings, {"student": "synchronous"})
     student = student_fit(recipe)
-    assert student.model_parallel_ranks == 2
-    assert sequence_fit(recipe, student).model_parallel_ranks == 1
-    assert [each.model_parallel_ranks for each in sibling_fits(recipe)] == [1]
+    assert student.training.model_parallel_ranks == 2
+    assert sequence_fit(recipe, student).training.model_parallel_ranks == 1
+    assert [each.training.model_parallel_ranks for each in sibling_fits(recipe)] == [1]
     assert "model_parallel_ranks" not in student_fit(read_recipe(str(TINY))).config

@@ -29,14 +29,13 @@ from training.data.targets import SequenceTargets
 from training.distributed import process_group
 from training.distributed.process_group import ProcessGroup
 from training.distributed.simulated_group import simulate_ranks
-from training.fit.cuda_graph import GradientGraphs
 from training.fit.model_specs import (
     Fit,
     SequenceCriterion,
     baseline_fit,
     sequence_fit,
 )
-from training.fit.steps import RunningTotals
+from training.fit.steps import GradientGraphs, RunningTotals
 from training.fit.train_model import fit_model, open_dataset
 from training.models.store import log_priors
 from training.sequence_training.lattices import generate_lattices
@@ -130,7 +129,7 @@ def test_no_graph_replays_lattices(run: Path) -> None:
     what, store = smbr_fit(), open_store(run)
     with process_group.open_world() as group:
         labelled = read_manifest(store, str(run), what.labelled)
-        dataset = open_dataset(what, store, str(run), labelled.outputs, group)
+        dataset = open_dataset(what, store, str(run), labelled, group)
     minibatch = next(dataset.plan(what.sub_epochs[0], 0).minibatches())
     result = RunningTotals(), torch.zeros(())
     shape = minibatch.features.shape[0], minibatch.features.shape[1]
@@ -206,7 +205,7 @@ def test_minibatches_hold_the_decoded_utterances_whole(run: Path) -> None:
     store = open_store(run)
     with process_group.open_world() as group:
         labelled = read_manifest(store, str(run), what.labelled)
-        dataset: Dataset = open_dataset(what, store, str(run), labelled.outputs, group)
+        dataset: Dataset = open_dataset(what, store, str(run), labelled, group)
     minibatches = list(dataset.plan(what.sub_epochs[0], 0).minibatches())
     assert len(minibatches) > 1
     lengths = []
@@ -240,7 +239,7 @@ def first_batch(run: Path, what: Fit) -> SmbrBatch:
     store = open_store(run)
     with process_group.open_world() as group:
         labelled = read_manifest(store, str(run), what.labelled)
-        dataset = open_dataset(what, store, str(run), labelled.outputs, group)
+        dataset = open_dataset(what, store, str(run), labelled, group)
     targets = next(dataset.plan(what.sub_epochs[0], 0).minibatches()).targets
     assert isinstance(targets, SequenceTargets)
     return targets.lattices
@@ -259,16 +258,3 @@ def test_a_recipes_criterion_weights_the_lattices(run: Path) -> None:
     difference = 0.75 * priors - 0.5 * found.accuracies
     np.testing.assert_allclose(found.log_weights - plain.log_weights, difference, atol=1e-6)
     assert 0 < found.accuracies.sum() < len(found.accuracies)
-
-
-def test_another_criterion_makes_another_model(run: Path) -> None:
-    """Boost and scale of a recipe change what is learnt, and the manifest states them."""
-    made = {}
-    for settings in ((), ("boost=0.5",), ("acoustic_scale=0.25",)):
-        what = recipe_fit(*settings)
-        folder = Path(shutil.copytree(run, run.parent / f"run-{len(made)}"))
-        manifest, made[settings] = fit_on_ranks(1, folder, what)
-        stated = {each.split("=")[0]: float(each.split("=")[1]) for each in settings}
-        criterion = {"acoustic_scale": 0.3, "boost": 0.0, **stated}
-        assert manifest.config["criterion"] == {"lattices": lattices_step(BASELINE), **criterion}
-    assert len(set(made.values())) == 3

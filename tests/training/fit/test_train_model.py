@@ -149,12 +149,12 @@ def test_the_form_reaches_the_loss(tmp_path: Path) -> None:
     """Sub-epochs before the first with soft targets are the same; those with them differ."""
     plain = small_fit(student=True)
     curves = []
-    for what in (plain, replace(plain, soft_targets="ghost")):
-        folder = tmp_path / what.soft_targets
+    for what in (plain, replace(plain, training=replace(plain.training, soft_targets="ghost"))):
+        folder = tmp_path / what.training.soft_targets
         write_run(folder)
         ((manifest, _),) = simulate_ranks(1, fit_on, folder, what)
         curves.append(manifest.statistics["curve"])
-        assert ("soft_targets" in manifest.config) == (what.soft_targets == "ghost")
+        assert ("soft_targets" in manifest.config) == (what.training.soft_targets == "ghost")
     first = [point["labelled"] for point in curves[0]].index(False)
     assert curves[0][:first] == curves[1][:first]
     losses = [curve[first]["cross_entropy"] for curve in curves]

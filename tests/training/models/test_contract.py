@@ -171,9 +171,6 @@ def test_parameters_are_counted_without_memory() -> None:
         LstmConfig(1, 3, False, 2, 0.0),
         LstmConfig(3, 8, False, 3, 0.1),
         LstmConfig(2, 5, True, 0, 0.0),
-        ConformerConfig(),
-        ConformerConfig(num_layers=3, num_units=24, num_heads=3, feed_forward_factor=4),
-        ConformerConfig(kernel_frames=7, chunk_frames=6, left_frames=11, num_heads=2),
     ],
 )
 def test_parameters_are_counted_without_a_model(config: ModelConfig) -> None:

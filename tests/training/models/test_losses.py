@@ -70,13 +70,6 @@ def test_the_mean_gradient_with_a_drawn_tail_is_that_of_all_logits() -> None:
     assert np.linalg.norm(renormalized) > 10 * np.linalg.norm(distance)
 
 
-def test_correct_frames_are_counted_without_padding() -> None:
-    """A frame without label is never right."""
-    logits = torch.eye(3)[None]
-    assert num_correct(logits, torch.tensor([[0, 2, 2]])) == 2
-    assert num_correct(logits, torch.tensor([[0, -1, 2]])) == 2
-
-
 def test_a_frame_is_correct_where_no_senone_is_better() -> None:
     """A tie with another senone counts; the count is of numbers, and differentiates nothing."""
     logits = torch.tensor([[[1.0, 1.0, 0.0], [0.0, 2.0, 1.0]]], requires_grad=True)

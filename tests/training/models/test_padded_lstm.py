@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from training.models import lstm as module
-from training.models.lstm import packed_lstm, padded_lstm, reversed_rows, reversing_lstm
+from training.models.lstm import packed_lstm, padded_lstm, reversing_lstm
 
 NUM_INPUTS = 6
 Run = Callable[[nn.LSTM, Tensor, Tensor], Tensor]
@@ -96,22 +96,3 @@ def test_one_way_lstms_read_padding_as_frames(monkeypatch: pytest.MonkeyPatch) -
     lstm = make_lstm(bidirectional=False)
     inputs = torch.randn(3, 7, NUM_INPUTS)
     assert torch.equal(padded_lstm(lstm, inputs, torch.tensor([7, 2, 1])), lstm(inputs)[0])
-
-
-def test_reversal_is_its_own_inverse() -> None:
-    """Rows are numbered frame * batch + sequence; padding remains where it is."""
-    rows = reversed_rows(torch.tensor([3, 1]), 4)
-    assert rows.tolist() == [4, 1, 2, 3, 0, 5, 6, 7]
-    assert rows[rows].tolist() == list(range(8))
-
-
-def test_second_derivatives() -> None:
-    """The reversal can be differentiated as often as the LSTM: gradcheck in float64."""
-    values = torch.randn(4, 2, 3, dtype=torch.float64, requires_grad=True)
-    rows = reversed_rows(torch.tensor([3, 2]), 4)
-
-    def cubed(values: Tensor) -> Tensor:
-        return module._in_order(values, rows) ** 3
-
-    assert torch.autograd.gradcheck(cubed, (values,))
-    assert torch.autograd.gradgradcheck(cubed, (values,))

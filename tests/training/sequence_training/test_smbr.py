@@ -15,7 +15,6 @@ from tests.training.sequence_training.random_lattices import (
     seeds,
 )
 from training.models.lstm import LstmModel
-from training.sequence_training.lattice_decoder import LatticeArc, make_lattice
 from training.sequence_training.smbr import AlignedLattice, Smbr, SmbrBatch, smbr_loss
 from training.settings.models import LstmConfig
 
@@ -93,56 +92,6 @@ def test_gradient_reaches_every_weight_of_a_network() -> None:
                 parameter.add_(direction, alpha=-moved)
         slope = (losses[0] - losses[1]) / (2 * step)
         assert slope == pytest.approx((parameter.grad * direction).sum().item(), abs=1e-7, rel=1e-5)
-
-
-def one_path(senones: list[int]) -> AlignedLattice:
-    arcs = [LatticeArc(n, n + 1, senone + 1, 0.5) for n, senone in enumerate(senones)]
-    return AlignedLattice(make_lattice(arcs, 0, {len(senones): 1.0}), np.array([1, 1, 1]))
-
-
-def test_a_lattice_of_one_path_has_no_gradient() -> None:
-    """Its probability is 1 whatever the network says, and its accuracy is the path's."""
-    logits = torch.randn(1, 3, NUM_SENONES, requires_grad=True)
-    loss = smbr_loss(logits, SmbrBatch.of([one_path([1, 2, 1])], 0, Smbr(1.0, 0.3, UNIFORM)))
-    loss.backward()
-    assert loss.item() == pytest.approx(-2)
-    assert logits.grad.abs().max() < 1e-12
-
-
-def test_the_acoustic_scale_weighs_the_network_against_the_graph() -> None:
-    """At a scale near 0 the graph decides alone; at a high one, the network."""
-    arcs = [LatticeArc(0, 1, 1, 0.0), LatticeArc(0, 1, 2, np.log(3))]
-    utterance = AlignedLattice(make_lattice(arcs, 0, {1: 0.0}), np.array([0]))
-    logits = torch.tensor([[[0.0, 2.0]]])
-
-    def accuracy(scale: float) -> float:
-        criterion = Smbr(scale, 0.0, np.zeros(2))
-        return -smbr_loss(logits, SmbrBatch.of([utterance], 0, criterion)).item()
-
-    assert accuracy(1e-9) == pytest.approx(3 / 4, abs=1e-6)
-    assert accuracy(1.0) == pytest.approx(3 / (3 + np.exp(2)))
-    assert accuracy(1e3) == pytest.approx(0)
-
-
-def test_boosting_gives_weight_to_errors() -> None:
-    """Each right frame costs exp(-boost) of a path's weight, so expected accuracy falls."""
-    arcs = [LatticeArc(0, 1, 1, 0.0), LatticeArc(0, 1, 2, 0.0)]
-    utterance = AlignedLattice(make_lattice(arcs, 0, {1: 0.0}), np.array([0]))
-    logits = torch.zeros(1, 1, 2)
-    for boost in (0.0, 0.1, 2.0):
-        batch = SmbrBatch.of([utterance], 0, Smbr(1.0, boost, np.zeros(2)))
-        expected = np.exp(-boost) / (1 + np.exp(-boost))
-        assert -smbr_loss(logits, batch).item() == pytest.approx(expected)
-
-
-def test_priors_are_divided_out() -> None:
-    """A senone that is twice as frequent needs twice the posterior."""
-    arcs = [LatticeArc(0, 1, 1, 0.0), LatticeArc(0, 1, 2, 0.0)]
-    utterance = AlignedLattice(make_lattice(arcs, 0, {1: 0.0}), np.array([0]))
-    posteriors = torch.tensor([[[2 / 3, 1 / 3]]])
-    criterion = Smbr(1.0, 0.0, np.log([2 / 3, 1 / 3]))
-    loss = smbr_loss(posteriors.log(), SmbrBatch.of([utterance], 0, criterion))
-    assert loss.item() == pytest.approx(-1 / 2)
 
 
 def test_a_weight_beyond_exponents_is_no_overflow() -> None:

@@ -86,15 +86,6 @@ def test_state_posteriors_are_those_of_all_paths(seed: int, num_frames: int) -> 
     assert (np.diff(cells) > 0).all()
 
 
-def test_one_path_has_its_alignments_posteriors() -> None:
-    """A lattice of one path gives each frame's senone all the mass, whatever scores and costs."""
-    arcs = [LatticeArc(0, 1, 3, 0.5), LatticeArc(1, 2, 0, 7.0), LatticeArc(2, 3, 1, 0.25)]
-    found = state_posteriors(make_lattice(arcs, 0, {3: 2.0}), np.full((2, 4), -50.0))
-    assert found.frames.tolist() == [0, 1]
-    assert found.senones.tolist() == [2, 0]
-    assert found.probabilities.tolist() == [1, 1]
-
-
 def test_one_word_gives_its_forced_alignments_posteriors() -> None:
     """With a language model of one sentence, the search is the forced alignment's, path by path."""
     tree, lexicon = toy_tree(), toy_lexicon()

@@ -123,7 +123,7 @@ def put_model(
         optimizer.step()
     context = step_context(store, run_uri, model_step(name), {}, {})
     step = StepRun(context, {}, {}, base=None)
-    made = store_model(step, TrainedModel(model.eval(), log_priors(counts)), Tally(), {})
+    made = store_model(step, TrainedModel(model.eval(), log_priors(counts)), Tally(), {}, Tally())
     finish(store, run_uri, model_step(name), Tally(), made.outputs)
 
 

@@ -11,8 +11,13 @@ from pathlib import Path
 import torch
 
 from tests.infra.devices.device_clients import kill
-from training.targets.teacher import LabelledBatch, TeacherBatch, TeacherFunction, serve_teacher
-from training.targets.teacher_messages import decode_seed
+from training.targets.teacher import (
+    Answers,
+    TeacherBatch,
+    TeacherFunction,
+    decode_seed,
+    serve_teacher,
+)
 
 WAIT_S = 0.5
 """Enough for all other requests of a shard to arrive."""
@@ -74,7 +79,7 @@ class FaultyTeacher(TeacherFunction):
             time.sleep(WAIT_S)
         return super().prepare(payloads)
 
-    def compute(self, prepared: TeacherBatch) -> LabelledBatch:
+    def compute(self, prepared: TeacherBatch) -> Answers:
         """Die, raise, or spoil an utterance's logits."""
         faults, seeds = self._faults(), set(prepared.seeds)
         with (self._folder / "batches").open("a") as file:

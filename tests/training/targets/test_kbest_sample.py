@@ -69,7 +69,7 @@ def run(tmp_path: Path) -> tuple[ObjectStore, str]:
         trained = TrainedModel(model, torch.zeros(SENONES))
         run_step(
             StepSpec(store, run_uri, model_step(name), {}),
-            lambda step, trained=trained: store_model(step, trained, Tally(), {}),
+            lambda step, trained=trained: store_model(step, trained, Tally(), {}, Tally()),
         )
     return store, run_uri
 

@@ -45,8 +45,7 @@ from training.sequence_training.lattice_decoder import LatticeBeams, decode_latt
 from training.settings.decoding import EvaluationConfig, LatticeTargetsConfig
 from training.targets import lattice_targets
 from training.targets.lattice_targets import Score, build_target_graph, open_lattice_teacher
-from training.targets.teacher import serve_logits, serve_teacher
-from training.targets.teacher_messages import decode_logits
+from training.targets.teacher import decode_logits, serve_logits, serve_teacher
 
 K = 6
 CONFIG = TargetsConfig(K, 60, 3)

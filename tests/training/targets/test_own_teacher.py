@@ -22,8 +22,14 @@ from training.models.precision import set_float32_products
 from training.settings.decoding import MemberConfig, OwnTeacherConfig, WindowsConfig
 from training.settings.recipe import read_recipe
 from training.targets.own_teacher import check_untrained, hears, serve_own_logits, serve_own_teacher
-from training.targets.teacher import PooledTeacher, kept_logits, kept_targets
-from training.targets.teacher_messages import decode_logits, decode_targets, encode_input
+from training.targets.teacher import (
+    PooledTeacher,
+    decode_logits,
+    decode_targets,
+    encode_input,
+    kept_logits,
+    kept_targets,
+)
 
 OWN = "tests.training.targets.own_teachers"
 NUM_SENONES = 30
@@ -269,14 +275,6 @@ def test_what_cannot_be_is_refused(override: str, message: str) -> None:
     """Each with the setting and a remedy, when the recipe is read."""
     with pytest.raises(ConfigurationError, match=message):
         recipe_with(override)
-
-
-def test_an_ensemble_has_at_most_twenty() -> None:
-    """The first teacher and nineteen others, as an ensemble that the run trains."""
-    one = {"factory": "a:b"}
-    assert len(read_record(OwnTeacherConfig, {**one, "ensemble": [one] * 19}, "r").members) == 20
-    with pytest.raises(ConfigurationError, match=r"need 0\.\.19 items"):
-        read_record(OwnTeacherConfig, {**one, "ensemble": [one] * 20}, "r")
 
 
 def test_a_declaration_can_be_written_as_an_attribute() -> None:

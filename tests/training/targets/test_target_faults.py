@@ -31,13 +31,6 @@ def toy_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ToyRun]:
     run.end()
 
 
-def test_nan_is_one_utterance_s(toy_run: ToyRun) -> None:
-    """Its neighbours in the batch have their targets."""
-    manifest = toy_run.label(Faults(nan=[SEEDS[ALIKE[1]]], delayed=[SEEDS[LONG]]), 0.1)
-    toy_run.assert_others_whole(manifest, [ALIKE[1]])
-    assert "logits hold NaN or infinity" in toy_run.lost(manifest)[ALIKE[1]]
-
-
 @pytest.mark.parametrize("poison", [ALIKE[1:2], ALIKE[1:3]])
 def test_poison_in_a_batch_is_found(toy_run: ToyRun, poison: Sequence[str]) -> None:
     """One or two utterances that raise are rows of the ledger; the batch had others with them."""

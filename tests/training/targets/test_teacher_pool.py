@@ -27,8 +27,14 @@ from training.models.lstm import LstmModel
 from training.models.store import TrainedModel, store_model
 from training.settings.decoding import WindowsConfig
 from training.settings.models import LstmConfig
-from training.targets.teacher import PooledTeacher, kept_targets, serve_teacher, windows
-from training.targets.teacher_messages import encode_input, encode_targets
+from training.targets.teacher import (
+    PooledTeacher,
+    encode_input,
+    encode_targets,
+    kept_targets,
+    serve_teacher,
+    windows,
+)
 
 CONFIG = TargetsConfig(5, 400, 3)
 FORM = LstmConfig(1, 16, bidirectional=True, look_ahead=0, dropout=0.0)
@@ -46,7 +52,7 @@ def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevicePool]:
     torch.manual_seed(0)
     trained = TrainedModel(LstmModel(FORM, 30).eval(), torch.zeros(30))
     spec = StepSpec(ObjectStore((str(folder),)), str(folder), model_step("teacher"), {})
-    run_step(spec, partial(store_model, trained=trained, data=Tally(), statistics={}))
+    run_step(spec, lambda step: store_model(step, trained, Tally(), {}, Tally()))
     arguments = {"run_uri": str(folder), "k": "5", "form": canonical_json(FORM)}
     ARGUMENTS.update(arguments)
     serve = "training.targets.teacher:serve_teacher"
