@@ -22,8 +22,7 @@ from pipeline.runs.names import (
     labelling_models,
     targets_rounds,
 )
-from pipeline.steps.audio_hearing import AudioHearing
-from pipeline.steps.targets import FEATURES
+from pipeline.steps.targets import FEATURES, AudioHearing
 from training.align.network_alignment import read_tree
 from training.distributed.process_group import CPU
 from training.evaluate.heldout import evaluate

@@ -29,8 +29,7 @@ from pipeline.runs.names import (
     model_step,
     targets_rounds,
 )
-from pipeline.steps.audio_hearing import AudioHearing
-from pipeline.steps.targets import FeatureHearing, Hearing, generate_targets
+from pipeline.steps.targets import AudioHearing, FeatureHearing, Hearing, generate_targets
 from training.align.network_alignment import read_tree
 from training.evaluate.slices import ModelsToDecode
 from training.evaluate.tuning import tune

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 MAX_START_S = 1e7
 """No recording is longer than some hundred days."""
@@ -398,6 +398,16 @@ class Quarantined:
         return json.dumps(asdict(self), sort_keys=True)
 
 
+@runtime_checkable
+class HasDuration(Protocol):
+    """HasDuration is an utterance, or a row of one."""
+
+    @property
+    def duration_ms(self) -> int:
+        """Declared duration in milliseconds."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Tally:
     """A count of utterances and their declared milliseconds; integers, so sums balance exactly."""
@@ -414,7 +424,7 @@ class Tally:
         return self.duration_ms / 3_600_000
 
     @classmethod
-    def of(cls, items: Iterable[Utterance | Quarantined]) -> "Tally":
+    def of(cls, items: Iterable[HasDuration]) -> "Tally":
         """Count `items`."""
         durations = [item.duration_ms for item in items]
         return cls(len(durations), sum(durations))

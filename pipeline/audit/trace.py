@@ -36,6 +36,7 @@ from pipeline.runs.manifest import (
     Manifest,
     Output,
     Outputs,
+    find_outputs,
     is_finished,
     manifest_uri,
     read_manifest,
@@ -58,7 +59,6 @@ from pipeline.runs.names import (
     selection_step,
     task_name,
 )
-from pipeline.runs.outputs import find_outputs
 from pipeline.shards.container import read_plain_columns
 from pipeline.shards.targets import OFFSETS_ENTRY
 from pipeline.steps.audio_reads import WantedAudio, read_audio

@@ -32,6 +32,8 @@ from pipeline.runs.commit import (
 )
 from pipeline.runs.increment import BaseStep, read_base
 from pipeline.runs.manifest import (
+    MAX_LISTED,
+    LinesOnDisk,
     Manifest,
     Output,
     Outputs,
@@ -48,7 +50,6 @@ from pipeline.runs.names import (
     OUTSIDE_PREFIXES,
     task_name,
 )
-from pipeline.runs.outputs import MAX_LISTED, LinesOnDisk
 
 MAX_HELD = 4_000
 """The driver holds the commits of a step of so many tasks, 27 MB."""

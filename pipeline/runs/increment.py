@@ -19,6 +19,7 @@ from pipeline.records import Tally
 from pipeline.runs.manifest import (
     Extended,
     Manifest,
+    Output,
     changes,
     is_finished,
     listed,
@@ -31,7 +32,6 @@ from pipeline.runs.names import (
     STEP_RECORDS_FOLDER,
     STORE_CHECK_FOLDER,
 )
-from pipeline.runs.outputs import Output
 from pipeline.runs.sealed_json import read_sealed, seal, texts_of
 
 _RECORD_REMEDY = "put the record back, or use another --run"

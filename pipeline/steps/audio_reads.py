@@ -23,6 +23,7 @@ from infra.store.object_store import (
     ObjectRead,
     ObjectStore,
     ObjectTooLarge,
+    PrefixError,
     SizeBound,
     StoreError,
 )
@@ -31,9 +32,10 @@ from pipeline.audio.audio_file import MAX_RECORDING_BYTES
 from pipeline.audio.codecs import codec_of
 from pipeline.audio.conversion import NO_CONVERSION, AudioConversion
 from pipeline.audio.decode import HEAD_BYTES, cut_recording, segment_samples
-from pipeline.audio.errors import AudioError
+from pipeline.audio.errors import AudioError, AudioReason
 from pipeline.audio.wav import WavLayout, is_wav, wav_layout
 from pipeline.records import AudioPart, Member, Segment
+from pipeline.runs.names import ACCESS_DENIED, MISSING_OBJECT, OUTSIDE_PREFIXES
 
 WINDOW_BYTES = 64 * 2**20
 """The bytes that a window's utterances probably have: half an hour of 16 kHz audio."""
@@ -45,6 +47,33 @@ MAX_RANGE_BYTES = 16 * 2**20
 """Ranges are joined up to so many bytes."""
 
 FoundAudio: TypeAlias = Fetched | StoreError | AudioError
+
+REFUSALS: Mapping[type[StoreError], AudioReason] = {
+    ObjectNotFound: MISSING_OBJECT,
+    ObjectDenied: ACCESS_DENIED,
+    PrefixError: OUTSIDE_PREFIXES,
+    ObjectTooLarge: "too_large",
+}
+"""The ledger's reasons for audio that the store refuses."""
+
+
+def require_audio(found: FoundAudio) -> Fetched:
+    """Return an utterance's audio; AudioError with the ledger's reason if it cannot be read.
+
+    A fault of the store itself is raised as it is.
+    """
+    if isinstance(found, Fetched):
+        return found
+    if isinstance(found, AudioError):  # one error may be that of many segments
+        raise AudioError(found.reason, found.detail)
+    raise AudioError(refusal(found), str(found)) from found
+
+
+def refusal(error: StoreError) -> AudioReason:
+    """Return the ledger's reason of an object that cannot be read; raise what is no refusal."""
+    if (reason := REFUSALS.get(type(error))) is None:
+        raise error
+    return reason
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,7 @@ from infra.store.object_store import ObjectStore, until_whole
 from pipeline.records import Tally
 from pipeline.runs.commit import Commit, NamedTask, StepContext
 from pipeline.runs.engine import ScratchTasks
-from pipeline.runs.outputs import MAX_LISTED, Output, Outputs
+from pipeline.runs.manifest import MAX_LISTED, Output, Outputs
 
 _HEADER = np.dtype("<u8")
 _HASH = np.dtype("<u8")

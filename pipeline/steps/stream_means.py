@@ -20,9 +20,8 @@ from pipeline.normalization.causal_mean import StreamMeans
 from pipeline.records import Tally, Utterance
 from pipeline.runs.commit import Commit, StepContext, each_commit, once
 from pipeline.runs.engine import Distribute, ScratchTasks, Statistics
-from pipeline.runs.manifest import Output, read_output
+from pipeline.runs.manifest import MAX_LISTED, Output, read_output, to_document
 from pipeline.runs.names import task_name
-from pipeline.runs.outputs import MAX_LISTED, to_document
 from pipeline.sampling import hash_name
 from pipeline.steps.hash_ranges import (
     Gathered,

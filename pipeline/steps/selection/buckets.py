@@ -28,9 +28,15 @@ from pipeline.filters import SelectionFilters
 from pipeline.metadata import read_records
 from pipeline.records import Quarantined, Utterance
 from pipeline.runs.engine import Distribute
-from pipeline.runs.manifest import is_finished, read_manifest, sha256
+from pipeline.runs.manifest import (
+    Output,
+    Outputs,
+    OutputsInParts,
+    is_finished,
+    read_manifest,
+    sha256,
+)
 from pipeline.runs.names import ALL_SUBSETS, INGEST_STEP, METADATA_FOLDER, SUBSETS
-from pipeline.runs.outputs import Output, Outputs, OutputsInParts
 from pipeline.sampling import hash_name, sampling_priority
 from pipeline.steps.hash_ranges import is_among
 

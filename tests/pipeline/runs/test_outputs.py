@@ -2,7 +2,7 @@
 
 import pytest
 
-from pipeline.runs.outputs import Output, OutputPart, OutputsInParts, first_own
+from pipeline.runs.manifest import Output, OutputPart, OutputsInParts, first_own
 
 NUM_PARTS, PART_OUTPUTS = 64, 3
 

@@ -19,8 +19,7 @@ from infra.store.object_store import FetchedRange, ObjectStore, join_uri
 from infra.task_metrics import REQUESTS
 from pipeline.records import Tally
 from pipeline.runs.commit import Commit, StepContext, committed_tasks
-from pipeline.runs.manifest import Manifest, manifest_uri
-from pipeline.runs.outputs import OutputsInParts
+from pipeline.runs.manifest import Manifest, OutputsInParts, manifest_uri
 from pipeline.steps import hash_ranges
 from pipeline.steps.hash_ranges import (
     ENTRY_BYTES,
