@@ -29,7 +29,7 @@ from pipeline.runs.names import (
     model_step,
     targets_rounds,
 )
-from pipeline.steps.targets import AudioHearing, FeatureHearing, Hearing, generate_targets
+from pipeline.steps.targets import AudioSource, FeatureSource, FrameSource, generate_targets
 from training.align.network_alignment import read_tree
 from training.evaluate.slices import ModelsToDecode
 from training.evaluate.tuning import tune
@@ -82,7 +82,7 @@ def label_by_logits(
     teacher = PooledTeacher(pool, config.windows, partial(kept_targets, config), joined)
     budget = job.recipe.loss_budget
     label = job.store, job.run_uri, config, teacher, distribute, models, (), budget, targets_round
-    return generate_targets(*label, labels.hearing)
+    return generate_targets(*label, labels.source)
 
 
 def label_with_lattices(job: Job, distribute: Distribute) -> StepResults:
@@ -108,7 +108,7 @@ def label_with_lattices(job: Job, distribute: Distribute) -> StepResults:
             job.store, job.run_uri, score, config.k, config.lattices, config.tail_samples
         )
         label = *where, config, teacher, distribute, models, *limits, targets_round
-        made.append(generate_targets(*label, labels.hearing))
+        made.append(generate_targets(*label, labels.source))
     return made
 
 
@@ -138,13 +138,13 @@ def first_model(job: Job) -> str:
 class Labels:
     """Labels names the functions whose servers answer `targets` or `logits`, and their arguments.
 
-    `hearing` reads what these teachers hear.
+    `source` reads what these teachers hear.
     """
 
     targets: str
     logits: str
     arguments: Mapping[str, str]
-    hearing: Hearing
+    source: FrameSource
 
 
 def labels_of(job: Job, models: Sequence[str]) -> Labels:
@@ -154,16 +154,16 @@ def labels_of(job: Job, models: Sequence[str]) -> Labels:
         form = canonical_json(job.recipe.models.of(TEACHER))
         arguments = {"run_uri": job.run_uri, "form": form, "models": ",".join(models)}
         served = "training.targets.teacher:serve_teacher", "training.targets.teacher:serve_logits"
-        return Labels(*served, arguments, FeatureHearing())
+        return Labels(*served, arguments, FeatureSource())
     assert isinstance(own, OwnTeacherConfig), "else models label"
     is_audio = check_untrained(own) == "audio"
-    heard = AudioHearing(job.store, job.corpus_uri, job.recipe.features.conversion)
-    hearing = heard if is_audio else FeatureHearing()
+    heard = AudioSource(job.store, job.corpus_uri, job.recipe.features.conversion)
+    source = heard if is_audio else FeatureSource()
     # The targets are senones of the run's tree, whatever the teacher knows.
     num_senones = str(read_tree(job.store, job.run_uri).num_senones)
     module = "training.targets.own_teacher"
     arguments = {"teacher": canonical_json(own), "num_senones": num_senones}
-    return Labels(f"{module}:serve_own_teacher", f"{module}:serve_own_logits", arguments, hearing)
+    return Labels(f"{module}:serve_own_teacher", f"{module}:serve_own_logits", arguments, source)
 
 
 STEP = Step(

@@ -81,8 +81,6 @@ class Commit:
         document = asdict(self)
         document["outputs"] = to_document(self.outputs)
         document["ledger"] = to_document((self.ledger,))[0] if self.ledger else None
-        if not self.versions:  # a later version added them
-            del document["versions"]
         return seal(document)
 
     @classmethod

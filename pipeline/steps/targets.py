@@ -89,23 +89,23 @@ class TeacherInput:
 
 
 @runtime_checkable
-class Hearing(Protocol):
-    """Hearing reads a shard's utterances for a teacher; `engines` are the distributions it uses."""
+class FrameSource(Protocol):
+    """FrameSource reads utterances for a teacher; `engines` are the distributions that it uses."""
 
     engines: ClassVar[tuple[str, ...]]
 
-    def listen(self, rows: Sequence[FeatureRow]) -> Iterator[FramesAt | TeacherFailure]:
-        """Yield the frames of each utterance, in order, or why it cannot be heard."""
+    def frames_of(self, rows: Sequence[FeatureRow]) -> Iterator[FramesAt | TeacherFailure]:
+        """Yield the frames of each utterance, in order, or why there are none."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class FeatureHearing:
-    """FeatureHearing: the spliced log-mel energies, after subtraction of the causal mean."""
+class FeatureSource:
+    """FeatureSource: the spliced log-mel energies, after subtraction of the causal mean."""
 
     engines: ClassVar[tuple[str, ...]] = ()
 
-    def listen(self, rows: Sequence[FeatureRow]) -> Iterator[FramesAt | TeacherFailure]:
+    def frames_of(self, rows: Sequence[FeatureRow]) -> Iterator[FramesAt | TeacherFailure]:
         """Yield the rows' own features."""
         return (partial(spliced_frames, row) for row in rows)
 
@@ -113,6 +113,70 @@ class FeatureHearing:
 def spliced_frames(row: FeatureRow, offset: int) -> Float32[np.ndarray, "_frames dim"]:
     """Splice an utterance's features from an offset on."""
     return splice(row.features, offset).astype(np.float32)
+
+
+GETS_IN_FLIGHT = 4
+"""The audio objects that a task fetches ahead: a device labels an utterance in milliseconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class AudioSource:
+    """AudioSource: the audio that the features were extracted from, 16 kHz mono once converted.
+
+    At an offset o, low-rate frame t has the 480 samples from 160 o + 480 t on, where the first of
+    its three windows begins. Its last window ends 240 samples after them, in the next frame's.
+    Audio that is gone, has changed or cannot be decoded is a failure of its utterance.
+    """
+
+    store: ObjectStore
+    corpus_uri: str
+    conversion: AudioConversion = NO_CONVERSION
+    engines: ClassVar[tuple[str, ...]] = ("miniaudio", "scipy", "soundfile")
+
+    def frames_of(self, rows: Sequence[FeatureRow]) -> Iterator[FramesAt | TeacherFailure]:
+        """Fetch and decode the rows' audio, a few objects ahead."""
+        wanted = [
+            wanted_audio(
+                self.corpus_uri,
+                row.audio_uri,
+                row.audio_part,
+                row.duration_ms / 1000,
+                self.conversion,
+            )
+            for row in rows
+        ]
+        audio = AudioObjects(self.store, wanted, GETS_IN_FLIGHT)
+        for row, found in zip(rows, audio.read_decided(), strict=True):
+            yield frames_of_audio(row, found, self.conversion)
+
+
+def frames_of_audio(
+    row: FeatureRow, found: FoundAudio, conversion: AudioConversion
+) -> FramesAt | TeacherFailure:
+    """Decode an utterance's audio, or say why it is not what its features were made of."""
+    try:
+        audio = require_audio(found)
+        if audio.etag != row.audio_etag:
+            return TeacherFailure(
+                f"audio: {row.audio_uri} has changed since its features were extracted (ETag "
+                f"{audio.etag}, not {row.audio_etag}): put it back, or extract the features again"
+            )
+        samples = decode_audio(audio.data, conversion)
+    except AudioError as error:
+        return TeacherFailure(f"audio: {error.reason}: {error.detail}")
+    count, made = num_frames(len(samples)), len(row.features)
+    if count != made:
+        return TeacherFailure(f"audio: {count} frames: need {made}, as its features have")
+    return partial(audio_frames, samples, count)
+
+
+def audio_frames(
+    samples: Float32[np.ndarray, " samples"], num_frames: int, offset: int
+) -> Float32[np.ndarray, "_frames 480"]:
+    """Cut audio of so many 10 ms frames into the 30 ms of each low-rate frame: a view."""
+    count = num_low_rate_frames(num_frames, offset)
+    first = SHIFT_SAMPLES * offset
+    return samples[first : first + SAMPLES_PER_FRAME * count].reshape(count, SAMPLES_PER_FRAME)
 
 
 TEACHER_FAILED = "teacher_failed"
@@ -125,7 +189,7 @@ HEARD_ELSEWHERE = "num_heard_elsewhere"
 Teacher = Callable[[Iterable[TeacherInput]], Iterator[KBest | TeacherFailure]]
 """A stream of utterances to their k best logits, in the same order; called in the workers."""
 
-FEATURES = FeatureHearing()
+FEATURES = FeatureSource()
 
 MEAN_MASS = "mean_retained_mass"
 LATTICE_REASONS = "lattice_reasons"
@@ -166,7 +230,7 @@ class ShardTask:
     name: str
     features: Output
     teacher: Teacher
-    hearing: Hearing
+    source: FrameSource
 
 
 def generate_targets(
@@ -179,7 +243,7 @@ def generate_targets(
     graphs: Sequence[str] = (),
     loss_budget: float = 0.0,
     targets_round: TargetsRound = ONLY_ROUND,
-    hearing: Hearing = FEATURES,
+    source: FrameSource = FEATURES,
 ) -> StepResult:
     """Write the unlabelled subset's target shards, in the order of its feature shards.
 
@@ -194,7 +258,7 @@ def generate_targets(
         shards = read_manifest(store, run_uri, features).own_outputs
 
         def task(name: str, output: Output) -> ShardTask:
-            return ShardTask(step.context, config, name, output, teacher, hearing)
+            return ShardTask(step.context, config, name, output, teacher, source)
 
         # All features that were extracted are labelled, with or without lattices.
         plan = TaskPlan(
@@ -217,7 +281,7 @@ def generate_targets(
         [features, *labelling],
         # Logits differ in their last bits between kinds of devices; a host may have several kinds.
         repetition=Repetition.OTHER_LAST_BITS,
-        engines=(*(SEARCH_ENGINES if graphs else ()), *hearing.engines),
+        engines=(*(SEARCH_ENGINES if graphs else ()), *source.engines),
         extension=Extension(extended_statistics),
     )
     return run_step(spec, label)
@@ -359,7 +423,7 @@ def label_all(
     done: dict[tuple[str, int], KBest | TeacherFailure] = {}
 
     def inputs() -> Iterator[TeacherInput]:
-        for row, found in zip(distinct_rows, task.hearing.listen(distinct_rows), strict=True):
+        for row, found in zip(distinct_rows, task.source.frames_of(distinct_rows), strict=True):
             for offset in offsets_of[row.utterance_id]:
                 key = row.utterance_id, offset
                 if isinstance(found, TeacherFailure):
@@ -376,67 +440,3 @@ def tail_seed(seed: int, utterance_id: str, offset: int) -> int:
     """Hash an utterance at an offset to the 64 bits that seed the draws of its tail."""
     # Another text than that of the draw of the offset, which is of the id alone.
     return sampling_priority(seed, f"tail {offset} {utterance_id}")
-
-
-GETS_IN_FLIGHT = 4
-"""The audio objects that a task fetches ahead: a device labels an utterance in milliseconds."""
-
-
-@dataclass(frozen=True, slots=True)
-class AudioHearing:
-    """AudioHearing: the audio that the features were extracted from, 16 kHz mono once converted.
-
-    At an offset o, low-rate frame t has the 480 samples from 160 o + 480 t on, where the first of
-    its three windows begins. Its last window ends 240 samples after them, in the next frame's.
-    Audio that is gone, has changed or cannot be decoded is a failure of its utterance.
-    """
-
-    store: ObjectStore
-    corpus_uri: str
-    conversion: AudioConversion = NO_CONVERSION
-    engines: ClassVar[tuple[str, ...]] = ("miniaudio", "scipy", "soundfile")
-
-    def listen(self, rows: Sequence[FeatureRow]) -> Iterator[FramesAt | TeacherFailure]:
-        """Fetch and decode the rows' audio, a few objects ahead."""
-        wanted = [
-            wanted_audio(
-                self.corpus_uri,
-                row.audio_uri,
-                row.audio_part,
-                row.duration_ms / 1000,
-                self.conversion,
-            )
-            for row in rows
-        ]
-        audio = AudioObjects(self.store, wanted, GETS_IN_FLIGHT)
-        for row, found in zip(rows, audio.read_decided(), strict=True):
-            yield heard_audio(row, found, self.conversion)
-
-
-def heard_audio(
-    row: FeatureRow, found: FoundAudio, conversion: AudioConversion
-) -> FramesAt | TeacherFailure:
-    """Decode an utterance's audio, or say why it is not what its features were made of."""
-    try:
-        audio = require_audio(found)
-        if audio.etag != row.audio_etag:
-            return TeacherFailure(
-                f"audio: {row.audio_uri} has changed since its features were extracted (ETag "
-                f"{audio.etag}, not {row.audio_etag}): put it back, or extract the features again"
-            )
-        samples = decode_audio(audio.data, conversion)
-    except AudioError as error:
-        return TeacherFailure(f"audio: {error.reason}: {error.detail}")
-    count, made = num_frames(len(samples)), len(row.features)
-    if count != made:
-        return TeacherFailure(f"audio: {count} frames: need {made}, as its features have")
-    return partial(audio_frames, samples, count)
-
-
-def audio_frames(
-    samples: Float32[np.ndarray, " samples"], num_frames: int, offset: int
-) -> Float32[np.ndarray, "_frames 480"]:
-    """Cut audio of so many 10 ms frames into the 30 ms of each low-rate frame: a view."""
-    count = num_low_rate_frames(num_frames, offset)
-    first = SHIFT_SAMPLES * offset
-    return samples[first : first + SAMPLES_PER_FRAME * count].reshape(count, SAMPLES_PER_FRAME)

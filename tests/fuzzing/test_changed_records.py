@@ -26,7 +26,7 @@ from pipeline.runs.manifest import Manifest, Output, OutputPart, OutputsInParts
 from pipeline.runs.sealed_json import NamedObject, named_objects, naming, read_sealed, seal
 from pipeline.steps.hash_ranges import HashRange
 from pipeline.steps.selection.id_index import IdRange
-from pipeline.steps.selection.statistics import Month, union_statistics
+from pipeline.steps.selection.increment import Month, union_statistics
 from pipeline.steps.selection.subset_overlap import SPAN, SubsetRange
 from tests.fuzzing.mutations import changed, changed_json, damaged, repeated_key
 from tests.fuzzing.outcomes import FUZZ, REFUSED, outcome

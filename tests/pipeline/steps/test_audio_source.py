@@ -17,7 +17,7 @@ from pipeline.runs.names import BOOTSTRAP_STEP, UNLABELLED, features_step
 from pipeline.shards import FeatureRow, Offsets, read_features, read_targets
 from pipeline.steps import audio_reads
 from pipeline.steps.targets import (
-    AudioHearing,
+    AudioSource,
     TargetsConfig,
     TeacherInput,
     audio_frames,
@@ -73,9 +73,9 @@ def generate(
 ) -> tuple[Manifest, Listener]:
     """Label by a teacher of the user's own that hears audio."""
     store, run_uri, corpus_uri = run
-    listener, hearing = Listener(), AudioHearing(store, corpus_uri)
+    listener, source = Listener(), AudioSource(store, corpus_uri)
     place = store, run_uri, config, listener, serially
-    made = generate_targets(*place, models=(), loss_budget=loss_budget, hearing=hearing)
+    made = generate_targets(*place, models=(), loss_budget=loss_budget, source=source)
     return made.manifest, listener
 
 
