@@ -22,8 +22,7 @@ from pipeline.runs.names import (
     labelling_models,
     targets_rounds,
 )
-from pipeline.steps.audio_hearing import AudioHearing
-from pipeline.steps.targets import FEATURES
+from pipeline.steps.targets import FEATURES, AudioSource
 from training.align.network_alignment import read_tree
 from training.distributed.process_group import CPU
 from training.evaluate.heldout import evaluate
@@ -63,14 +62,14 @@ def labelling(job: Job) -> CostedTeachers:
         forms = {name: recipe.models.of(name) for name in models}
         return trained_teachers(job.store, job.run_uri, forms)
     assert isinstance(own, OwnTeacherConfig), "else models label"
-    audio = AudioHearing(job.store, job.corpus_uri, recipe.features.conversion)
+    audio = AudioSource(job.store, job.corpus_uri, recipe.features.conversion)
 
     def load(device: torch.device) -> Sequence[OwnMember]:
         num_senones = read_tree(job.store, job.run_uri).num_senones
         return load_own_members(own, device, num_senones)[1]
 
-    hearing = audio if check_untrained(own) == "audio" else FEATURES
-    return CostedTeachers(load, (BOOTSTRAP_STEP,), hearing, own)
+    source = audio if check_untrained(own) == "audio" else FEATURES
+    return CostedTeachers(load, (BOOTSTRAP_STEP,), source, own)
 
 
 STEP = Step(

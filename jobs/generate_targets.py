@@ -29,8 +29,13 @@ from pipeline.runs.names import (
     model_step,
     targets_rounds,
 )
-from pipeline.steps.audio_hearing import AudioHearing
-from pipeline.steps.targets import FeatureHearing, Hearing, Teacher, generate_targets
+from pipeline.steps.targets import (
+    AudioSource,
+    FeatureSource,
+    FrameSource,
+    Teacher,
+    generate_targets,
+)
 from training.align.network_alignment import read_tree
 from training.evaluate.slices import ModelsToDecode
 from training.evaluate.tuning import tune
@@ -60,7 +65,7 @@ def run(job: Job) -> StepResults:
                 graphs=(TARGETS_GRAPH_STEP,) if searches(job) else (),
                 loss_budget=job.recipe.loss_budget,
                 targets_round=targets_round,
-                hearing=labels.hearing,
+                source=labels.source,
             )
             made.append(result)
         return made
@@ -129,13 +134,13 @@ def first_model(job: Job) -> str:
 class Labels:
     """Labels names the functions whose servers answer `targets` or `logits`, and their arguments.
 
-    `hearing` reads what these teachers hear.
+    `source` reads what these teachers hear.
     """
 
     targets: str
     logits: str
     arguments: Mapping[str, str]
-    hearing: Hearing
+    source: FrameSource
 
 
 def labels_of(job: Job, models: Sequence[str]) -> Labels:
@@ -145,16 +150,16 @@ def labels_of(job: Job, models: Sequence[str]) -> Labels:
         form = canonical_json(job.recipe.models.of(TEACHER))
         arguments = {"run_uri": job.run_uri, "form": form, "models": ",".join(models)}
         served = "training.targets.teacher:serve_teacher", "training.targets.teacher:serve_logits"
-        return Labels(*served, arguments, FeatureHearing())
+        return Labels(*served, arguments, FeatureSource())
     assert isinstance(own, OwnTeacherConfig), "else models label"
     is_audio = check_untrained(own) == "audio"
-    heard = AudioHearing(job.store, job.corpus_uri, job.recipe.features.conversion)
-    hearing = heard if is_audio else FeatureHearing()
+    heard = AudioSource(job.store, job.corpus_uri, job.recipe.features.conversion)
+    source = heard if is_audio else FeatureSource()
     # The targets are senones of the run's tree, whatever the teacher knows.
     num_senones = str(read_tree(job.store, job.run_uri).num_senones)
     module = "training.targets.own_teacher"
     arguments = {"teacher": canonical_json(own), "num_senones": num_senones}
-    return Labels(f"{module}:serve_own_teacher", f"{module}:serve_own_logits", arguments, hearing)
+    return Labels(f"{module}:serve_own_teacher", f"{module}:serve_own_logits", arguments, source)
 
 
 def teacher_of(job: Job, labels: Labels) -> Teacher:

@@ -40,8 +40,7 @@ class SelectionFilters:
                 f"min_duration_s = {self.min_duration_s}: need at most max_duration_s = "
                 f"{self.max_duration_s}"
             )
-        first = _instant("created_from", self.created_from)
-        end = _instant("created_before", self.created_before)
+        first, end = self._bounds
         if first and end and first >= end:
             raise ValueError(
                 f"created_from = {self.created_from!r}: need a time before created_before = "
@@ -59,22 +58,22 @@ class SelectionFilters:
             return "locale"
         if not self.min_duration_s <= utterance.duration_s <= self.max_duration_s:
             return "duration_s"
-        if (self.created_from or self.created_before) and not self._covers(utterance.created_at):
-            return CREATED_AT
+        if self.created_from or self.created_before:
+            (first, end), moment = self._bounds, datetime.fromisoformat(utterance.created_at)
+            if (first and moment < first) or (end and end <= moment):
+                return CREATED_AT
         return None
 
     def reaches(self, day: date) -> bool:
         """Return whether some instant of a day, from midnight to midnight UTC, may pass."""
         begin = datetime.combine(day, time(), UTC)
-        first = _instant("created_from", self.created_from)
-        end = _instant("created_before", self.created_before)
+        first, end = self._bounds
         return (first is None or first < begin + DAY) and (end is None or begin < end)
 
-    def _covers(self, created_at: str) -> bool:
-        moment = datetime.fromisoformat(created_at)
+    @property
+    def _bounds(self) -> tuple[datetime | None, datetime | None]:
         first = _instant("created_from", self.created_from)
-        end = _instant("created_before", self.created_before)
-        return (first is None or first <= moment) and (end is None or moment < end)
+        return first, _instant("created_before", self.created_before)
 
 
 def ends_later(end: str, before: str) -> bool:
@@ -92,14 +91,11 @@ def _instant(name: str, text: str) -> datetime | None:
     except ValueError as error:
         remedy = 'need an ISO 8601 date or time, such as "2019-03-01" or ""'
         raise ValueError(f"{name} = {text!r}: {remedy}") from error
-    if moment.tzinfo is None and not _is_date(text):
-        raise ValueError(f'{name} = {text!r}: need an offset, such as "{text}+00:00"')
-    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
-
-
-def _is_date(text: str) -> bool:
+    if moment.tzinfo is not None:
+        return moment
     try:
         date.fromisoformat(text)
-    except ValueError:
-        return False
-    return True
+    except ValueError as error:
+        remedy = f'need an offset, such as "{text}+00:00"'
+        raise ValueError(f"{name} = {text!r}: {remedy}") from error
+    return moment.replace(tzinfo=UTC)

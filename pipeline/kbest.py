@@ -88,20 +88,6 @@ def select_kbest(
     `tail_samples`, so many of the k are draws of `seed`, 64 bits, from the senones that are not
     among the k - `tail_samples` best: equal logits and an equal seed give equal bytes.
     """
-    _require_selectable(logits, k, tail_samples)
-    senones = _best_senones(logits, k - tail_samples)
-    kept = np.take_along_axis(logits, senones, axis=1)
-    largest = kept[:, :1]
-    weights = np.exp(logits - largest)
-    log_z = np.log(weights.sum(axis=1)).astype(np.float16)
-    relative = np.maximum(kept - largest, _LOWEST).astype(np.float16)
-    best = KBest(senones.astype(np.uint16), relative, log_z)
-    return _with_tail(best, weights, tail_samples, seed) if tail_samples else best
-
-
-def _require_selectable(
-    logits: Float32[np.ndarray, "frames senones"], k: int, tail_samples: int
-) -> None:
     num_senones = logits.shape[1]
     if not 1 <= k <= num_senones:
         raise ValueError(f"k = {k}: need 1..{num_senones}, the teacher's senones")
@@ -110,26 +96,30 @@ def _require_selectable(
         raise ValueError(f"{num_senones} senones: need at most {MAX_SENONES}, ids are 16 bits")
     if not np.isfinite(logits).all():
         raise ValueError("logits hold NaN or infinity: the teacher has diverged")
+    senones = _best_senones(logits, k - tail_samples)
+    kept = np.take_along_axis(logits, senones, axis=1)
+    largest = kept[:, :1]
+    weights = np.exp(logits - largest)
+    log_z = np.log(weights.sum(axis=1)).astype(np.float16)
+    relative = np.maximum(kept - largest, _LOWEST).astype(np.float16)
+    best = KBest(senones.astype(np.uint16), relative, log_z)
+    if not tail_samples:
+        return best
+    tail = draw_tail(weights, senones, tail_samples, seed)
+    with np.errstate(divide="ignore"):
+        of_tail = np.maximum(np.log(tail.weights), _LOWEST).astype(np.float16)
+    return KBest(
+        np.concatenate([best.senones, tail.senones.astype(np.uint16)], axis=1),
+        np.concatenate([best.logits, of_tail], axis=1),
+        best.log_z,
+        tail_samples=tail_samples,
+    )
 
 
 def require_below_k(tail_samples: int, k: int) -> None:
     """Raise ValueError unless `tail_samples` of k columns leave one for the best senone."""
     if not 0 <= tail_samples < k:
         raise ValueError(f"tail_samples = {tail_samples}: need 0..{k - 1}, below k = {k}")
-
-
-def _with_tail(
-    best: KBest, weights: Float32[np.ndarray, "frames senones"], tail_samples: int, seed: int
-) -> KBest:
-    tail = draw_tail(weights, best.senones.astype(np.int64), tail_samples, seed)
-    with np.errstate(divide="ignore"):
-        logits = np.maximum(np.log(tail.weights), _LOWEST).astype(np.float16)
-    return KBest(
-        np.concatenate([best.senones, tail.senones.astype(np.uint16)], axis=1),
-        np.concatenate([best.logits, logits], axis=1),
-        best.log_z,
-        tail_samples=tail_samples,
-    )
 
 
 def _best_senones(

@@ -55,7 +55,12 @@ def read_ids(data: bytes, uri: str) -> Iterator[str]:
     """
     for line, content in _contents(data, uri):
         if content or len(line) > MAX_LINE_BYTES:
-            yield _id_of(content) or _parsed_id(content)
+            if not (found := _id_of(content)):
+                try:
+                    found = parse_line(content).utterance_id
+                except MetadataError as error:
+                    found = Quarantined.from_error(error, len(content)).utterance_id
+            yield found
 
 
 def _id_of(content: bytes) -> str:
@@ -67,13 +72,6 @@ def _id_of(content: bytes) -> str:
     except (ValueError, TypeError, KeyError, RecursionError):
         return ""
     return found if isinstance(found, str) and len(found) <= MAX_NAME_CHARACTERS else ""
-
-
-def _parsed_id(content: bytes) -> str:
-    try:
-        return parse_line(content).utterance_id
-    except MetadataError as error:
-        return Quarantined.from_error(error, len(content)).utterance_id
 
 
 def _contents(data: bytes, uri: str) -> Iterator[tuple[bytes, bytes]]:

@@ -2,7 +2,7 @@
 
 import heapq
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from itertools import pairwise
 from math import ceil
 
@@ -40,33 +40,19 @@ def pack_speakers(speaker_durations_ms: Mapping[str, int], file_hours: float) ->
     # A speaker is whole in one file (003 IV-A1), so a longer one needs a file alone.
     lone = [speaker for speaker in speakers if speaker_durations_ms[speaker] > target_ms]
     sharing = speakers[len(lone) :]
-    shared_ms = sum(speaker_durations_ms[speaker] for speaker in sharing)
-    num_files = _num_shared_files(shared_ms / target_ms, beside_lone=bool(lone))
-    files = _pack_shared(sharing, speaker_durations_ms, min(num_files, len(sharing)))
-    return [*([speaker] for speaker in lone), *files]
-
-
-def _num_shared_files(num_targets: float, *, beside_lone: bool) -> int:
-    """Return the whole number of files for so many times the target.
-
-    A group with lone speakers may have few other files: rounding down would overfill those.
-    """
-    if beside_lone:
-        return ceil(num_targets / (1 + 0.5 / MIN_FILES_OF_A_GROUP))
-    return max(1, round(num_targets))
-
-
-def _pack_shared(
-    speakers: Sequence[str], speaker_durations_ms: Mapping[str, int], num_files: int
-) -> list[list[str]]:
-    files: list[list[str]] = [[] for _ in range(num_files)]
-    loads = [(0, index) for index in range(num_files)]
+    num_targets = sum(speaker_durations_ms[speaker] for speaker in sharing) / target_ms
+    # Beside lone speakers there may be few other files: rounding down would overfill those.
+    num_files = (
+        ceil(num_targets / (1 + 0.5 / MIN_FILES_OF_A_GROUP)) if lone else max(1, round(num_targets))
+    )
+    files: list[list[str]] = [[] for _ in range(min(num_files, len(sharing)))]
+    loads = [(0, index) for index in range(len(files))]
     # Graham's longest-processing-time rule: speakers are the jobs, files the machines.
-    for speaker in speakers:
+    for speaker in sharing:
         load, index = loads[0]
         heapq.heapreplace(loads, (load + speaker_durations_ms[speaker], index))
         files[index].append(speaker)
-    return files
+    return [*([speaker] for speaker in lone), *files]
 
 
 def _file_ms(file_hours: float) -> float:
@@ -128,10 +114,6 @@ class Balance:
         """Speakers who alone exceed 1.05 times the mean."""
         bound_ms = MAX_IMBALANCE * self.mean_ms
         return tuple(sorted(name for name, load in self.alone_ms.items() if load > bound_ms))
-
-    def to_dict(self) -> dict[str, object]:
-        """Plain values for a commit."""
-        return asdict(self)
 
     def summary(self) -> dict[str, object]:
         """Numbers and names for a manifest."""

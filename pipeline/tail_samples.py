@@ -47,7 +47,8 @@ def draw_tail(
     drawn = np.sort(_inverse(blocks, ends, uniforms), axis=1)
     is_first = np.ones_like(drawn, np.bool_)
     is_first[:, 1:] = drawn[:, 1:] != drawn[:, :-1]
-    return Tail(drawn, _num_repeats(drawn) * is_first * (ends[:, -1:] / num_draws))
+    num_repeats = np.count_nonzero(drawn[:, :, np.newaxis] == drawn[:, np.newaxis], axis=2)
+    return Tail(drawn, num_repeats * is_first * (ends[:, -1:] / num_draws))
 
 
 def _whole_tail(
@@ -93,11 +94,3 @@ def _inverse(
     places = np.count_nonzero(within <= shares[:, :, np.newaxis] * within[:, :, -1:], axis=2)
     found: Int64[np.ndarray, "frames draws"] = np.where(is_empty, 0, _BLOCK * numbers + places)
     return found
-
-
-def _num_repeats(drawn: Int64[np.ndarray, "frames draws"]) -> Int64[np.ndarray, "frames draws"]:
-    """Count how often each frame's draws hold each of them."""
-    counts: Int64[np.ndarray, "frames draws"] = np.count_nonzero(
-        drawn[:, :, np.newaxis] == drawn[:, np.newaxis], axis=2
-    )
-    return counts

@@ -3,6 +3,10 @@
 from typing import Literal
 
 AudioReason = Literal[
+    "missing_object",
+    "access_denied",
+    "outside_prefixes",
+    "too_large",
     "empty_object",
     "not_audio",
     "truncated",

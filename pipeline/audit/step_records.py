@@ -15,6 +15,7 @@ from pipeline.runs.manifest import (
     changed_versions,
     own_outputs,
     parse_manifest,
+    read_part,
     sha256,
 )
 from pipeline.runs.names import (
@@ -32,7 +33,6 @@ from pipeline.runs.names import (
     STORE_CHECK_FOLDER,
     folder_of,
 )
-from pipeline.runs.outputs import read_part
 from pipeline.runs.sealed_json import unseal_exactly
 from pipeline.steps.stream_means import STATISTIC, named_means
 

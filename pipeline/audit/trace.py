@@ -35,6 +35,7 @@ from pipeline.runs.manifest import (
     Manifest,
     Output,
     Outputs,
+    find_outputs,
     is_finished,
     read_manifest,
     read_output,
@@ -56,7 +57,6 @@ from pipeline.runs.names import (
     selection_step,
     task_name,
 )
-from pipeline.runs.outputs import find_outputs
 from pipeline.shards.container import Columns, read_plain_columns
 from pipeline.shards.targets import OFFSETS_ENTRY
 from pipeline.steps.audio_reads import WantedAudio, read_audio

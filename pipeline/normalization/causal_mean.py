@@ -6,13 +6,13 @@ NumPy functions, and is several times as fast.
 """
 
 import ctypes
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Literal
 
 import numpy as np
-from jaxtyping import Float, Float16, Float32, Float64, Int64, UInt64
+from jaxtyping import Float, Float32, Float64, Int64, UInt64
 
 from pipeline.compiled_library import compiled_library
 from pipeline.filterbank import NUM_BINS
@@ -20,46 +20,9 @@ from pipeline.filterbank import NUM_BINS
 _pointer, _number = ctypes.c_void_p, ctypes.c_int64
 
 
-def subtract_causal_means(
-    total: Float64[np.ndarray, " bins"],
-    count: int,
-    energies: Float32[np.ndarray, "frames bins"],
-    dtype: type[np.floating],
-) -> np.ndarray:
-    """Subtract causal means; `total`, the sum of `count` frames before, becomes that of all."""
-    left = np.empty(energies.shape, dtype)
-    function = "subtract_causal_means" + ("_to_half" if dtype == np.float16 else "")
-    frames = np.ascontiguousarray(energies)
-    _function(function)(
-        _address(total), count, _address(frames), len(frames), _address(left), frames.shape[1]
-    )
-    return left
-
-
-def add_moments(
-    frames: Float16[np.ndarray, "frames bins"],
-    sums: Float64[np.ndarray, " bins"],
-    squares: Float64[np.ndarray, " bins"],
-) -> None:
-    """Add finite frames to `sums`, and their squares to `squares`."""
-    rows = np.ascontiguousarray(frames)
-    _function("add_moments")(
-        _address(rows), len(rows), _address(sums), _address(squares), rows.shape[1]
-    )
-
-
 def is_compiled() -> bool:
     """Return whether installation found a C compiler."""
     return _C is not None
-
-
-def _address(array: np.ndarray) -> int:
-    return array.ctypes.data
-
-
-def _function(name: str) -> Callable[..., None]:
-    function: Callable[..., None] = getattr(_C, name)
-    return function
 
 
 def typed(library: ctypes.CDLL | None) -> ctypes.CDLL | None:
@@ -105,12 +68,22 @@ class CausalMean:
         Feed a speaker's utterances in order of creation; wherever the stream is cut, the
         result is the same to the bit. It is float32, rounded once more to another `dtype`.
         """
-        if is_compiled() and dtype in (np.float16, np.float32):
-            total = self.sum.copy()
-            normalized = subtract_causal_means(total, self.count, energies, dtype)
-            self.count, self.sum = self.count + len(energies), total
-            return normalized
-        return self.subtract_by_numpy(energies, dtype)
+        if _C is None or dtype not in (np.float16, np.float32):
+            return self.subtract_by_numpy(energies, dtype)
+        total, frames = self.sum.copy(), np.ascontiguousarray(energies)
+        normalized = np.empty(energies.shape, dtype)
+        is_half = dtype == np.float16
+        subtract = _C.subtract_causal_means_to_half if is_half else _C.subtract_causal_means
+        subtract(
+            total.ctypes.data,
+            self.count,
+            frames.ctypes.data,
+            len(frames),
+            normalized.ctypes.data,
+            frames.shape[1],
+        )
+        self.count, self.sum = self.count + len(energies), total
+        return normalized
 
     def subtract_by_numpy(
         self, energies: Float32[np.ndarray, "frames bins"], dtype: type[np.floating] = np.float32
@@ -156,11 +129,13 @@ class Moments:
     @classmethod
     def of(cls, frames: Float[np.ndarray, "frames bins"]) -> "Moments":
         """Accumulate the moments of finite `frames` in float64."""
-        if is_compiled() and frames.dtype == np.float16 and frames.shape[1] == NUM_BINS:
-            sums, squares = zeros(), zeros()
-            add_moments(frames, sums, squares)
-            return cls(len(frames), sums, squares)
-        return cls.by_numpy(frames)
+        if _C is None or frames.dtype != np.float16 or frames.shape[1] != NUM_BINS:
+            return cls.by_numpy(frames)
+        sums, squares, rows = zeros(), zeros(), np.ascontiguousarray(frames)
+        _C.add_moments(
+            rows.ctypes.data, len(rows), sums.ctypes.data, squares.ctypes.data, rows.shape[1]
+        )
+        return cls(len(frames), sums, squares)
 
     @classmethod
     def by_numpy(cls, frames: Float[np.ndarray, "frames bins"]) -> "Moments":

@@ -16,18 +16,21 @@ from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, runtime_check
 
 from infra.store.object_store import ObjectNotFound, ObjectStore, join_uri, read_checked
 from pipeline.records import Quarantined, Tally
-from pipeline.runs.manifest import changed_versions, listed, step_versions
-from pipeline.runs.names import COMMITS_FOLDER, LEDGER_SUFFIX, PART_SUFFIX, SCRATCH_FOLDER
-from pipeline.runs.outputs import (
+from pipeline.runs.manifest import (
     MAX_LISTED,
     Output,
     OutputPart,
     Outputs,
     OutputsInParts,
+    changed_versions,
+    listed,
+    read_output,
     read_part,
     sha256,
+    step_versions,
     to_document,
 )
+from pipeline.runs.names import COMMITS_FOLDER, LEDGER_SUFFIX, PART_SUFFIX, SCRATCH_FOLDER
 from pipeline.runs.sealed_json import read_sealed, seal, typed_record
 
 P = ParamSpec("P")
@@ -78,8 +81,6 @@ class Commit:
         document = asdict(self)
         document["outputs"] = to_document(self.outputs)
         document["ledger"] = to_document((self.ledger,))[0] if self.ledger else None
-        if not self.versions:  # a later version added them
-            del document["versions"]
         return seal(document)
 
     @classmethod
@@ -126,6 +127,10 @@ class StepContext:
         """Return the URI of a task's commit record."""
         return join_uri(self.run_uri, self.step, COMMITS_FOLDER, f"{task}.json")
 
+    def read(self, output: Output) -> bytes:
+        """Read an object that a manifest or commit of the run names, and check its digest."""
+        return read_output(self.store, self.run_uri, output)
+
     def put_output(self, task: str, suffix: str, data: bytes, tally: Tally) -> Output:
         """Store `data` under a key that holds its digest; hashed early, as S3 shards by prefix."""
         content = sha256(data)
@@ -143,9 +148,11 @@ class StepContext:
 
     def put_parts(self, name: str, lines: Iterable[bytes]) -> OutputsInParts:
         """Store a long list of outputs, a line each, in parts; a manifest then names the parts."""
-        parts = []
-        for number, some in enumerate(_groups_of(lines, MAX_LISTED)):
-            stored = self.put_output(f"{name}-{number:06d}", PART_SUFFIX, b"".join(some), Tally())
+        parts: list[OutputPart] = []
+        rest = iter(lines)
+        while some := list(islice(rest, MAX_LISTED)):
+            task = f"{name}-{len(parts):06d}"
+            stored = self.put_output(task, PART_SUFFIX, b"".join(some), Tally())
             parts.append(OutputPart(stored.key, stored.num_bytes, stored.sha256, len(some)))
         return OutputsInParts(parts, functools.partial(read_part, self.store, self.run_uri))
 
@@ -202,7 +209,7 @@ class StepContext:
 
     def require_versions(self) -> None:
         """Raise a ValueError if this worker has other versions than the driver."""
-        installed = step_versions(self.step)
+        installed = step_versions(self.step, tuple(self.versions))  # the step's own engines, too
         of_driver = {name: self.versions.get(name, "none") for name in installed}
         if changed := changed_versions(of_driver, installed):
             raise ValueError(
@@ -300,9 +307,3 @@ def each_commit(store: ObjectStore, uris: Sequence[str]) -> Iterator[Commit]:
             # A second read separates damage on the way from damage at rest.
             commit = read_checked(store, uri, Commit.from_bytes)
         yield commit
-
-
-def _groups_of(lines: Iterable[bytes], size: int) -> Iterator[list[bytes]]:
-    rest = iter(lines)
-    while group := list(islice(rest, size)):
-        yield group

@@ -32,6 +32,8 @@ from pipeline.runs.commit import (
 )
 from pipeline.runs.increment import BaseStep, read_base
 from pipeline.runs.manifest import (
+    MAX_LISTED,
+    LinesOnDisk,
     Manifest,
     Output,
     Outputs,
@@ -48,7 +50,6 @@ from pipeline.runs.names import (
     OUTSIDE_PREFIXES,
     task_name,
 )
-from pipeline.runs.outputs import MAX_LISTED, LinesOnDisk
 
 MAX_HELD = 4_000
 """The driver holds the commits of a step of so many tasks, 27 MB."""
@@ -634,14 +635,9 @@ def _fold_group(group: _Group) -> _Fold:
     return _Fold.of(group, commits)
 
 
-@dataclass(frozen=True, slots=True)
-class _LossOnly(Generic[T]):
-    """Runs a task, and returns of its commit what the driver must know."""
-
-    run_task: Callable[[T], Commit | Loss]
-
-    def __call__(self, task: T) -> Loss:
-        return Loss.of(self.run_task(task))
+def _run_for_loss(run_task: Callable[[T], Commit | Loss], task: T) -> Loss:
+    """Run a task, and return of its commit what the driver must know."""
+    return Loss.of(run_task(task))
 
 
 class _Driver(Generic[T]):
@@ -686,7 +682,7 @@ class _Driver(Generic[T]):
         for first in range(0, len(pending), WAVE_TASKS):
             names = pending[first : first + WAVE_TASKS]
             tasks = list(self.plan.longest_first(names).values())
-            run_task = _LossOnly(self.plan.run_task)
+            run_task = partial(_run_for_loss, self.plan.run_task)
             description = f"{self.context.step} {names[0]}..{names[-1]}"
             _run_watched(tasks, run_task, self.plan.distribute, description, self.watch)
         if self.plan.has_many_outputs and pending:

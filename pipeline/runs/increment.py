@@ -19,6 +19,7 @@ from pipeline.records import Tally
 from pipeline.runs.manifest import (
     Extended,
     Manifest,
+    Output,
     changes,
     is_finished,
     listed,
@@ -31,7 +32,6 @@ from pipeline.runs.names import (
     STEP_RECORDS_FOLDER,
     STORE_CHECK_FOLDER,
 )
-from pipeline.runs.outputs import Output
 from pipeline.runs.sealed_json import read_sealed, seal, texts_of
 
 _RECORD_REMEDY = "put the record back, or use another --run"
@@ -199,21 +199,17 @@ def inherit(store: ObjectStore, run_uri: str, base_uri: str, steps: Sequence[str
     there = [step for step in steps if is_finished(store, base_uri, step)]
     for step in there:
         base = BaseStep(base_uri, *read_with_digest(store, base_uri, step))
-        _store_inherited(store, run_uri, base)
+        found = base.manifest
+        inherited = replace(
+            found,
+            # Their objects stay where they are; of a few hundred, so without parts.
+            outputs=tuple(base.seen(found.outputs)),
+            ledgers=tuple(base.seen(found.ledgers)),
+            id_index=tuple(base.seen(found.id_index)),
+            stream_means=tuple(base.seen(found.stream_means)),
+            extends=base.extended(is_whole=True),
+        )
+        uri, data = manifest_uri(run_uri, step), inherited.to_bytes()
+        if not store.put_if_absent(uri, data) and store.get(uri) != data:
+            raise ValueError(f"{uri} is there and is not the one of {base_uri}: use another --run")
     return there
-
-
-def _store_inherited(store: ObjectStore, run_uri: str, base: BaseStep) -> None:
-    found = base.manifest
-    inherited = replace(
-        found,
-        # Their objects stay where they are; of a few hundred, so without parts.
-        outputs=tuple(base.seen(found.outputs)),
-        ledgers=tuple(base.seen(found.ledgers)),
-        id_index=tuple(base.seen(found.id_index)),
-        stream_means=tuple(base.seen(found.stream_means)),
-        extends=base.extended(is_whole=True),
-    )
-    uri, data = manifest_uri(run_uri, found.step), inherited.to_bytes()
-    if not store.put_if_absent(uri, data) and store.get(uri) != data:
-        raise ValueError(f"{uri} is there and is not the one of {base.run_uri}: use another --run")

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import Final
 
 LABELLED, UNLABELLED, HELDOUT = "labelled", "unlabelled", "heldout"
 SUBSETS = (LABELLED, UNLABELLED, HELDOUT)
@@ -63,10 +64,11 @@ LEDGER_SUFFIX = ".ledger.jsonl"
 PART_SUFFIX = ".outputs"
 """Of an object that lists some outputs of a step whose manifest is too long for one object."""
 
-MISSING_OBJECT, ACCESS_DENIED = "missing_object", "access_denied"
+MISSING_OBJECT: Final = "missing_object"
+ACCESS_DENIED: Final = "access_denied"
 """Reasons in a ledger for audio that was not there, and may be there later."""
 
-OUTSIDE_PREFIXES = "outside_prefixes"
+OUTSIDE_PREFIXES: Final = "outside_prefixes"
 """The reason in a ledger for audio that the recipe does not allow to read."""
 
 # Within a run, beside the steps; and within a corpus.

@@ -23,6 +23,7 @@ from infra.store.object_store import (
     ObjectRead,
     ObjectStore,
     ObjectTooLarge,
+    PrefixError,
     SizeBound,
     StoreError,
 )
@@ -31,9 +32,10 @@ from pipeline.audio.audio_file import MAX_RECORDING_BYTES
 from pipeline.audio.codecs import codec_of
 from pipeline.audio.conversion import NO_CONVERSION, AudioConversion
 from pipeline.audio.decode import HEAD_BYTES, cut_recording, segment_samples
-from pipeline.audio.errors import AudioError
+from pipeline.audio.errors import AudioError, AudioReason
 from pipeline.audio.wav import WavLayout, is_wav, wav_layout
 from pipeline.records import AudioPart, Member, Segment
+from pipeline.runs.names import ACCESS_DENIED, MISSING_OBJECT, OUTSIDE_PREFIXES
 
 WINDOW_BYTES = 64 * 2**20
 """The bytes that a window's utterances probably have: half an hour of 16 kHz audio."""
@@ -45,6 +47,33 @@ MAX_RANGE_BYTES = 16 * 2**20
 """Ranges are joined up to so many bytes."""
 
 FoundAudio: TypeAlias = Fetched | StoreError | AudioError
+
+REFUSALS: Mapping[type[StoreError], AudioReason] = {
+    ObjectNotFound: MISSING_OBJECT,
+    ObjectDenied: ACCESS_DENIED,
+    PrefixError: OUTSIDE_PREFIXES,
+    ObjectTooLarge: "too_large",
+}
+"""The ledger's reasons for audio that the store refuses."""
+
+
+def require_audio(found: FoundAudio) -> Fetched:
+    """Return an utterance's audio; AudioError with the ledger's reason if it cannot be read.
+
+    A fault of the store itself is raised as it is.
+    """
+    if isinstance(found, Fetched):
+        return found
+    if isinstance(found, AudioError):  # one error may be that of many segments
+        raise AudioError(found.reason, found.detail)
+    raise AudioError(refusal(found), str(found)) from found
+
+
+def refusal(error: StoreError) -> AudioReason:
+    """Return the ledger's reason of an object that cannot be read; raise what is no refusal."""
+    if (reason := REFUSALS.get(type(error))) is None:
+        raise error
+    return reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,17 +87,6 @@ class WantedAudio:
     bound: SizeBound
     part: AudioPart | None = None
     conversion: AudioConversion = NO_CONVERSION
-
-
-@dataclass(frozen=True, slots=True)
-class FoundParts:
-    """FoundParts holds the audio of one read as it came."""
-
-    found: tuple[FoundAudio, ...]
-
-    def audio(self) -> Sequence[FoundAudio]:
-        """Return the audio of the utterances of the read, in their order."""
-        return self.found
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +106,8 @@ class WholeRecording:
         return [each if isinstance(each, AudioError) else _fetched(each) for each in cut]
 
 
-FoundObject: TypeAlias = FoundParts | WholeRecording
+FoundObject: TypeAlias = tuple[FoundAudio, ...] | WholeRecording
+"""The audio of the utterances of one read, in their order, or the recording that has it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,14 +145,15 @@ def in_order(
     for number in range(num_wanted):
         while number not in held:
             read, found = next(answers)
-            held.update(zip(read.numbers, _audio_of(read, found), strict=True))
+            if isinstance(found, StoreError):
+                held.update(dict.fromkeys(read.numbers, found))
+            else:
+                audio = found.audio() if isinstance(found, WholeRecording) else found
+                held.update(zip(read.numbers, audio, strict=True))
+                del audio
             del found  # one name less keeps the bytes alive
         yield held.pop(number)
     next(answers, None)  # an error behind the last one, and the end of the readers' threads
-
-
-def _audio_of(read: AudioRead, found: FoundObject | StoreError) -> Sequence[FoundAudio]:
-    return [found] * len(read.numbers) if isinstance(found, StoreError) else found.audio()
 
 
 def _windows(wanted: Sequence[WantedAudio]) -> Iterator[range]:
@@ -208,42 +228,34 @@ def _read_of(
 
 
 def _whole(store: ObjectStore, uri: str, admit: Admit) -> FoundObject:
-    return FoundParts((store.fetch(uri, admit),))
+    return (store.fetch(uri, admit),)
 
 
 def _members(store: ObjectStore, wanted: Sequence[WantedAudio], admit: Admit) -> FoundObject:
     """Read near members of an archive by one request."""
     uri = wanted[0].uri
-    spans = [_member_span(each.part) for each in wanted]
-    too_large = [_too_large(each, size) for each, (_, size) in zip(wanted, spans, strict=True)]
-    kept = [span for span, error in zip(spans, too_large, strict=True) if error is None]
-    if not kept:
-        return FoundParts(tuple(error for error in too_large if error))
-    start = min(first for first, _ in kept)
-    num_bytes = max(first + size for first, size in kept) - start
-    admit(num_bytes)
-    found = store.fetch_range(uri, start, num_bytes)
-    return FoundParts(
-        tuple(
-            error or _member(uri, found.data, found.object_bytes, first - start, first, size)
-            for error, (first, size) in zip(too_large, spans, strict=True)
-        )
-    )
-
-
-def _too_large(wanted: WantedAudio, num_bytes: int) -> ObjectTooLarge | None:
-    most = wanted.bound.max_bytes
-    said = f"{wanted.uri}: a member of {num_bytes} bytes: need at most {most}"
-    return None if most is None or num_bytes <= most else ObjectTooLarge(said)
-
-
-def _member(
-    uri: str, data: bytes, object_bytes: int, position: int, first: int, size: int
-) -> FoundAudio:
-    if first + size > object_bytes:
-        detail = f"a member of bytes {first} to {first + size} of {uri}, which has {object_bytes}"
-        return AudioError("member_beyond_end", detail)
-    return _fetched(data[position : position + size])
+    found: dict[int, FoundAudio] = {}
+    kept: dict[int, tuple[int, int]] = {}
+    for number, each in enumerate(wanted):
+        first, size = _member_span(each.part)
+        most = each.bound.max_bytes
+        if most is None or size <= most:
+            kept[number] = first, size
+        else:
+            said = f"{uri}: a member of {size} bytes: need at most {most}"
+            found[number] = ObjectTooLarge(said)
+    if kept:
+        start = min(first for first, _ in kept.values())
+        num_bytes = max(first + size for first, size in kept.values()) - start
+        admit(num_bytes)
+        read = store.fetch_range(uri, start, num_bytes)
+        for number, (first, size) in kept.items():
+            if first + size > read.object_bytes:
+                where = f"bytes {first} to {first + size} of {uri}, which has {read.object_bytes}"
+                found[number] = AudioError("member_beyond_end", f"a member of {where}")
+            else:
+                found[number] = _fetched(read.data[first - start : first - start + size])
+    return tuple(found[number] for number in range(len(wanted)))
 
 
 def _segments(store: ObjectStore, wanted: Sequence[WantedAudio], admit: Admit) -> FoundObject:
@@ -260,11 +272,11 @@ def _segments(store: ObjectStore, wanted: Sequence[WantedAudio], admit: Admit) -
             if layout.frame_bytes:
                 conversion.require_accepted(layout.rate_hz, layout.num_channels)
                 layout.require_whole(recording.read)
-                return _WavSegments(recording, layout).read(known, admit)
+                return _wav_segments(recording, layout, known, admit)
         elif head.data and not head.data.startswith(b"ID3"):
             codec_of(head.data)
     except AudioError as error:
-        return FoundParts((error,) * len(known))
+        return (error,) * len(known)
     data = head.data
     if head.object_bytes > len(data):
         if head.object_bytes > MAX_RECORDING_BYTES:
@@ -307,41 +319,29 @@ class ObjectRanges:
         return found.data
 
 
-@dataclass(frozen=True, slots=True)
-class _WavSegments:
-    """_WavSegments reads the samples of a WAV's segments; near ones by one request."""
-
-    recording: ObjectRanges
-    layout: WavLayout
-
-    def read(self, segments: Sequence[Segment], admit: Admit) -> FoundObject:
-        found: dict[int, FoundAudio] = {}
-        ranges: dict[int, tuple[int, int]] = {}
-        for number, segment in enumerate(segments):
-            try:
-                ranges[number] = self._range_of(segment)
-            except AudioError as error:
-                found[number] = error
-        numbers = list(ranges)
-        admit(sum(size for _, size in ranges.values()))
-        for run in joined_ranges([ranges[number] for number in numbers]):
-            found |= self._read_run({numbers[each]: ranges[numbers[each]] for each in run})
-        return FoundParts(tuple(found[number] for number in range(len(segments))))
-
-    def _range_of(self, segment: Segment) -> tuple[int, int]:
-        """Return a segment's first byte and their number; AudioError beyond the end."""
-        layout = self.layout
-        first, count = segment_samples(segment, layout.rate_hz, layout.num_samples)
-        return layout.start + first * layout.frame_bytes, count * layout.frame_bytes
-
-    def _read_run(self, ranges: dict[int, tuple[int, int]]) -> dict[int, FoundAudio]:
-        start = min(first for first, _ in ranges.values())
-        end = max(first + size for first, size in ranges.values())
-        data = self.recording.fetch(start, end - start)
-        return {
-            number: _fetched(self.layout.wav(data[first - start : first - start + size]))
-            for number, (first, size) in ranges.items()
-        }
+def _wav_segments(
+    recording: ObjectRanges, layout: WavLayout, segments: Sequence[Segment], admit: Admit
+) -> tuple[FoundAudio, ...]:
+    """Read the samples of a WAV's segments; near ones by one request."""
+    found: dict[int, FoundAudio] = {}
+    ranges: dict[int, tuple[int, int]] = {}
+    for number, segment in enumerate(segments):
+        try:
+            first, count = segment_samples(segment, layout.rate_hz, layout.num_samples)
+        except AudioError as error:
+            found[number] = error
+            continue
+        ranges[number] = layout.start + first * layout.frame_bytes, count * layout.frame_bytes
+    numbers = list(ranges)
+    admit(sum(size for _, size in ranges.values()))
+    for run in joined_ranges(list(ranges.values())):
+        some = {numbers[each]: ranges[numbers[each]] for each in run}
+        start = min(first for first, _ in some.values())
+        data = recording.fetch(start, max(first + size for first, size in some.values()) - start)
+        for number, (first, size) in some.items():
+            found[number] = _fetched(layout.wav(data[first - start : first - start + size]))
+        del data  # before the next request
+    return tuple(found[number] for number in range(len(segments)))
 
 
 CONFIRMING_WAITS_S = (1.0, 2.0, 4.0)

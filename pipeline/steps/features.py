@@ -12,18 +12,9 @@ from functools import partial
 from typing import Annotated, Any, get_args
 
 import numpy as np
-from jaxtyping import Float32
 
 from infra.settings import LATER, Range, Seed, check_ranges, plain
-from infra.store.object_store import (
-    ObjectDenied,
-    ObjectNotFound,
-    ObjectStore,
-    ObjectTooLarge,
-    PrefixError,
-    SizeBound,
-    StoreError,
-)
+from infra.store.object_store import ObjectStore, SizeBound
 from infra.store.uris import resolve_audio
 from pipeline.audio.conversion import NO_CONVERSION, AudioConversion
 from pipeline.audio.decode import MAX_DURATION_S, decode_utterance, max_file_bytes
@@ -47,19 +38,12 @@ from pipeline.runs.engine import (
     run_step,
     run_tasks,
 )
-from pipeline.runs.manifest import Manifest, Output, read_manifest, read_output
-from pipeline.runs.names import (
-    ACCESS_DENIED,
-    MISSING_OBJECT,
-    OUTSIDE_PREFIXES,
-    UNLABELLED,
-    features_step,
-    selection_step,
-)
+from pipeline.runs.manifest import Manifest, Output, read_manifest
+from pipeline.runs.names import UNLABELLED, features_step, selection_step
 from pipeline.shards import FeatureRow, Storage, as_stored, write_features
 from pipeline.shuffling import shuffle, shuffled_order
 from pipeline.splicing import STACK
-from pipeline.steps.audio_reads import AudioObjects, FoundAudio, WantedAudio
+from pipeline.steps.audio_reads import AudioObjects, FoundAudio, WantedAudio, require_audio
 from pipeline.steps.stream_means import NO_STREAMS, MeansPlace, Streams, merge_means, sum_late
 
 MIN_FRAMES = 2 * STACK - 1
@@ -67,14 +51,7 @@ MIN_FRAMES = 2 * STACK - 1
 
 PCM_BYTES_PER_SAMPLE = 2
 
-REFUSALS = {
-    ObjectNotFound: MISSING_OBJECT,
-    ObjectDenied: ACCESS_DENIED,
-    PrefixError: OUTSIDE_PREFIXES,
-    ObjectTooLarge: "too_large",
-}
-
-AUDIO_REASONS = (*REFUSALS.values(), *get_args(AudioReason))
+AUDIO_REASONS = get_args(AudioReason)
 """The reasons for which the ledger says that an utterance's audio could not be used."""
 
 
@@ -167,14 +144,23 @@ def extract_utterance(
     config: ExtractionConfig,
 ) -> FeatureRow | Quarantined:
     """Decode, filter and subtract the causal mean; what fails does not touch the mean."""
-    if isinstance(found, StoreError):
-        return quarantine(utterance, refusal(found), str(found), 0)
-    if isinstance(found, AudioError):
-        return quarantine(utterance, found.reason, found.detail, 0)
+    num_bytes = 0
     try:
-        energies, audio_form = _energies(utterance, found.data, config.engine, config.conversion)
+        audio = require_audio(found)
+        num_bytes = len(audio.data)
+        decoded = decode_utterance(
+            audio.data,
+            utterance.utterance_id,
+            utterance.duration_s,
+            config.engine,
+            config.conversion,
+        )
+        energies = log_mel_energies(decoded.samples, config.engine)
+        if len(energies) < MIN_FRAMES:
+            detail = f"{len(energies)} frames of {FRAME_SHIFT_MS} ms: need at least {MIN_FRAMES}"
+            raise AudioError("too_short", detail)
     except AudioError as error:
-        return quarantine(utterance, error.reason, error.detail, len(found.data))
+        return quarantine(utterance, error.reason, error.detail, num_bytes)
     is_causal = config.mean == "causal"
     features = mean.subtract(energies, np.float16) if is_causal else energies.astype(np.float16)
     return FeatureRow(
@@ -183,33 +169,14 @@ def extract_utterance(
         duration_ms=utterance.duration_ms,
         created_at=utterance.created_at,
         audio_uri=utterance.audio_uri,
-        audio_etag=found.etag,
+        audio_etag=audio.etag,
         text=utterance.text,
         placement=utterance.placement,
         features=as_stored(features, config.storage),
         storage=config.storage,
-        audio_form=audio_form,
+        audio_form=decoded.audio_form,
         audio_part=utterance.part,
     )
-
-
-def _energies(
-    utterance: Utterance, data: bytes, engine: Engine, conversion: AudioConversion
-) -> tuple[Float32[np.ndarray, "frames bins"], str | None]:
-    about = utterance.utterance_id, utterance.duration_s, engine, conversion
-    decoded = decode_utterance(data, *about)
-    energies = log_mel_energies(decoded.samples, engine)
-    if len(energies) < MIN_FRAMES:
-        detail = f"{len(energies)} frames of {FRAME_SHIFT_MS} ms: need at least {MIN_FRAMES}"
-        raise AudioError("too_short", detail)
-    return energies, decoded.audio_form
-
-
-def refusal(error: StoreError) -> str:
-    """Return the ledger's reason of an object that cannot be read; raise what is no refusal."""
-    if (reason := REFUSALS.get(type(error))) is None:
-        raise error
-    return reason
 
 
 def quarantine(utterance: Utterance, reason: str, detail: str, num_bytes: int) -> Quarantined:
@@ -218,7 +185,7 @@ def quarantine(utterance: Utterance, reason: str, detail: str, num_bytes: int) -
         utterance.utterance_id,
         utterance.audio_uri,
         reason,
-        detail[:300],
+        detail,
         num_bytes,
         utterance.duration_ms,
     )
@@ -328,11 +295,6 @@ class Extracted:
     moments: Moments
     streams: Streams
 
-    @property
-    def num_utterances(self) -> int:
-        """The number of utterances that were written or quarantined."""
-        return len(self.quarantined) + sum(output.utterances for output in self.outputs)
-
 
 @once
 def extract_file(task: FileTask, max_shard_frames: int = MAX_SHARD_FRAMES) -> Commit | Loss:
@@ -340,16 +302,21 @@ def extract_file(task: FileTask, max_shard_frames: int = MAX_SHARD_FRAMES) -> Co
 
     The task ends early, over budget, if it alone loses more than its step may.
     """
-    store = task.context.store
-    lines = read_output(store, task.context.run_uri, task.selection).decode()
-    utterances = [parse_utterance(line) for line in lines.splitlines()]
-    in_flight, conversion = task.config.gets_in_flight, task.config.conversion
-    audio = audio_objects(store, task.corpus_uri, utterances, in_flight, conversion)
+    lines = task.context.read(task.selection).decode().splitlines()
+    utterances = [parse_utterance(line) for line in lines]
+    audio = audio_objects(
+        task.context.store,
+        task.corpus_uri,
+        utterances,
+        task.config.gets_in_flight,
+        task.config.conversion,
+    )
     extracted = extract_shards(task, utterances, audio, max_shard_frames)
     audio.end_reading()
     if audio.must_be_repeated:
         extracted = extract_shards(task, utterances, audio, max_shard_frames)
-    if extracted.num_utterances < len(utterances):
+    num_written = sum(output.utterances for output in extracted.outputs)
+    if num_written + len(extracted.quarantined) < len(utterances):
         return Loss.over_budget(task.name, extracted.quarantined)
     means = task.means.put(task.context, task.name, extracted.streams) if task.means else {}
     record = Commit(
@@ -421,6 +388,6 @@ def write_shard(task: FileTask, name: str, rows: list[FeatureRow]) -> Output:
     # The shuffle's lower level permutes the utterances within a shard (003 IV-B2).
     order = shuffled_order(len(rows), task.config.seed, "utterances", name)
     data = write_features([rows[index] for index in order])
-    tally = Tally(len(rows), sum(row.duration_ms for row in rows))
+    tally = Tally.of(rows)
     rows.clear()
     return task.context.put_output(name, ".parquet", data, tally)

@@ -31,7 +31,7 @@ from infra.store.object_store import ObjectStore, until_whole
 from pipeline.records import Tally
 from pipeline.runs.commit import Commit, NamedTask, StepContext
 from pipeline.runs.engine import ScratchTasks
-from pipeline.runs.outputs import MAX_LISTED, Output, Outputs
+from pipeline.runs.manifest import MAX_LISTED, Output, Outputs
 
 _HEADER = np.dtype("<u8")
 _HASH = np.dtype("<u8")
@@ -92,18 +92,13 @@ def cut_into_ranges(
     # Hashes are uniform, so ranges of equal width hold nearly equally many.
     order = np.argsort(priorities)
     priorities, durations_ms, speakers = priorities[order], durations_ms[order], np.sort(speakers)
-    of_utterances, of_speakers = (
-        range_edges(priorities, num_ranges),
-        range_edges(speakers, num_ranges),
+    edges = range_edges(priorities, num_ranges)[1:-1]
+    columns = (
+        np.split(priorities, edges),
+        np.split(durations_ms, edges),
+        np.split(speakers, range_edges(speakers, num_ranges)[1:-1]),
     )
-    return [
-        HashRange(
-            priorities[of_utterances[each] : of_utterances[each + 1]],
-            durations_ms[of_utterances[each] : of_utterances[each + 1]],
-            speakers[of_speakers[each] : of_speakers[each + 1]],
-        )
-        for each in range(num_ranges)
-    ]
+    return [HashRange(*part) for part in zip(*columns, strict=True)]
 
 
 def range_edges(
@@ -225,7 +220,8 @@ MAX_CARRIED = 4_000
 """The tasks of a pass carry so many names of objects together, 0.7 MB. A longer list is stored, and
 each task reads it: 150 tasks with 10,000 names each would take 250 MB in the driver's JVM."""
 
-_GETS_IN_FLIGHT = 16
+GETS_IN_FLIGHT = 16
+"""A task reads so many objects or extents at a time."""
 
 
 G = TypeVar("G", bound=NamedTask)
@@ -253,7 +249,7 @@ class Gathered:
 
     def read(self, number: int) -> Iterator[bytes]:
         """Yield extent `number` of each object, in the objects' order."""
-        found = prefetch(partial(self._read_of, number), self.objects, _GETS_IN_FLIGHT)
+        found = prefetch(partial(self._read_of, number), self.objects, GETS_IN_FLIGHT)
         return (data for _, data in found)
 
     def _read_of(self, number: int, output: Output) -> bytes:

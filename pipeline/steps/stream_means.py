@@ -8,7 +8,6 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,11 +19,11 @@ from pipeline.normalization.causal_mean import StreamMeans
 from pipeline.records import Tally, Utterance
 from pipeline.runs.commit import Commit, StepContext, each_commit, once
 from pipeline.runs.engine import Distribute, ScratchTasks, Statistics
-from pipeline.runs.manifest import Output, read_output
+from pipeline.runs.manifest import MAX_LISTED, Output, to_document
 from pipeline.runs.names import task_name
-from pipeline.runs.outputs import MAX_LISTED, to_document
 from pipeline.sampling import hash_name
 from pipeline.steps.hash_ranges import (
+    GETS_IN_FLIGHT,
     Gathered,
     commit_objects,
     commit_ranges,
@@ -46,7 +45,6 @@ MERGED_RANGES = 64
 """A task merges so many ranges, some 84 MB: each for itself, of 200 gathering tasks of a million
 hours 800,000 extents would be read."""
 
-_GETS_IN_FLIGHT = 16
 _SUFFIX = ".means"
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -76,7 +74,9 @@ class Streams:
 
     def advance(self, utterance: Utterance, mean: CausalMean) -> None:
         """Keep where the stream is after an utterance whose features were written."""
-        key, created_us = stream_hash(utterance), _microseconds(utterance)
+        key = stream_hash(utterance)
+        created_at = datetime.fromisoformat(utterance.created_at)
+        created_us = (created_at - _EPOCH) // timedelta(microseconds=1)
         place = self.places.get(key)
         ended_us = created_us if place is None else int(self.before.ended_us[place])
         if created_us < ended_us:
@@ -104,10 +104,6 @@ def stream_hash(utterance: Utterance) -> int:
     return hash_name(json.dumps([utterance.speaker_id, utterance.stream]))
 
 
-def _microseconds(utterance: Utterance) -> int:
-    return (datetime.fromisoformat(utterance.created_at) - _EPOCH) // timedelta(microseconds=1)
-
-
 @dataclass(frozen=True, slots=True)
 class MeansPlace:
     """MeansPlace says where a step's tasks read their streams' means, and where they store them."""
@@ -130,21 +126,12 @@ class MeansPlace:
         """
         data = streams.means().to_bytes()
         stored = context.put_output(f"{task}-means", _SUFFIX, data, Tally())
-        late = Tally.of(streams.late)
-        ids = {"late": [each.utterance_id for each in streams.late]} if streams.late else {}
-        return {
-            STATISTIC: to_document((stored,))[0],
-            **ids,
-            **late_statistics([late]),
-        }
-
-
-def late_statistics(tallies: Iterable[Tally]) -> dict[str, Any]:
-    """Return the tally of late utterances as statistics; nothing where there is none."""
-    total = sum(tallies, Tally())
-    if not total.utterances:
-        return {}
-    return {"num_late": total.utterances, "late_ms": total.duration_ms}
+        statistics: dict[str, Any] = {STATISTIC: to_document((stored,))[0]}
+        if streams.late:
+            late = Tally.of(streams.late)
+            statistics["late"] = [each.utterance_id for each in streams.late]
+            statistics |= {"num_late": late.utterances, "late_ms": late.duration_ms}
+        return statistics
 
 
 def named_means(commits: Iterable[Commit]) -> list[Output]:
@@ -153,9 +140,11 @@ def named_means(commits: Iterable[Commit]) -> list[Output]:
     return [Output(**each) for each in found if each]
 
 
-def sum_late(tasks: Iterable[Statistics]) -> dict[str, Any]:
-    """Add up the late utterances of tasks, or of tasks that were added up before."""
-    return late_statistics(Tally(each.get("num_late", 0), each.get("late_ms", 0)) for each in tasks)
+def sum_late(tasks: Sequence[Statistics]) -> dict[str, Any]:
+    """Add up the late utterances of tasks, or of tasks that were added up before, if any."""
+    names = "num_late", "late_ms"
+    totals = {name: sum(each.get(name, 0) for each in tasks) for name in names}
+    return totals if totals["num_late"] else {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,5 +256,5 @@ def _cut(means: StreamMeans, num_ranges: int, together: int) -> list[StreamMeans
 
 
 def _read_all(context: StepContext, outputs: Sequence[Output]) -> list[StreamMeans]:
-    read = partial(read_output, context.store, context.run_uri)
-    return [StreamMeans.from_bytes(data) for _, data in prefetch(read, outputs, _GETS_IN_FLIGHT)]
+    read = prefetch(context.read, outputs, GETS_IN_FLIGHT)
+    return [StreamMeans.from_bytes(data) for _, data in read]

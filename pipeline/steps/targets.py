@@ -1,8 +1,8 @@
 """Target generation: the teacher's k best logits for each feature shard (paper 003 IV-B3, V-C).
 
-A teacher hears the features of an utterance, or its audio. Frames of both are 30 ms apart, so that
-requests, windows and batches count frames whatever a teacher hears. An utterance without targets
-becomes a row of the ledger.
+A teacher gets the features of an utterance, or its audio, which is then fetched and decoded again.
+Frames of both are 30 ms apart, so that requests, windows and batches count frames whatever a
+teacher gets. An utterance without targets becomes a row of the ledger.
 """
 
 from collections import Counter
@@ -10,14 +10,18 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
-from typing import Annotated, Any, ClassVar, Protocol, runtime_checkable
+from typing import Annotated, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Float32
 
 from infra.settings import LATER, Range, Seed, check_ranges, plain
 from infra.store.object_store import ObjectStore
+from pipeline.audio.conversion import NO_CONVERSION, AudioConversion
+from pipeline.audio.decode import decode_audio
+from pipeline.audio.errors import AudioError
 from pipeline.filterbank import SHIFT_SAMPLES
+from pipeline.filterbank.log_mel import num_frames
 from pipeline.kbest import (
     KBest,
     KBestWithoutLattice,
@@ -41,7 +45,7 @@ from pipeline.runs.engine import (
     run_step,
     run_tasks,
 )
-from pipeline.runs.manifest import Manifest, Output, read_manifest, read_output
+from pipeline.runs.manifest import Manifest, Output, read_manifest
 from pipeline.runs.names import (
     BOOTSTRAP_STEP,
     ONLY_ROUND,
@@ -61,7 +65,9 @@ from pipeline.shards import (
     read_features,
     write_targets,
 )
-from pipeline.splicing import STACK, splice
+from pipeline.splicing import STACK, num_low_rate_frames, splice
+from pipeline.steps.audio_reads import AudioObjects, FoundAudio, require_audio
+from pipeline.steps.features import wanted_audio
 
 SAMPLES_PER_FRAME = STACK * SHIFT_SAMPLES
 """The samples of 30 ms, from one low-rate frame's beginning to the next one's: 480."""
@@ -83,23 +89,23 @@ class TeacherInput:
 
 
 @runtime_checkable
-class Hearing(Protocol):
-    """Hearing reads a shard's utterances for a teacher; `engines` are the distributions it uses."""
+class FrameSource(Protocol):
+    """FrameSource reads utterances for a teacher; `engines` are the distributions that it uses."""
 
     engines: ClassVar[tuple[str, ...]]
 
-    def listen(self, rows: Sequence[FeatureRow]) -> Iterator[FramesAt | TeacherFailure]:
-        """Yield the frames of each utterance, in order, or why it cannot be heard."""
+    def frames_of(self, rows: Sequence[FeatureRow]) -> Iterator[FramesAt | TeacherFailure]:
+        """Yield the frames of each utterance, in order, or why there are none."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class FeatureHearing:
-    """FeatureHearing: the spliced log-mel energies, after subtraction of the causal mean."""
+class FeatureSource:
+    """FeatureSource: the spliced log-mel energies, after subtraction of the causal mean."""
 
     engines: ClassVar[tuple[str, ...]] = ()
 
-    def listen(self, rows: Sequence[FeatureRow]) -> Iterator[FramesAt | TeacherFailure]:
+    def frames_of(self, rows: Sequence[FeatureRow]) -> Iterator[FramesAt | TeacherFailure]:
         """Yield the rows' own features."""
         return (partial(spliced_frames, row) for row in rows)
 
@@ -109,6 +115,70 @@ def spliced_frames(row: FeatureRow, offset: int) -> Float32[np.ndarray, "_frames
     return splice(row.features, offset).astype(np.float32)
 
 
+GETS_IN_FLIGHT = 4
+"""The audio objects that a task fetches ahead: a device labels an utterance in milliseconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class AudioSource:
+    """AudioSource: the audio that the features were extracted from, 16 kHz mono once converted.
+
+    At an offset o, low-rate frame t has the 480 samples from 160 o + 480 t on, where the first of
+    its three windows begins. Its last window ends 240 samples after them, in the next frame's.
+    Audio that is gone, has changed or cannot be decoded is a failure of its utterance.
+    """
+
+    store: ObjectStore
+    corpus_uri: str
+    conversion: AudioConversion = NO_CONVERSION
+    engines: ClassVar[tuple[str, ...]] = ("miniaudio", "scipy", "soundfile")
+
+    def frames_of(self, rows: Sequence[FeatureRow]) -> Iterator[FramesAt | TeacherFailure]:
+        """Fetch and decode the rows' audio, a few objects ahead."""
+        wanted = [
+            wanted_audio(
+                self.corpus_uri,
+                row.audio_uri,
+                row.audio_part,
+                row.duration_ms / 1000,
+                self.conversion,
+            )
+            for row in rows
+        ]
+        audio = AudioObjects(self.store, wanted, GETS_IN_FLIGHT)
+        for row, found in zip(rows, audio.read_decided(), strict=True):
+            yield frames_of_audio(row, found, self.conversion)
+
+
+def frames_of_audio(
+    row: FeatureRow, found: FoundAudio, conversion: AudioConversion
+) -> FramesAt | TeacherFailure:
+    """Decode an utterance's audio, or say why it is not what its features were made of."""
+    try:
+        audio = require_audio(found)
+        if audio.etag != row.audio_etag:
+            return TeacherFailure(
+                f"audio: {row.audio_uri} has changed since its features were extracted (ETag "
+                f"{audio.etag}, not {row.audio_etag}): put it back, or extract the features again"
+            )
+        samples = decode_audio(audio.data, conversion)
+    except AudioError as error:
+        return TeacherFailure(f"audio: {error.reason}: {error.detail}")
+    count, made = num_frames(len(samples)), len(row.features)
+    if count != made:
+        return TeacherFailure(f"audio: {count} frames: need {made}, as its features have")
+    return partial(audio_frames, samples, count)
+
+
+def audio_frames(
+    samples: Float32[np.ndarray, " samples"], num_frames: int, offset: int
+) -> Float32[np.ndarray, "_frames 480"]:
+    """Cut audio of so many 10 ms frames into the 30 ms of each low-rate frame: a view."""
+    count = num_low_rate_frames(num_frames, offset)
+    first = SHIFT_SAMPLES * offset
+    return samples[first : first + SAMPLES_PER_FRAME * count].reshape(count, SAMPLES_PER_FRAME)
+
+
 TEACHER_FAILED = "teacher_failed"
 """The ledger's reason of an utterance that the teacher cannot label, even alone."""
 
@@ -116,92 +186,10 @@ HEARD_ELSEWHERE = "num_heard_elsewhere"
 """The statistic of the utterances that have the targets of a clearer version."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Labelled:
-    """Labelled: an utterance, its first offset, and its targets there and, if asked, at the next.
-
-    In place of targets that the teacher could not make there is the reason.
-    """
-
-    row: FeatureRow
-    offset: int
-    turns: Sequence[KBest | TeacherFailure]
-
-    @property
-    def failures(self) -> list[TeacherFailure]:
-        """Return why there are no targets; empty if there are."""
-        return [each for each in self.turns if isinstance(each, TeacherFailure)]
-
-    @property
-    def targets(self) -> list[KBest]:
-        """Return the targets at each offset."""
-        return [each for each in self.turns if isinstance(each, KBest)]
-
-    def target_row(self) -> TargetRow:
-        """Return what the shard holds."""
-        kbest = stored_targets(self.offset, self.targets)
-        return TargetRow(self.row.utterance_id, self.offset, kbest)
-
-
-def quarantined(failed: Labelled) -> Quarantined:
-    """Return the ledger row of an utterance that the teacher failed at."""
-    row, reason = failed.row, failed.failures[0].reason
-    about = row.utterance_id, row.audio_uri, TEACHER_FAILED, reason[:300]
-    return Quarantined(*about, num_bytes=0, duration_ms=row.duration_ms)
-
-
-def tally_of(rows: Sequence[FeatureRow]) -> Tally:
-    """Count utterances and their milliseconds."""
-    return Tally(len(rows), sum(row.duration_ms for row in rows))
-
-
-def num_elsewhere(rows: Sequence[FeatureRow], heard: Sequence[FeatureRow]) -> int:
-    """Count the utterances of which the teacher hears another version."""
-    return sum(one is not other for one, other in zip(rows, heard, strict=True))
-
-
-def shard_statistics(labelled: Sequence[Labelled], num_elsewhere: int) -> dict[str, Any]:
-    """Count the frames that were labelled, with their retained mass, and what is special."""
-    kbest = [target for each in labelled for target in each.targets]
-    return {
-        "num_frames": sum(len(target.log_z) for target in kbest),
-        # 003 V-C calls this mass dominant without a figure; the demo's is 94.5 %.
-        "retained_mass": sum(float(retained_mass(target).sum()) for target in kbest),
-        **without_lattice(labelled),
-        **({HEARD_ELSEWHERE: num_elsewhere} if num_elsewhere else {}),
-    }
-
-
-def stored_targets(first: int, turns: Sequence[KBest]) -> StoredKBest:
-    """Return what a shard holds of an utterance that was labelled at offset `first` and the next.
-
-    One turn is the targets at one offset; three are those at all.
-    """
-    if len(turns) == 1:
-        return turns[0]
-    return KBestAtAllOffsets.of([turns[(offset - first) % STACK] for offset in range(STACK)])
-
-
-def without_lattice(
-    labelled: Sequence[Labelled],
-) -> Mapping[str, Mapping[str, Mapping[str, str]]]:
-    """Return why utterances have no lattice, by their ids, as a statistic if there are some.
-
-    An utterance that has none at one of its offsets counts as one without.
-    """
-    found = {
-        each.row.utterance_id: {"reason": kbest.reason, "detail": kbest.detail}
-        for each in labelled
-        for kbest in each.targets
-        if isinstance(kbest, KBestWithoutLattice)
-    }
-    return {WITHOUT_LATTICE: found} if found else {}
-
-
 Teacher = Callable[[Iterable[TeacherInput]], Iterator[KBest | TeacherFailure]]
 """A stream of utterances to their k best logits, in the same order; called in the workers."""
 
-FEATURES = FeatureHearing()
+FEATURES = FeatureSource()
 
 MEAN_MASS = "mean_retained_mass"
 LATTICE_REASONS = "lattice_reasons"
@@ -242,7 +230,7 @@ class ShardTask:
     name: str
     features: Output
     teacher: Teacher
-    hearing: Hearing
+    source: FrameSource
 
 
 def generate_targets(
@@ -255,7 +243,7 @@ def generate_targets(
     graphs: Sequence[str] = (),
     loss_budget: float = 0.0,
     targets_round: TargetsRound = ONLY_ROUND,
-    hearing: Hearing = FEATURES,
+    source: FrameSource = FEATURES,
 ) -> StepResult:
     """Write the unlabelled subset's target shards, in the order of its feature shards.
 
@@ -270,7 +258,7 @@ def generate_targets(
         shards = read_manifest(store, run_uri, features).own_outputs
 
         def task(name: str, output: Output) -> ShardTask:
-            return ShardTask(step.context, config, name, output, teacher, hearing)
+            return ShardTask(step.context, config, name, output, teacher, source)
 
         # All features that were extracted are labelled, with or without lattices.
         plan = TaskPlan(
@@ -293,7 +281,7 @@ def generate_targets(
         [features, *labelling],
         # Logits differ in their last bits between kinds of devices; a host may have several kinds.
         repetition=Repetition.OTHER_LAST_BITS,
-        engines=(*(SEARCH_ENGINES if graphs else ()), *hearing.engines),
+        engines=(*(SEARCH_ENGINES if graphs else ()), *source.engines),
         extension=Extension(extended_statistics),
     )
     return run_step(spec, label)
@@ -351,26 +339,67 @@ def label_shard(task: ShardTask) -> Commit:
 
     An utterance that the teacher fails at is in the ledger, not in the shard.
     """
-    rows = read_features(read_output(task.context.store, task.context.run_uri, task.features))
+    rows = read_features(task.context.read(task.features))
     # A hash of the id chooses the offset, so every partition mixes all three.
     offsets = [sampling_priority(task.config.seed, row.utterance_id) % STACK for row in rows]
     heard = heard_versions(rows, task.config.versions)
     labels = label_all(task, heard, offsets)
-    found = [Labelled(*each) for each in zip(rows, offsets, labels, strict=True)]
-    labelled = [each for each in found if not each.failures]
-    lost = [quarantined(each) for each in found if each.failures]
-    data = write_targets([each.target_row() for each in labelled])
-    tally = tally_of([each.row for each in labelled])
+    labelled: list[FeatureRow] = []
+    targets: list[TargetRow] = []
+    lost: list[Quarantined] = []
+    num_labelled = 0
+    mass: float = 0
+    without_lattice = {}
+    for row, first, turns in zip(rows, offsets, labels, strict=True):
+        if failed := next((each for each in turns if isinstance(each, TeacherFailure)), None):
+            lost.append(
+                Quarantined(
+                    row.utterance_id,
+                    row.audio_uri,
+                    TEACHER_FAILED,
+                    failed.reason,
+                    num_bytes=0,
+                    duration_ms=row.duration_ms,
+                )
+            )
+            continue
+        found = [each for each in turns if isinstance(each, KBest)]
+        labelled.append(row)
+        targets.append(TargetRow(row.utterance_id, first, stored_targets(first, found)))
+        for kbest in found:
+            num_labelled += len(kbest.log_z)
+            # 003 V-C calls this mass dominant without a figure; the demo's is 94.5 %.
+            mass += float(retained_mass(kbest).sum())
+            # An utterance without a lattice at one of its offsets counts as one without.
+            if isinstance(kbest, KBestWithoutLattice):
+                without_lattice[row.utterance_id] = {"reason": kbest.reason, "detail": kbest.detail}
+    num_elsewhere = sum(row is not each for row, each in zip(rows, heard, strict=True))
+    data = write_targets(targets)
     record = Commit(
         task=task.name,
         fingerprint=task.context.fingerprint,
-        outputs=(task.context.put_output(task.name, ".parquet", data, tally),),
+        outputs=(task.context.put_output(task.name, ".parquet", data, Tally.of(labelled)),),
         ledger=task.context.put_ledger(task.name, lost),
-        tally_in=tally_of(rows),
+        tally_in=Tally.of(rows),
         quarantined=Tally.of(lost),
-        statistics=shard_statistics(labelled, num_elsewhere(rows, heard)),
+        statistics={
+            "num_frames": num_labelled,
+            "retained_mass": mass,
+            **({WITHOUT_LATTICE: without_lattice} if without_lattice else {}),
+            **({HEARD_ELSEWHERE: num_elsewhere} if num_elsewhere else {}),
+        },
     )
     return task.context.commit(record)
+
+
+def stored_targets(first: int, turns: Sequence[KBest]) -> StoredKBest:
+    """Return what a shard holds of an utterance that was labelled at offset `first` and the next.
+
+    One turn is the targets at one offset; three are those at all.
+    """
+    if len(turns) == 1:
+        return turns[0]
+    return KBestAtAllOffsets.of([turns[(offset - first) % STACK] for offset in range(STACK)])
 
 
 def label_all(
@@ -378,40 +407,33 @@ def label_all(
 ) -> list[list[KBest | TeacherFailure]]:
     """Label each utterance at its offset, and at the next two if all are asked.
 
-    What several versions hear is read and labelled once. Draws from the tail depend on the heard
-    utterance, the offset and the seed.
+    What several versions hear is read and labelled once; what cannot be read has no targets. Draws
+    from the tail depend on the heard utterance, the offset and the seed.
     """
     num_turns = STACK if task.config.offsets == "all" else 1
     keys = [
         [(row.utterance_id, (offset + turn) % STACK) for turn in range(num_turns)]
         for row, offset in zip(heard, offsets, strict=True)
     ]
-    done = label_heard(task, distinct(heard), list(chain.from_iterable(keys)))
-    return [[done[key] for key in turns] for turns in keys]
-
-
-def label_heard(
-    task: ShardTask, rows: Sequence[FeatureRow], keys: Sequence[tuple[str, int]]
-) -> dict[tuple[str, int], KBest | TeacherFailure]:
-    """Label each utterance at the offsets that the keys name; what is not heard has no targets."""
-    offsets: dict[str, dict[int, None]] = {row.utterance_id: {} for row in rows}
-    for utterance_id, offset in keys:
-        offsets[utterance_id][offset] = None
+    distinct_rows = distinct(heard)
+    offsets_of: dict[str, dict[int, None]] = {row.utterance_id: {} for row in distinct_rows}
+    for utterance_id, offset in chain.from_iterable(keys):
+        offsets_of[utterance_id][offset] = None
     sent: list[tuple[str, int]] = []
-    failed: dict[tuple[str, int], KBest | TeacherFailure] = {}
+    done: dict[tuple[str, int], KBest | TeacherFailure] = {}
 
     def inputs() -> Iterator[TeacherInput]:
-        for row, found in zip(rows, task.hearing.listen(rows), strict=True):
-            for offset in offsets[row.utterance_id]:
+        for row, found in zip(distinct_rows, task.source.frames_of(distinct_rows), strict=True):
+            for offset in offsets_of[row.utterance_id]:
                 key = row.utterance_id, offset
                 if isinstance(found, TeacherFailure):
-                    failed[key] = found
+                    done[key] = found
                     continue
                 sent.append(key)
                 yield TeacherInput(found(offset), tail_seed(task.config.seed, *key))
 
-    answers = list(task.teacher(inputs()))
-    return {**dict(zip(sent, answers, strict=True)), **failed}
+    done |= zip(sent, list(task.teacher(inputs())), strict=True)
+    return [[done[key] for key in turns] for turns in keys]
 
 
 def tail_seed(seed: int, utterance_id: str, offset: int) -> int:

@@ -23,12 +23,11 @@ from pipeline.records import Member, Quarantined, Segment, Tally, part_from_text
 from pipeline.runs.commit import Commit
 from pipeline.runs.engine import WITHOUT_LATTICE
 from pipeline.runs.ledger import QUARANTINED, SELECTED, read_lines
-from pipeline.runs.manifest import Manifest
-from pipeline.runs.outputs import Output, OutputPart, OutputsInParts
+from pipeline.runs.manifest import Manifest, Output, OutputPart, OutputsInParts
 from pipeline.runs.sealed_json import NamedObject, named_objects, naming, read_sealed, seal
 from pipeline.steps.hash_ranges import HashRange
 from pipeline.steps.selection.id_index import IdRange
-from pipeline.steps.selection.statistics import Month, union_statistics
+from pipeline.steps.selection.increment import Month, union_statistics
 from pipeline.steps.selection.subset_overlap import SPAN, SubsetRange
 from tests.fuzzing.mutations import changed, changed_json, damaged, repeated_key
 from tests.fuzzing.outcomes import FUZZ, REFUSED, outcome

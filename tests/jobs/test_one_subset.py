@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from infra.cluster import Cluster
-from pipeline.runs.manifest import read_manifest
+from pipeline.runs.manifest import OutputsInParts, read_manifest
 from pipeline.runs.names import ALL_SUBSETS, features_step, selection_step
-from pipeline.runs.outputs import OutputsInParts
 from tests.job_programs import RunJob
 from tests.pipeline.runs.small_commits import set_small_bounds
 from tests.small_corpus import local_store, write_corpus

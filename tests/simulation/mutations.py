@@ -13,9 +13,8 @@ from pipeline.records import Quarantined, Tally
 from pipeline.runs import engine, sealed_json
 from pipeline.runs.commit import Commit, StepContext
 from pipeline.runs.engine import StepRun
-from pipeline.runs.manifest import Manifest, Output, manifest_uri, sha256
+from pipeline.runs.manifest import Manifest, Output, OutputsInParts, manifest_uri, sha256
 from pipeline.runs.names import COMMITS_FOLDER, PART_SUFFIX
-from pipeline.runs.outputs import OutputsInParts
 from tests.simulation import simulated_step
 from tests.simulation.simulated_s3 import SimulatedStore
 from tests.simulation.simulated_step import SCORES_SUFFIX

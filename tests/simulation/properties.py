@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from pipeline.records import Tally
-from pipeline.runs.manifest import Manifest, sha256
-from pipeline.runs.outputs import OutputPart
+from pipeline.runs.manifest import Manifest, OutputPart, sha256
 from tests.simulation.exploration import Scenario
 from tests.simulation.schedules import GO, Action, Faults, Machine, State
 from tests.simulation.simulated_s3 import Objects

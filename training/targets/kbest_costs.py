@@ -31,7 +31,7 @@ from pipeline.splicing import STACK, num_low_rate_frames
 from pipeline.steps.targets import (
     FEATURES,
     Frames,
-    Hearing,
+    FrameSource,
     TargetsConfig,
     spliced_frames,
     tail_seed,
@@ -190,13 +190,13 @@ class SampledUtterance:
 class CostedTeachers:
     """CostedTeachers: the teachers that labelled; `load` puts them onto a device.
 
-    They come from the steps `reads`, and hear what `hearing` reads. Any error of the user's own is
+    They come from the steps `reads`, and hear what `source` reads. Any error of the user's own is
     of the utterance, as in their servers.
     """
 
     load: Callable[[torch.device], Sequence[Member]]
     reads: Sequence[str]
-    hearing: Hearing = FEATURES
+    source: FrameSource = FEATURES
     config: LabellingTeacher = TRAINED
 
     @property
@@ -239,7 +239,7 @@ def measure_kbest_costs(
         whole = CostSums()
         by_placement: dict[str, CostSums] = defaultdict(CostSums)
         failures: Counter[str] = Counter()
-        heard = teachers.hearing.listen([each.heard for each in sample])
+        heard = teachers.source.frames_of([each.heard for each in sample])
         for each, frames in zip(sample, heard, strict=True):
             offset = sampling_priority(config.seed, each.row.utterance_id) % STACK
             seed = tail_seed(config.seed, each.row.utterance_id, offset)
@@ -271,7 +271,7 @@ def measure_kbest_costs(
         settings,
         reads,
         repetition=Repetition.OTHER_LAST_BITS,
-        engines=tuple(teachers.hearing.engines),
+        engines=tuple(teachers.source.engines),
     )
     return run_step(spec, measure)
 

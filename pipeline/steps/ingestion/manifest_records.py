@@ -43,8 +43,7 @@ from pipeline.records import (
 from pipeline.runs.manifest import Output, sha256
 from pipeline.runs.names import DEV, LABELLED, OUTSIDE_PREFIXES, UNLABELLED
 from pipeline.sampling import NUM_PRIORITIES, hash_name
-from pipeline.steps.audio_reads import ObjectRanges
-from pipeline.steps.features import refusal
+from pipeline.steps.audio_reads import ObjectRanges, refusal
 from pipeline.steps.ingestion.manifest_format import CHANNEL
 from pipeline.steps.ingestion.manifest_rows import Row, each_row
 

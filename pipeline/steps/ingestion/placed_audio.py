@@ -18,7 +18,7 @@ from jaxtyping import Float32
 
 from infra.prefetch import prefetch
 from infra.settings import Seed, check_ranges
-from infra.store.object_store import ObjectStore, StoreError, join_uri
+from infra.store.object_store import ObjectStore, join_uri
 from pipeline.audio.conversion import NO_CONVERSION, AudioConversion
 from pipeline.audio.decode import decode_utterance
 from pipeline.audio.errors import AudioError
@@ -32,7 +32,7 @@ from pipeline.records import (
     Utterance,
     version_id,
 )
-from pipeline.runs.manifest import Output, sha256
+from pipeline.runs.manifest import Output, read_output, sha256
 from pipeline.runs.names import (
     ACOUSTICS_FOLDER,
     AUDIO_FOLDER,
@@ -40,10 +40,9 @@ from pipeline.runs.names import (
     HELDOUT,
     PLACEMENTS_SETTING,
 )
-from pipeline.runs.outputs import read_output
 from pipeline.sampling import sampling_priority
-from pipeline.steps.audio_reads import FoundAudio, read_audio
-from pipeline.steps.features import quarantine, refusal, wanted_audio
+from pipeline.steps.audio_reads import FoundAudio, read_audio, require_audio
+from pipeline.steps.features import quarantine, wanted_audio
 from pipeline.steps.ingestion.manifest_records import output_of
 
 
@@ -254,15 +253,15 @@ class PlacedAudio:
 
     def _heard(self, record: Utterance, found: FoundAudio) -> Samples | Quarantined:
         """Decode an utterance as extraction would; the checksum of a FLAC is compared here."""
-        if isinstance(found, StoreError):
-            return quarantine(record, refusal(found), str(found), 0)
-        if isinstance(found, AudioError):
-            return quarantine(record, found.reason, found.detail, 0)
-        about, conversion = (record.utterance_id, record.duration_s), self._rules.conversion
+        num_bytes = 0
         try:
-            return decode_utterance(found.data, *about, "kaldi", conversion).samples
+            data = require_audio(found).data
+            num_bytes = len(data)
+            return decode_utterance(
+                data, record.utterance_id, record.duration_s, "kaldi", self._rules.conversion
+            ).samples
         except AudioError as error:
-            return quarantine(record, error.reason, error.detail, len(found.data))
+            return quarantine(record, error.reason, error.detail, num_bytes)
 
     def _version(
         self, record: Utterance, name: str, heard: Samples | Quarantined | None

@@ -28,9 +28,15 @@ from pipeline.filters import SelectionFilters
 from pipeline.metadata import read_records
 from pipeline.records import Quarantined, Utterance
 from pipeline.runs.engine import Distribute
-from pipeline.runs.manifest import is_finished, read_manifest, sha256
+from pipeline.runs.manifest import (
+    Output,
+    Outputs,
+    OutputsInParts,
+    is_finished,
+    read_manifest,
+    sha256,
+)
 from pipeline.runs.names import ALL_SUBSETS, INGEST_STEP, METADATA_FOLDER, SUBSETS
-from pipeline.runs.outputs import Output, Outputs, OutputsInParts
 from pipeline.sampling import hash_name, sampling_priority
 from pipeline.steps.hash_ranges import is_among
 
@@ -58,10 +64,8 @@ class Bucket:
         objects = _read(store, self.uris)
         for (uri, data), digest in zip(objects, self.digests, strict=True):
             # Passes that read other bytes would judge differently, and lose or double records.
-            if sha256(data) == digest:
-                yield uri, data
-            else:
-                yield uri, read_checked(store, uri, partial(_require_unchanged, digest))
+            again = partial(read_checked, store, uri, partial(_require_unchanged, digest))
+            yield uri, data if sha256(data) == digest else again()
 
 
 def list_metadata(

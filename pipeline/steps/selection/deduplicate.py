@@ -149,13 +149,16 @@ def compare_buckets(task: RangeTask) -> RangeSummary:
     """
     merged = _Merged.of(task)
     spare = merged.is_duplicate
-    return RangeSummary(
-        int(merged.durations_ms[~spare].sum()),
-        merged.num_split_speakers,
-        _put_duplicates(
-            task, merged.priorities[spare], merged.durations_ms[spare], merged.buckets[spare]
-        ),
-    )
+    duplicates = None
+    if spare.any():
+        extents = hashes_by_bucket(
+            merged.priorities[spare], merged.buckets[spare], len(task.hashes.objects)
+        )
+        tally = _tally(merged.durations_ms[spare])
+        name = f"duplicates-in-{task.number:05d}"
+        duplicates = put_extents(task.hashes.context, name, ".duplicates", extents, tally)
+    duration_ms = int(merged.durations_ms[~spare].sum())
+    return RangeSummary(duration_ms, merged.num_split_speakers, duplicates)
 
 
 def find_last_priority(task: tuple[RangeTask, int]) -> int:
@@ -214,20 +217,6 @@ class _Merged:
         same = np.zeros(len(self.priorities), np.bool_)
         same[1:] = self.priorities[1:] == self.priorities[:-1]
         return same
-
-
-def _put_duplicates(
-    task: RangeTask,
-    priorities: UInt64[np.ndarray, " duplicates"],
-    durations_ms: Int64[np.ndarray, " duplicates"],
-    buckets: Int64[np.ndarray, " duplicates"],
-) -> Output | None:
-    if not len(priorities):
-        return None
-    name = f"duplicates-in-{task.number:05d}"
-    extents = hashes_by_bucket(priorities, buckets, len(task.hashes.objects))
-    tally = Tally(len(priorities), int(durations_ms.sum()))
-    return put_extents(task.hashes.context, name, ".duplicates", extents, tally)
 
 
 # A range's task holds some 10 million records, at 70 bytes.

@@ -22,9 +22,15 @@ from pipeline.records import Tally
 from pipeline.runs.commit import Commit, StepContext, once
 from pipeline.runs.engine import ScratchTasks
 from pipeline.runs.ledger import IDENTIFIED, read_lines
-from pipeline.runs.manifest import Manifest, Output, own_outputs, read_manifest, read_output
+from pipeline.runs.manifest import (
+    Manifest,
+    Output,
+    Outputs,
+    first_own,
+    own_outputs,
+    read_manifest,
+)
 from pipeline.runs.names import BASE_INPUT
-from pipeline.runs.outputs import Outputs, first_own
 from pipeline.sampling import hash_name
 from pipeline.steps.hash_ranges import (
     Gathered,
@@ -210,25 +216,19 @@ def find_named(
     """
     found = frozenset[str]()
     if manifest.id_index and not manifest.is_inherited:
-        found = _find_own(store, run_uri, manifest, utterance_id)
+        wanted, num_ranges = hash_name(utterance_id), len(manifest.id_index)
+        output = manifest.id_index[range_of(wanted, num_ranges)]
+        numbers = scan_checked(
+            store,
+            output.uri(run_uri),
+            lambda file: find_objects(file, output.num_bytes, num_ranges, wanted),
+        )
+        found = frozenset(_named(manifest, number) for number in numbers)
     if manifest.extends is None:
         return found
     base = manifest.extends.run
     before = read_manifest(store, base, manifest.step)
     return found | find_named(store, base, before, utterance_id)
-
-
-def _find_own(
-    store: ObjectStore, run_uri: str, manifest: Manifest, utterance_id: str
-) -> frozenset[str]:
-    wanted, num_ranges = hash_name(utterance_id), len(manifest.id_index)
-    output = manifest.id_index[range_of(wanted, num_ranges)]
-    numbers = scan_checked(
-        store,
-        output.uri(run_uri),
-        lambda file: find_objects(file, output.num_bytes, num_ranges, wanted),
-    )
-    return frozenset(_named(manifest, number) for number in numbers)
 
 
 def _named(manifest: Manifest, number: int) -> str:
@@ -286,13 +286,12 @@ def _hash_ids(task: _HashTask) -> Commit:
 
 
 def _ids_by_object(task: _HashTask) -> Iterator[Iterator[str]]:
-    store, run_uri = task.context.store, task.context.run_uri
     if isinstance(task.source, Bucket):
-        for uri, data in task.source.read(store):
+        for uri, data in task.source.read(task.context.store):
             yield read_ids(data, uri)
         return
     for output in task.source:
-        lines = read_lines(read_output(store, run_uri, output), IDENTIFIED)
+        lines = read_lines(task.context.read(output), IDENTIFIED)
         yield (fields["utterance_id"] for fields in lines)
 
 

@@ -5,11 +5,12 @@ utterance ids are looked up in the id indexes of those runs, range by range of h
 lists: no process holds more than one range, however long the chain is.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import chain
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 from jaxtyping import UInt64
@@ -26,17 +27,21 @@ from infra.store.object_store import (
 )
 from pipeline.filters import CREATED_AT, ends_later
 from pipeline.records import Tally
-from pipeline.runs.commit import Commit, StepContext
+from pipeline.runs.commit import Commit
 from pipeline.runs.engine import Extension, ScratchTasks, Statistics
 from pipeline.runs.increment import BaseStep, read_base, read_increment
-from pipeline.runs.manifest import Manifest, Output, read_manifest, read_output
+from pipeline.runs.manifest import Manifest, Output, read_manifest
 from pipeline.runs.names import INCREMENT_METADATA
 from pipeline.runs.sealed_json import read_sealed, seal, texts_of
 from pipeline.sampling import NUM_PRIORITIES
-from pipeline.steps.hash_ranges import Gathered, gathered_objects, put_extents
+from pipeline.steps.hash_ranges import (
+    GETS_IN_FLIGHT,
+    Gathered,
+    gathered_objects,
+    put_extents,
+)
 from pipeline.steps.selection.deduplicate import read_hashes
 from pipeline.steps.selection.id_index import IdRange, metadata_names
-from pipeline.steps.selection.statistics import Month, union_statistics
 
 SIZES = "metadata_bytes"
 """The statistic of a selection with the size of each metadata object that it read, by name."""
@@ -50,6 +55,29 @@ MAY_DIFFER = ("hours", "filters.created_before")
 _NAMES = "names"
 
 Buckets = Mapping[str, Sequence[ObjectInfo]]
+
+
+class Month(TypedDict):
+    """Month holds what was selected of a month, beside its hours."""
+
+    utterances: int
+    duration_ms: int
+
+
+def tallies_by_name(parts: Iterable[Mapping[str, Month]]) -> dict[str, Tally]:
+    """Add up tallies of the same name, such as a month; in the order of names."""
+    totals: dict[str, Tally] = defaultdict(Tally)
+    for part in parts:
+        for name, each in part.items():
+            totals[name] += Tally(each["utterances"], each["duration_ms"])
+    return dict(sorted(totals.items()))
+
+
+def with_hours(tallies: Mapping[str, Tally]) -> dict[str, dict[str, Any]]:
+    """Return tallies by name as a manifest's statistics have them."""
+    return {
+        name: {**asdict(tally), "hours": round(tally.hours, 6)} for name, tally in tallies.items()
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +119,15 @@ class ExtendedSelection:
         return {**union_statistics(before, own), **last}
 
 
+def union_statistics(before: Manifest, own: Mapping[str, Any]) -> dict[str, Any]:
+    """Add an increment's hours by month to those of its base; the other statistics are its own.
+
+    ValueError if the base's are none.
+    """
+    months = before.statistic("months", dict[str, Month], {}), own.get("months", {})
+    return {**own, "months": with_hours(tallies_by_name(months))}
+
+
 def extended_selection(
     store: ObjectStore, run_uri: str, step: str, config: Mapping[str, Any]
 ) -> ExtendedSelection | None:
@@ -117,7 +154,9 @@ def extended_selection(
         )
     keeps_share = hours == before
     opens = _end_moves(base, config, may_be_earlier=keeps_share) and any(
-        _left_out_by_date(store, each, step) for each in increment.bases
+        # Records that the dates left out come back only if their objects are read again.
+        CREATED_AT in read_manifest(store, each, step).statistic("unselected", dict[str, Month], {})
+        for each in increment.bases
     )
     return ExtendedSelection(base, increment.bases, keeps_share, not keeps_share or opens)
 
@@ -133,15 +172,6 @@ def _end_moves(base: BaseStep, config: Mapping[str, Any], *, may_be_earlier: boo
     return ends_later(end, before)
 
 
-def _left_out_by_date(store: ObjectStore, run_uri: str, step: str) -> bool:
-    """Return whether a selection read records that `created_before`, or `created_from`, left out.
-
-    It has read their objects, so a later end alone would not bring them back.
-    """
-    unselected = read_manifest(store, run_uri, step).statistic("unselected", dict[str, Month], {})
-    return CREATED_AT in unselected
-
-
 def metadata_to_read(
     store: ObjectStore,
     run_uri: str,
@@ -155,11 +185,20 @@ def metadata_to_read(
     increment. ValueError names an object that has another size than the chain read, or one that
     is to be read and is not listed.
     """
-    known = _known_sizes(store, extended.bases, extended.base.manifest.step)
+    known: dict[str, int] = {}
+    for each in extended.bases:
+        earlier = read_manifest(store, each, extended.base.manifest.step)
+        known |= earlier.statistic(SIZES, dict[str, int])
     base = f"{normalize_uri(metadata_uri)}/"
     new = [each.uri.removeprefix(base) for each in _unread(listing, base, known)]
     names = _recorded(store, run_uri, new) | (known.keys() if extended.is_read_again else set())
-    _require_listed(listing, base, names)
+    listed = {each.uri.removeprefix(base) for each in chain(*listing.values())}
+    if missing := sorted(names - listed):
+        raise ValueError(
+            f"{base}: of {len(names)} metadata objects that this increment reads the listing lacks "
+            f"{len(missing)}, such as {missing[0]}: put back what was removed, or use a store that "
+            "lists all that it holds"
+        )
     kept = {
         bucket: [each for each in objects if each.uri.removeprefix(base) in names]
         for bucket, objects in listing.items()
@@ -177,13 +216,6 @@ def sizes(listing: Buckets, metadata_uri: str) -> dict[str, int]:
     }
 
 
-def _known_sizes(store: ObjectStore, bases: Sequence[str], step: str) -> dict[str, int]:
-    known: dict[str, int] = {}
-    for base in bases:
-        known |= read_manifest(store, base, step).statistic(SIZES, dict[str, int])
-    return known
-
-
 def _unread(listing: Buckets, base: str, known: Mapping[str, int]) -> Iterator[ObjectInfo]:
     for each in chain(*listing.values()):
         num_bytes = known.get(each.uri.removeprefix(base))
@@ -194,16 +226,6 @@ def _unread(listing: Buckets, base: str, known: Mapping[str, int]) -> Iterator[O
                 f"{each.uri} has {each.num_bytes} bytes, and had {num_bytes} when an earlier "
                 "run read it: put the object back, and write new records into new objects"
             )
-
-
-def _require_listed(listing: Buckets, base: str, names: Collection[str]) -> None:
-    listed = {each.uri.removeprefix(base) for each in chain(*listing.values())}
-    if missing := sorted(set(names) - listed):
-        raise ValueError(
-            f"{base}: of {len(names)} metadata objects that this increment reads the listing lacks "
-            f"{len(missing)}, such as {missing[0]}: put back what was removed, or use a store that "
-            "lists all that it holds"
-        )
 
 
 def _recorded(store: ObjectStore, run_uri: str, names: Sequence[str]) -> frozenset[str]:
@@ -217,8 +239,6 @@ def _recorded(store: ObjectStore, run_uri: str, names: Sequence[str]) -> frozens
         raise ValueError(f"{uri} has gone: another process removes the run") from error
     return frozenset(recorded)
 
-
-_GETS_IN_FLIGHT = 16
 
 Hashes = UInt64[np.ndarray, " _ids"]
 
@@ -264,16 +284,9 @@ class _RunIndex:
 
     def selected(self, parts: Sequence[IdRange]) -> Hashes:
         """Return the ids that files have, among those that the index has of any object."""
-        end = self.first_file + self.num_files
-        return np.concatenate(
-            [
-                np.empty(0, np.uint64),
-                *(
-                    part.hashes[(part.objects >= self.first_file) & (part.objects < end)]
-                    for part in parts
-                ),
-            ]
-        )
+        first, end = self.first_file, self.first_file + self.num_files
+        some = (part.hashes[(part.objects >= first) & (part.objects < end)] for part in parts)
+        return np.concatenate([np.empty(0, np.uint64), *some])
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,24 +323,16 @@ def find_selected_before(
 def _find_in_range(task: _RangeTask) -> Output | None:
     """Store the ids of a range that a run of the chain has selected, if there are some."""
     scratch = task.ids.context
-    read = partial(_read_range, scratch)
-    buckets = list(map(IdRange.from_bytes, task.ids.read(task.number)))
     before = [np.empty(0, np.uint64)]
     for each in task.chain:
-        before.append(
-            each.selected([part for _, part in prefetch(read, each.ranges, _GETS_IN_FLIGHT)])
-        )
+        read = prefetch(scratch.read, each.ranges, GETS_IN_FLIGHT)
+        before.append(each.selected([IdRange.from_bytes(data) for _, data in read]))
     selected = np.unique(np.concatenate(before))
-    found = [_among(np.unique(part.hashes), selected) for part in buckets]
+    found = []
+    for data in task.ids.read(task.number):
+        ids = np.unique(IdRange.from_bytes(data).hashes)
+        found.append(ids[np.isin(ids, selected, assume_unique=True)])
     if not any(map(len, found)):
         return None
     extents = (ids.astype("<u8").tobytes() for ids in found)
     return put_extents(scratch, f"before-{task.number:05d}", ".before", extents, Tally())
-
-
-def _among(ids: Hashes, selected: Hashes) -> Hashes:
-    return ids[np.isin(ids, selected, assume_unique=True)]
-
-
-def _read_range(context: StepContext, output: Output) -> IdRange:
-    return IdRange.from_bytes(read_output(context.store, context.run_uri, output))

@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from functools import partial
-from typing import Annotated, Any, TypeGuard
+from itertools import chain
+from typing import Annotated, Any
 
 import numpy as np
-from jaxtyping import Bool
 
 from infra.settings import LATER, Range, Seed, check_ranges, plain
 from infra.store.object_store import ObjectInfo, ObjectStore, join_uri
@@ -28,6 +28,7 @@ from pipeline.runs.engine import (
     LossLimit,
     LossWatch,
     ScratchTasks,
+    Statistics,
     StepResult,
     StepRun,
     StepSpec,
@@ -36,7 +37,7 @@ from pipeline.runs.engine import (
     run_tasks,
 )
 from pipeline.runs.ledger import ledger_reasons
-from pipeline.runs.manifest import Manifest, Output, read_output
+from pipeline.runs.manifest import Manifest
 from pipeline.runs.names import LEDGER_SUFFIX, METADATA_FOLDER, UNLABELLED, selection_step
 from pipeline.sampling import hash_name, within_speaker_cap
 from pipeline.shuffling import shuffle
@@ -45,7 +46,6 @@ from pipeline.steps.selection.buckets import (
     NOTHING_INGESTED,
     Bucket,
     Eligible,
-    Filtered,
     RecordRules,
     digest_buckets,
     input_digests_of,
@@ -70,12 +70,8 @@ from pipeline.steps.selection.increment import (
     find_selected_before,
     metadata_to_read,
     sizes,
-)
-from pipeline.steps.selection.statistics import (
-    fold_balance,
-    require_eligible,
-    selection_statistics,
-    unread_statistics,
+    tallies_by_name,
+    with_hours,
 )
 from pipeline.steps.selection.subset_overlap import require_disjoint
 
@@ -104,54 +100,42 @@ class SelectTask:
         return f"{SELECTED}{self.bucket.name}"
 
 
-@dataclass(frozen=True, slots=True)
-class _Selection:
-    selected: list[Utterance]
-    quarantined: list[Quarantined]
-    unselected: Tally
-
-
 @once
 def select_bucket(task: SelectTask) -> Commit:
     """Apply the rules as the bucket's index did; store the records up to the last priority."""
-    selection = _apply_cutoff(task)
-    selected = sorted(selection.selected, key=stream_order)
-    data = "".join(utterance.to_json() + "\n" for utterance in selected).encode()
-    output = task.context.put_output(task.name, ".jsonl", data, Tally.of(selected))
-    lost = Tally.of(selection.quarantined)
-    record = Commit(
-        task=task.name,
-        fingerprint=task.context.fingerprint,
-        outputs=(output,),
-        ledger=task.context.put_ledger(task.name, selection.quarantined),
-        tally_in=output.tally + selection.unselected + lost,
-        quarantined=lost,
-        unselected=selection.unselected,
-        statistics={"months": _months(selected)},
-    )
-    return task.context.commit(record)
-
-
-def _apply_cutoff(task: SelectTask) -> _Selection:
     # A duplicate of an earlier bucket is quarantined even where the budget leaves it out.
     elsewhere = read_hashes(task.duplicates.read(task.number))
     before = task.before.read(task.number)
     candidates: list[Eligible] = []
-    selected, quarantined, left_ms = [], [], []
+    quarantined: list[Quarantined] = []
+    left_ms: list[int] = []
     for found in task.rules.apply(task.context.store, task.bucket):
         if isinstance(found, Quarantined):
             quarantined.append(found)
-        elif before and _is_before(found, before) and found.priority not in elsewhere:
-            # Judged again with all others, it is not new; a new record of its id is one too many.
-            if not task.before.is_read_again:
-                quarantined.append(found.as_duplicate("an utterance that an earlier run selected"))
-        elif isinstance(found, Eligible) and (
-            found.priority <= task.last_priority or found.priority in elsewhere
-        ):
-            candidates.append(found)
-        else:
-            left_ms.append(found.record.duration_ms)
-    is_kept = _within_cap(candidates, task.rules.filters.max_speaker_ms)
+            continue
+        if isinstance(found, Eligible):
+            is_elsewhere = found.priority in elsewhere
+            if before and not is_elsewhere and hash_name(found.record.utterance_id) in before:
+                # Judged again with all others, it is not new; a new record of its id is one too
+                # many.
+                if not task.before.is_read_again:
+                    whose = "an utterance that an earlier run selected"
+                    quarantined.append(found.as_duplicate(whose))
+                continue
+            if is_elsewhere or found.priority <= task.last_priority:
+                candidates.append(found)
+                continue
+        left_ms.append(found.record.duration_ms)
+    selected = []
+    # Only lower priorities decide, and those are candidates too: the index kept the same ones.
+    numbers: dict[str, int] = {}
+    speakers = [numbers.setdefault(each.record.speaker_id, len(numbers)) for each in candidates]
+    is_kept = within_speaker_cap(
+        np.array(speakers, np.uint64),
+        np.array([each.priority for each in candidates], np.uint64),
+        np.array([each.record.duration_ms for each in candidates], np.int64),
+        task.rules.filters.max_speaker_ms,
+    )
     for candidate, kept in zip(candidates, is_kept, strict=True):
         if not kept:
             left_ms.append(candidate.record.duration_ms)
@@ -159,23 +143,22 @@ def _apply_cutoff(task: SelectTask) -> _Selection:
             quarantined.append(candidate.as_duplicate())
         else:
             selected.append(candidate.record)
-    return _Selection(selected, quarantined, Tally(len(left_ms), sum(left_ms)))
-
-
-def _is_before(found: Eligible | Filtered, before: frozenset[int]) -> TypeGuard[Eligible]:
-    return isinstance(found, Eligible) and hash_name(found.record.utterance_id) in before
-
-
-def _within_cap(candidates: Sequence[Eligible], cap_ms: int) -> Bool[np.ndarray, " candidates"]:
-    # Only lower priorities decide, and those are candidates too: the index kept the same ones.
-    numbers: dict[str, int] = {}
-    speakers = [numbers.setdefault(each.record.speaker_id, len(numbers)) for each in candidates]
-    return within_speaker_cap(
-        np.array(speakers, np.uint64),
-        np.array([each.priority for each in candidates], np.uint64),
-        np.array([each.record.duration_ms for each in candidates], np.int64),
-        cap_ms,
+    selected.sort(key=stream_order)
+    unselected = Tally(len(left_ms), sum(left_ms))
+    data = "".join(utterance.to_json() + "\n" for utterance in selected).encode()
+    output = task.context.put_output(task.name, ".jsonl", data, Tally.of(selected))
+    lost = Tally.of(quarantined)
+    record = Commit(
+        task=task.name,
+        fingerprint=task.context.fingerprint,
+        outputs=(output,),
+        ledger=task.context.put_ledger(task.name, quarantined),
+        tally_in=output.tally + unselected + lost,
+        quarantined=lost,
+        unselected=unselected,
+        statistics={"months": _months(selected)},
     )
+    return task.context.commit(record)
 
 
 def _months(utterances: Sequence[Utterance]) -> dict[str, dict[str, int]]:
@@ -199,68 +182,42 @@ class PackTask:
     selected: tuple[Commit, ...]
 
 
-@dataclass(slots=True)
-class _Stream:
-    """The lines of a speaker's utterances, in stream order."""
-
-    lines: list[bytes]
-    duration_ms: int = 0
-
-    @property
-    def tally(self) -> Tally:
-        return Tally(len(self.lines), self.duration_ms)
-
-
 @once
 def pack_files(task: PackTask) -> Commit:
     """Pack speakers into files, and join the buckets' ledgers."""
-    streams = _read_streams(task)
-    durations_ms = {speaker: stream.duration_ms for speaker, stream in streams.items()}
+    lines = defaultdict[str, list[bytes]](list)
+    durations_ms = Counter[str]()
+    for output in chain.from_iterable(commit.outputs for commit in task.selected):
+        for line in task.context.read(output).splitlines(keepends=True):
+            utterance = parse_utterance(line.decode())
+            # The lines are in stream order already, as the causal mean needs them.
+            lines[utterance.speaker_id].append(line)
+            durations_ms[utterance.speaker_id] += utterance.duration_ms
     # Only neighbouring buckets are packed together, which spares a shuffle of all speakers (IV-A2).
     packed = pack_speakers(durations_ms, task.file_hours)
+    outputs = []
+    for number, speakers in enumerate(packed):
+        some = [line for speaker in speakers for line in lines[speaker]]
+        tally = Tally(len(some), sum(durations_ms[speaker] for speaker in speakers))
+        name = f"{task.name}-{number:05d}"
+        outputs.append(task.context.put_output(name, ".jsonl", b"".join(some), tally))
     quarantined = sum((commit.quarantined for commit in task.selected), Tally())
+    ledger = None
+    if ledgers := [commit.ledger for commit in task.selected if commit.ledger]:
+        data = b"".join(map(task.context.read, ledgers))
+        stored = task.context.put_output(task.name, LEDGER_SUFFIX, data, quarantined)
+        ledger = replace(stored, reasons=dict(ledger_reasons(ledgers)))
     record = Commit(
         task=task.name,
         fingerprint=task.context.fingerprint,
-        outputs=tuple(
-            _write_file(task, number, [streams[speaker] for speaker in speakers])
-            for number, speakers in enumerate(packed)
-        ),
-        ledger=_join_ledgers(task, quarantined),
+        outputs=tuple(outputs),
+        ledger=ledger,
         tally_in=sum((commit.tally_in for commit in task.selected), Tally()),
         quarantined=quarantined,
         unselected=sum((commit.unselected for commit in task.selected), Tally()),
-        statistics={"balance": Balance.of(packed, durations_ms).to_dict()},
+        statistics={"balance": asdict(Balance.of(packed, durations_ms))},
     )
     return task.context.commit(record)
-
-
-def _read_streams(task: PackTask) -> dict[str, _Stream]:
-    streams: dict[str, _Stream] = defaultdict(lambda: _Stream([]))
-    for output in (output for commit in task.selected for output in commit.outputs):
-        for line in read_output(task.context.store, task.context.run_uri, output).splitlines():
-            utterance = parse_utterance(line.decode())
-            stream = streams[utterance.speaker_id]
-            # The lines are in stream order already, as the causal mean needs them.
-            stream.lines.append(line)
-            stream.duration_ms += utterance.duration_ms
-    return streams
-
-
-def _write_file(task: PackTask, number: int, streams: Sequence[_Stream]) -> Output:
-    data = b"".join(line + b"\n" for stream in streams for line in stream.lines)
-    tally = sum((stream.tally for stream in streams), Tally())
-    return task.context.put_output(f"{task.name}-{number:05d}", ".jsonl", data, tally)
-
-
-def _join_ledgers(task: PackTask, quarantined: Tally) -> Output | None:
-    if not quarantined.utterances:
-        return None
-    ledgers = [commit.ledger for commit in task.selected if commit.ledger]
-    store, run_uri = task.context.store, task.context.run_uri
-    data = b"".join(read_output(store, run_uri, each) for each in ledgers)
-    stored = task.context.put_output(task.name, LEDGER_SUFFIX, data, quarantined)
-    return replace(stored, reasons=dict(ledger_reasons(ledgers)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,10 +243,6 @@ class SelectionConfig:
         """The budget in milliseconds; 0 selects all."""
         return round(self.hours * 3_600_000)
 
-    def without_rules(self) -> "SelectionConfig":
-        """Return the configuration that takes all utterances, in the same files."""
-        return replace(self, hours=0.0, filters=SelectionFilters(), date_folders=False)
-
 
 def select_utterances(
     store: ObjectStore,
@@ -307,11 +260,16 @@ def select_utterances(
     whole. ValueError if another subset's selection in this run has an utterance, a speaker or audio
     of this one. An increment selects from the unlabelled metadata that no run before it has read.
     """
-    applied = config if subset == UNLABELLED else config.without_rules()
     name, settings, may_grow = selection_step(subset), plain(config), subset == UNLABELLED
     extended = extended_selection(store, run_uri, name, settings) if may_grow else None
-    everything = list_metadata(store, metadata_uri, ingested)
-    listing = listing_to_read(store, run_uri, metadata_uri, everything, applied, extended)
+    applied = config
+    if not may_grow:
+        applied = replace(config, hours=0.0, filters=SelectionFilters(), date_folders=False)
+    everything = listing = list_metadata(store, metadata_uri, ingested)
+    if applied.date_folders:
+        listing = within_dates(listing, applied.filters, may_be_none=extended is not None)
+    if extended is not None:
+        listing = metadata_to_read(store, run_uri, metadata_uri, listing, extended)
     # Digests go into the fingerprint, so a finished step is found without parsing a record.
     buckets = digest_buckets(store, listing, distribute, f"digest {subset} metadata")
 
@@ -321,16 +279,16 @@ def select_utterances(
             return step.lossless(Tally(), statistics=read)
         ranges = num_ranges([found for objects in listing.values() for found in objects])
         scratch = ScratchTasks(step.context, distribute)
-        records = select_records(
+        indexes, selected, last_priority = select_records(
             scratch, applied, metadata_uri, buckets, ranges, loss_budget, extended
         )
         plan = TaskPlan(
-            plan_files(step.context, applied, records.selected),
+            plan_files(step.context, applied, selected),
             pack_files,
             distribute,
             loss_budget,
             fold=fold_balance,
-            statistics=partial(selection_statistics, records.indexes, records.selected),
+            statistics=partial(selection_statistics, indexes, selected),
             order=partial(shuffle, seed=config.seed),
         )
         made = run_tasks(step, plan)
@@ -338,7 +296,7 @@ def select_utterances(
         is_increment = extended is not None
         require_disjoint(step.context, corpus_uri, subset, distribute, is_increment=is_increment)
         index = index_ids(scratch, step.context, buckets, made, ranges)
-        read |= {LAST_PRIORITY: records.last_priority} if applied.hours else {}
+        read |= {LAST_PRIORITY: last_priority} if applied.hours else {}
         statistics = {**made.statistics, **unread_statistics(everything, listing), **read}
         return replace(made, statistics=statistics, id_index=index)
 
@@ -353,32 +311,6 @@ def select_utterances(
     return run_step(spec, select, base=extended.base if extended else None)
 
 
-def listing_to_read(
-    store: ObjectStore,
-    run_uri: str,
-    metadata_uri: str,
-    everything: dict[str, list[ObjectInfo]],
-    config: SelectionConfig,
-    extended: ExtendedSelection | None,
-) -> dict[str, list[ObjectInfo]]:
-    """Leave out the metadata of other days, and what the runs before an increment have read."""
-    listing = everything
-    if config.date_folders:
-        listing = within_dates(everything, config.filters, may_be_none=extended is not None)
-    if extended is None:
-        return listing
-    return metadata_to_read(store, run_uri, metadata_uri, listing, extended)
-
-
-@dataclass(frozen=True, slots=True)
-class SelectedRecords:
-    """SelectedRecords holds the commits of both passes, by bucket, and the last priority."""
-
-    indexes: list[Commit]
-    selected: list[Commit]
-    last_priority: int
-
-
 def select_records(
     scratch: ScratchTasks,
     config: SelectionConfig,
@@ -386,27 +318,34 @@ def select_records(
     buckets: Sequence[Bucket],
     ranges: int,
     loss_budget: float,
-    extended: ExtendedSelection | None = None,
-) -> SelectedRecords:
+    extended: ExtendedSelection | None,
+) -> tuple[list[Commit], list[Commit], int]:
     """Index each bucket, find the cutoff, and select from each bucket.
 
-    An increment leaves out what the runs before it have selected. The manifest does not name the
-    objects of these tasks: once it exists, they may be removed.
+    Returns the commits of both passes, by bucket, and the last priority. An increment leaves out
+    what the runs before it have selected. The manifest does not name the objects of these tasks:
+    once it exists, they may be removed.
     """
     rules = RecordRules(config.seed, config.filters)
     indexing = [IndexTask(scratch.context, rules, each, ranges) for each in buckets]
     # A bucket's index keeps 12 bytes of a candidate; the records stay in the store.
     indexes = scratch.run(indexing, index_bucket, "index the buckets")
+    num_records = sum(index.tally_in.utterances for index in indexes)
     # Of an increment's few records no filter need let one pass.
     if extended is None:
-        require_eligible(metadata_uri, indexes)
-    has_share = extended is not None and extended.keeps_share
+        require_eligible(metadata_uri, indexes, num_records)
     # The cutoff meets the budget exactly, in place of the paper's mild oversampling (003 IV-B1).
-    budget_ms = 0 if has_share else config.budget_ms
+    budget_ms = 0 if extended and extended.keeps_share else config.budget_ms
     cutoff = find_cutoff(scratch, indexes, ranges, metadata_uri, budget_ms)
-    # The base's cutoff takes the same share of new records, and so of the union.
-    last = extended.last_priority if extended and has_share else cutoff.last_priority
-    before = _selected_before(scratch, buckets, ranges, extended)
+    last, before = cutoff.last_priority, NOTHING_BEFORE
+    if extended is not None:
+        if extended.keeps_share:
+            # The base's cutoff takes the same share of new records, and so of the union.
+            last = extended.last_priority
+        hashed = hash_buckets(scratch, buckets, ranges)
+        step = extended.base.manifest.step
+        found = find_selected_before(scratch, extended.bases, step, hashed, ranges)
+        before = SelectedBefore(found, extended.is_read_again)
     # This pass judges again, 9 us a record, as kept records would need 500 bytes each.
     tasks = [
         SelectTask(scratch.context, rules, last, bucket, number, cutoff.duplicates, before)
@@ -414,26 +353,23 @@ def select_records(
     ]
     # The buckets with most bad records come first, so that the loss budget ends the pass early.
     worst_first = sorted(tasks, key=lambda task: -indexes[task.number].quarantined.utterances)
-    num_records = sum(index.tally_in.utterances for index in indexes)
     watch = LossWatch(LossLimit(loss_budget, num_records))
     selected = scratch.run(worst_first, select_bucket, "select from the buckets", watch)
     by_name = {commit.task: commit for commit in selected}
-    return SelectedRecords(indexes, [by_name[task.name] for task in tasks], last)
+    return indexes, [by_name[task.name] for task in tasks], last
 
 
-def _selected_before(
-    scratch: ScratchTasks,
-    buckets: Sequence[Bucket],
-    ranges: int,
-    extended: ExtendedSelection | None,
-) -> SelectedBefore:
-    """Look for the ids of each bucket that the runs before an increment have selected."""
-    if extended is None:
-        return NOTHING_BEFORE
-    hashed = hash_buckets(scratch, buckets, ranges)
-    step = extended.base.manifest.step
-    found = find_selected_before(scratch, extended.bases, step, hashed, ranges)
-    return SelectedBefore(found, extended.is_read_again)
+def require_eligible(metadata_uri: str, indexes: Sequence[Commit], num_records: int) -> None:
+    """Raise ValueError for metadata without a record, and for filters that let none pass."""
+    if not num_records:
+        raise ValueError(f"{metadata_uri} holds no record: its objects are empty; ingest again")
+    left_out = tallies_by_name(index.statistics["unselected"] for index in indexes)
+    if left_out and not any(index.tally_out.utterances for index in indexes):
+        counts = {reason: tally.utterances for reason, tally in left_out.items()}
+        raise ValueError(
+            f"{metadata_uri}: the filters leave none of {num_records} records (left out "
+            f"by {counts}): loosen selection.filters"
+        )
 
 
 def plan_files(
@@ -441,16 +377,47 @@ def plan_files(
 ) -> dict[str, PackTask]:
     """Plan a task for each group of neighbouring buckets, large enough for nearly equal files."""
     groups = group_buckets([commit.tally_out.duration_ms for commit in selected], config.file_hours)
-    tasks = [
-        PackTask(
-            context,
-            f"group-{number:05d}",
-            config.file_hours,
-            tuple(selected[each] for each in group),
-        )
-        for number, group in enumerate(groups)
-    ]
-    return {task.name: task for task in tasks}
+    tasks = {}
+    for number, group in enumerate(groups):
+        name = f"group-{number:05d}"
+        commits = tuple(selected[each] for each in group)
+        tasks[name] = PackTask(context, name, config.file_hours, commits)
+    return tasks
+
+
+def fold_balance(groups: Sequence[Statistics]) -> Statistics:
+    """Measure the files of several groups as one set of files."""
+    balances = (Balance(**each["balance"]) for each in groups)
+    return {"balance": asdict(Balance.of_groups(balances))}
+
+
+def selection_statistics(
+    indexes: Sequence[Commit], selected: Sequence[Commit], files: Statistics
+) -> dict[str, Any]:
+    """Add up the statistics for the manifest; what no filter or cap left out is over budget."""
+    unselected = tallies_by_name(index.statistics["unselected"] for index in indexes)
+    known = sum(unselected.values(), Tally())
+    total = sum((commit.unselected for commit in selected), Tally())
+    unselected["over_budget"] = Tally(
+        total.utterances - known.utterances, total.duration_ms - known.duration_ms
+    )
+    months = tallies_by_name(commit.statistics["months"] for commit in selected)
+    return {
+        "files": Balance(**files["balance"]).summary(),
+        "months": with_hours(months),
+        "unselected": with_hours(unselected),
+    }
+
+
+def unread_statistics(
+    everything: Mapping[str, Sequence[ObjectInfo]], listing: Mapping[str, Sequence[ObjectInfo]]
+) -> dict[str, Any]:
+    """Count the objects of other days, and their bytes; nothing where all were read."""
+    objects, read = (list(chain(*each.values())) for each in (everything, listing))
+    if len(objects) == len(read):
+        return {}
+    num_bytes = sum(each.num_bytes for each in objects) - sum(each.num_bytes for each in read)
+    return {"other_days": {"objects": len(objects) - len(read), "num_bytes": num_bytes}}
 
 
 def metadata_uri(corpus_uri: str, subset: str) -> str:

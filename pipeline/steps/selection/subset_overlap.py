@@ -13,7 +13,7 @@ those of a meeting's speakers.
 import re
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import pairwise
 from typing import TypeAlias
@@ -26,8 +26,8 @@ from infra.store.uris import resolve_audio
 from pipeline.records import Member, Segment, Tally, Utterance, parse_utterance
 from pipeline.runs.commit import StepContext, read_commits
 from pipeline.runs.engine import Distribute
-from pipeline.runs.manifest import Output, is_finished, read_manifest, read_output
-from pipeline.runs.names import ALL_SUBSETS, SCRATCH_FOLDER, selection_step
+from pipeline.runs.manifest import Output, is_finished, read_manifest
+from pipeline.runs.names import ALL_SUBSETS, selection_step
 from pipeline.sampling import hash_name
 from pipeline.steps.hash_ranges import (
     Gathered,
@@ -160,20 +160,18 @@ def num_ranges(num_utterances: int) -> int:
 
 
 def _groups(context: StepContext, corpus_uri: str, subset: str) -> Iterator[_Group]:
-    scratch = replace(context, step=f"{context.step}/{SCRATCH_FOLDER}")
-    step = selection_step(subset)
-    for commit in read_commits(context.store, context.run_uri, step):
-        yield _Group(scratch, subset, commit.outputs, corpus_uri)
+    for commit in read_commits(context.store, context.run_uri, selection_step(subset)):
+        yield _Group(context.scratch, subset, commit.outputs, corpus_uri)
 
 
 def _inherited_groups(context: StepContext, corpus_uri: str, subset: str) -> Iterator[_Group]:
     """Yield the files of a subset that an increment has taken over; the base has their commits."""
-    scratch = replace(context, step=f"{context.step}/{SCRATCH_FOLDER}")
     step = selection_step(subset)
     if is_finished(context.store, context.run_uri, step):
         files = tuple(read_manifest(context.store, context.run_uri, step).outputs)
         for first in range(0, len(files), _GROUP_FILES):
-            yield _Group(scratch, subset, files[first : first + _GROUP_FILES], corpus_uri)
+            some = files[first : first + _GROUP_FILES]
+            yield _Group(context.scratch, subset, some, corpus_uri)
 
 
 def _hash_group(task: tuple[_Group, int]) -> Output:
@@ -314,14 +312,15 @@ def _of_subset(subset: str, groups: Sequence[str], columns: Sequence[Hashes]) ->
 
 def _find(task: tuple[_Group, _Example]) -> Utterance:
     group, wanted = task
-    return next(record for record in _records(group) if _is_example(group, wanted, record))
-
-
-def _is_example(group: _Group, wanted: _Example, record: Utterance) -> bool:
-    if wanted.kind == _AUDIO:
-        return _span(group.corpus_uri, record)[:2] == (wanted.hash, wanted.start_ms)
-    name = record.utterance_id if wanted.kind == _UTTERANCE else record.speaker_id
-    return hash_name(name) == wanted.hash
+    for record in _records(group):
+        if wanted.kind == _AUDIO:
+            if _span(group.corpus_uri, record)[:2] == (wanted.hash, wanted.start_ms):
+                return record
+            continue
+        name = record.utterance_id if wanted.kind == _UTTERANCE else record.speaker_id
+        if hash_name(name) == wanted.hash:
+            return record
+    raise AssertionError("a task has hashed the example")
 
 
 def _refusal(
@@ -330,7 +329,9 @@ def _refusal(
     named: Mapping[tuple[str, str], Sequence[Utterance]],
 ) -> str:
     facts = []
-    for (other, kind), (record, *others) in sorted(named.items(), key=_names_first):
+    # Names come before audio.
+    by_kind = sorted(named.items(), key=lambda item: (item[0][1] == _AUDIO, *item[0]))
+    for (other, kind), (record, *others) in by_kind:
         count = sum(each.count for each in found if (each.other, each.kind) == (other, kind))
         what = f"{count:,} {kind}(s) with {selection_step(other)}"
         example = repr(record.speaker_id if kind == _SPEAKER else record.utterance_id)
@@ -346,13 +347,7 @@ def _refusal(
     )
 
 
-def _names_first(item: tuple[tuple[str, str], Sequence[Utterance]]) -> tuple[bool, str, str]:
-    other, kind = item[0]
-    return kind == _AUDIO, other, kind
-
-
 def _records(group: _Group) -> Iterator[Utterance]:
     for output in group.files:
-        data = read_output(group.context.store, group.context.run_uri, output)
-        for line in data.splitlines():
+        for line in group.context.read(output).splitlines():
             yield parse_utterance(line.decode())

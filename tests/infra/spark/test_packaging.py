@@ -30,7 +30,7 @@ TASK_MODULES = {
     "extract_features": ("pipeline.steps.features",),
     "align": ("training.align.network_alignment",),
     "generate_targets": (
-        "pipeline.steps.audio_hearing",
+        "pipeline.steps.targets",
         "pipeline.steps.targets",
         "training.targets.own_teacher",
         "training.targets.teacher",

@@ -11,8 +11,7 @@ from infra.task_metrics import REQUESTS
 from jobs.run_table import utterance_reads
 from pipeline.audit.trace import trace
 from pipeline.audit.verify import Verification, sweep, verify_run
-from pipeline.runs.manifest import Manifest, read_manifest
-from pipeline.runs.outputs import OutputsInParts
+from pipeline.runs.manifest import Manifest, OutputsInParts, read_manifest
 from tests.pipeline.runs.small_commits import set_small_bounds
 from tests.small_run import SUBSET, copy_run, make_run, selected_ids, spoilt
 from tests.whole_path.processes import TINY

@@ -12,7 +12,6 @@ import pytest
 
 from infra.cluster import load_cluster
 from infra.spark.packaging import closure
-from infra.store.object_store import ObjectStore
 from pipeline.kbest import KBest
 from pipeline.records import Tally
 from pipeline.runs import manifest
@@ -188,6 +187,14 @@ def test_a_worker_has_the_drivers_versions(
     assert work(task).task == "0"
 
 
+def test_a_worker_has_the_drivers_version_of_the_steps_own_engines(context: StepContext) -> None:
+    """Those that the step names besides the engines of its kind."""
+    versions = {**context.versions, "kaldifst": "0.0"}
+    task = NamedTask(replace(context, versions=versions), "0", [])
+    with pytest.raises(ValueError, match=r"driver and this worker differ.*kaldifst 0\.0, now"):
+        work(task)
+
+
 def test_a_worker_may_lack_an_engine(context: StepContext, monkeypatch: pytest.MonkeyPatch) -> None:
     """A recipe that chooses the other filter bank needs no kaldi-native-fbank on its cluster."""
     installed = metadata.version
@@ -231,12 +238,3 @@ def test_manifest_and_commit_name_the_versions(context: StepContext) -> None:
         }
     for step in ENGINES:
         assert step_versions(step)[MEGAHOUR] == metadata.version(MEGAHOUR)
-
-
-def test_records_of_versions_before_these_are_read_as_they_were(tmp_path: Path) -> None:
-    """Without versions, and with the digest that they had."""
-    store = ObjectStore((str(tmp_path),))
-    bare = replace(step_context(store, str(tmp_path), "features/x", {}, {}), versions={})
-    data = record(bare).to_bytes()
-    assert b"versions" not in data
-    assert Commit.from_bytes(data).to_bytes() == data

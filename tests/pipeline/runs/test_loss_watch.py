@@ -1,8 +1,9 @@
-"""A step ends as soon as what is lost no longer fits into its loss budget."""
+"""The quarantine ledger, and the end of a step once its losses exceed its loss budget."""
 
 import json
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,17 +13,19 @@ import pytest
 from infra.store.object_store import ObjectStore, join_uri
 from infra.task_metrics import REQUESTS
 from pipeline.records import Quarantined, Tally
-from pipeline.runs.commit import Commit, StepContext, once, read_commits
+from pipeline.runs.commit import Commit, StepContext, once, read_commits, step_context
 from pipeline.runs.engine import (
     Loss,
     LossBudgetExceededError,
+    LossLimit,
     StepRun,
     StepSpec,
     TaskPlan,
     run_step,
     run_tasks,
 )
-from pipeline.runs.manifest import Manifest, manifest_uri, read_manifest, read_output
+from pipeline.runs.ledger import ledger_reasons
+from pipeline.runs.manifest import Manifest, Output, manifest_uri, read_manifest, read_output
 from pipeline.steps import audio_reads, features
 from pipeline.steps.features import ExtractionConfig, extract_features
 from pipeline.steps.selection.select import SelectionConfig, metadata_uri, select_utterances
@@ -208,3 +211,46 @@ def test_workers_need_no_module_of_the_driver() -> None:
     )
     found = subprocess.check_output([sys.executable, "-c", program], text=True)
     assert found == "set()\n"
+
+
+def stored_ledgers(run: Path) -> list[Output]:
+    """The ledgers of two tasks: 3 of 100 utterances were truncated, 1 was empty."""
+    store = ObjectStore((str(run),))
+    context = step_context(store, str(run), "features/x", {}, {})
+    reasons = {"0": ["empty_object", "truncated"], "1": ["truncated", "truncated"]}
+    ledgers = [
+        context.put_ledger(task, [Quarantined("u", "a.flac", each, "", 1, 10) for each in rows])
+        for task, rows in reasons.items()
+    ]
+    return [ledger for ledger in ledgers if ledger]
+
+
+def test_reasons_are_counted_over_all_ledgers(tmp_path: Path) -> None:
+    """As their records count them."""
+    ledgers = stored_ledgers(tmp_path)
+    assert [each.reasons for each in ledgers] == [
+        {"empty_object": 1, "truncated": 1},
+        {"truncated": 2},
+    ]
+    assert ledger_reasons(ledgers) == {"truncated": 3, "empty_object": 1}
+
+
+def test_a_larger_loss_names_numbers_reasons_and_a_ledger() -> None:
+    """The commonest reason first."""
+    loss = Loss("0", Counter({"empty_object": 1, "truncated": 3}), "features/x/a.ledger.jsonl")
+    with pytest.raises(LossBudgetExceededError) as caught:
+        LossLimit(0.0399, 100).check(4, loss)
+    assert str(caught.value) == (
+        "4 of 100 utterances quarantined, the loss budget is 3.99%; "
+        "reasons: {'truncated': 3, 'empty_object': 1}. See the ledgers, such as "
+        "features/x/a.ledger.jsonl; fix the data, or raise loss_budget"
+    )
+
+
+def test_audio_outside_the_prefixes_has_its_remedy() -> None:
+    """The message names the key that allows its folder; of other reasons it does not."""
+    for reason, is_named in (("outside_prefixes", True), ("truncated", False)):
+        with pytest.raises(LossBudgetExceededError) as caught:
+            LossLimit(0.0, 1).check(1, Loss("0", Counter({reason: 1}), "x"))
+        said = str(caught.value)
+        assert ("in corpus.audio_prefixes and use another --run; " in said) == is_named

@@ -1,4 +1,7 @@
-"""The manifest of a finished step: its text, its balance, and reads that check digests."""
+"""The manifest of a finished step: its text, its balance, and reads that check digests.
+
+A long list of outputs is read part by part, and few parts for one place.
+"""
 
 import hashlib
 import json
@@ -13,6 +16,9 @@ from pipeline.records import Tally
 from pipeline.runs.manifest import (
     Manifest,
     Output,
+    OutputPart,
+    OutputsInParts,
+    first_own,
     input_digests,
     manifest_uri,
     read_manifest,
@@ -153,3 +159,39 @@ def test_an_output_is_read_only_if_it_has_its_digest(tmp_path: Path) -> None:
     digests = f"SHA-256 is {sha256(b'rowz')}, its manifest says {sha256(data)}; the object"
     with pytest.raises(ValueError, match=f"{tmp_path}/features/x/0.parquet: {digests}"):
         read_output(store, str(tmp_path), output)
+
+
+NUM_PARTS, PART_OUTPUTS = 64, 3
+
+
+class Parts:
+    """Parts keeps the lines of a list in parts, and the keys of the parts that were read."""
+
+    def __init__(self, outputs: list[Output]) -> None:
+        self.data = {
+            f"part-{first}": b"".join(each.to_line() for each in outputs[first:][:PART_OUTPUTS])
+            for first in range(0, len(outputs), PART_OUTPUTS)
+        }
+        self.read: list[str] = []
+
+    def listed(self) -> OutputsInParts:
+        """Return the list."""
+        parts = [OutputPart(key, len(each), "", PART_OUTPUTS) for key, each in self.data.items()]
+        return OutputsInParts(parts, self._read)
+
+    def _read(self, part: OutputPart) -> bytes:
+        self.read.append(part.key)
+        return self.data[part.key]
+
+
+@pytest.mark.parametrize("num_before", [0, 1, 2, 3, 100, 189, 191, 192])
+def test_the_first_own_output_is_found_in_few_parts(num_before: int) -> None:
+    """A part for each halving of the list, wherever the base's outputs end."""
+    num = NUM_PARTS * PART_OUTPUTS
+    outputs = [
+        Output(f"{place:03d}", 1, "", 0, 0, run="runs/base" if place < num_before else "")
+        for place in range(num)
+    ]
+    parts = Parts(outputs)
+    assert first_own(parts.listed()) == first_own(tuple(outputs)) == num_before
+    assert len(parts.read) <= num.bit_length()

@@ -19,8 +19,7 @@ from infra.store.object_store import FetchedRange, ObjectStore, join_uri
 from infra.task_metrics import REQUESTS
 from pipeline.records import Tally
 from pipeline.runs.commit import Commit, StepContext, committed_tasks
-from pipeline.runs.manifest import Manifest, manifest_uri
-from pipeline.runs.outputs import OutputsInParts
+from pipeline.runs.manifest import Manifest, OutputsInParts, manifest_uri
 from pipeline.steps import hash_ranges
 from pipeline.steps.hash_ranges import (
     ENTRY_BYTES,
@@ -328,24 +327,6 @@ def test_listed_names_extend_the_same(tmp_path: Path, monkeypatch: pytest.Monkey
         outputs = (*manifest.outputs, *manifest.ledgers, *manifest.id_index)
         found.append([each.sha256 for each in (*outputs, *features.stream_means)])
     assert found[0] == found[1]
-
-
-def test_what_an_earlier_version_gathered_is_gathered_again(tmp_path: Path) -> None:
-    """It named an object a range; half-finished by it, the selection is that of this version."""
-    run = corpus(tmp_path)
-    store, run_uri, _ = run
-    manifest = in_ranges(run, 3)
-    store.delete(manifest_uri(run_uri, STEP))
-    scratch = scratch_context(store, run_uri)
-    for name, commit in committed_tasks(scratch).items():
-        if name.startswith("gathered-"):
-            store.delete(scratch.commit_uri(name))
-            before = name.removeprefix("gathered-")
-            store.put(
-                scratch.commit_uri(before),
-                replace(commit, task=before, outputs=commit.outputs * 3).to_bytes(),
-            )
-    assert in_ranges(run, 3).to_bytes() == manifest.to_bytes()
 
 
 def scratch_context(store: ObjectStore, run_uri: str) -> StepContext:

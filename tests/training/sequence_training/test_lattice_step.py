@@ -15,9 +15,8 @@ from infra.store.object_store import ObjectStore
 from pipeline.audit.verify import Expectation, verify_run
 from pipeline.runs import engine
 from pipeline.runs.engine import LossBudgetExceededError
-from pipeline.runs.manifest import Manifest, read_manifest, read_output
+from pipeline.runs.manifest import Manifest, OutputsInParts, read_manifest, read_output
 from pipeline.runs.names import ALIGNMENT_STEP, BASELINE, task_name
-from pipeline.runs.outputs import OutputsInParts
 from pipeline.shards import LatticeRow, PartitionRow, read_lattices
 from tests.pipeline.runs.small_commits import set_small_bounds
 from tests.training.sequence_training.endless_search import search_without_end

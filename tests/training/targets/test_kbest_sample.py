@@ -138,13 +138,13 @@ def test_pieces_of_utterances_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
     assert means["angle_renormalized"] == pytest.approx(whole.angles["renormalized"].mean())
 
 
-class FickleHearing:
-    """FickleHearing has no audio of u3 and u4, both in rooms of their own, nor of u6 in none."""
+class FickleSource:
+    """FickleSource has no audio of u3 and u4, both in rooms of their own, nor of u6 in none."""
 
     engines = ()
 
-    def listen(self, rows: Sequence[FeatureRow]) -> Iterator[FramesAt | TeacherFailure]:
-        for row, frames in zip(rows, FEATURES.listen(rows), strict=True):
+    def frames_of(self, rows: Sequence[FeatureRow]) -> Iterator[FramesAt | TeacherFailure]:
+        for row, frames in zip(rows, FEATURES.frames_of(rows), strict=True):
             gone = row.utterance_id in ("u3", "u4", "u6")
             yield TeacherFailure("audio: gone") if gone else frames
 
@@ -164,7 +164,7 @@ def test_a_users_teacher_is_measured_on_what_it_labels(run: tuple[ObjectStore, s
         return [ranks * 0.5 + found]
 
     own = OwnTeacherConfig(factory="my_teachers:ranks")
-    teachers = CostedTeachers(lambda _: [label], (), FickleHearing(), own)
+    teachers = CostedTeachers(lambda _: [label], (), FickleSource(), own)
     result = measure_kbest_costs(*run, CONFIG, teachers, FORMS[STUDENT], CPU)
     found = result.manifest.statistics
     assert sum(found["without_teacher"].values()) == 5

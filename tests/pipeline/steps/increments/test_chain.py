@@ -7,8 +7,7 @@ from pipeline.filters import SelectionFilters
 from pipeline.records import Tally, parse_utterance
 from pipeline.runs import engine
 from pipeline.runs.increment import read_increment
-from pipeline.runs.manifest import Manifest, own_outputs, read_manifest, read_output
-from pipeline.runs.outputs import OutputsInParts
+from pipeline.runs.manifest import Manifest, OutputsInParts, own_outputs, read_manifest, read_output
 from pipeline.shards.partitions import read_partition
 from pipeline.steps.selection.id_index import find_named
 from tests.pipeline.runs.small_commits import set_small_bounds

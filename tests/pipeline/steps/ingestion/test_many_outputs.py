@@ -14,8 +14,7 @@ from pipeline.runs import engine
 from pipeline.runs.commit import RecipeConflictError
 from pipeline.runs.engine import Distribute
 from pipeline.runs.manifest import Manifest as StepManifest
-from pipeline.runs.manifest import manifest_uri, read_manifest
-from pipeline.runs.outputs import OutputsInParts
+from pipeline.runs.manifest import OutputsInParts, manifest_uri, read_manifest
 from pipeline.steps.ingestion import manifest_rows
 from pipeline.steps.ingestion.ingest_manifests import Manifest, ManifestIngestion, ingest_manifests
 from pipeline.steps.ingestion.manifest_records import RecordRules

@@ -16,8 +16,14 @@ from pipeline.runs.manifest import Manifest, manifest_uri, read_manifest, read_o
 from pipeline.runs.names import BOOTSTRAP_STEP, UNLABELLED, features_step
 from pipeline.shards import FeatureRow, Offsets, read_features, read_targets
 from pipeline.steps import audio_reads
-from pipeline.steps.audio_hearing import AudioHearing, audio_frames
-from pipeline.steps.targets import TargetsConfig, TeacherInput, generate_targets, tail_seed
+from pipeline.steps.targets import (
+    AudioSource,
+    TargetsConfig,
+    TeacherInput,
+    audio_frames,
+    generate_targets,
+    tail_seed,
+)
 from tests.four_steps import four_steps
 from tests.small_corpus import flac, local_store, serially, tone, write_corpus, write_metadata
 
@@ -67,9 +73,9 @@ def generate(
 ) -> tuple[Manifest, Listener]:
     """Label by a teacher of the user's own that hears audio."""
     store, run_uri, corpus_uri = run
-    listener, hearing = Listener(), AudioHearing(store, corpus_uri)
+    listener, source = Listener(), AudioSource(store, corpus_uri)
     place = store, run_uri, config, listener, serially
-    made = generate_targets(*place, models=(), loss_budget=loss_budget, hearing=hearing)
+    made = generate_targets(*place, models=(), loss_budget=loss_budget, source=source)
     return made.manifest, listener
 
 
