@@ -7,7 +7,7 @@ import argparse
 import json
 import sys
 from dataclasses import asdict
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NoReturn
 
 from infra.settings import ConfigurationError, holds_password, printable
 from infra.store.object_store import (
@@ -18,8 +18,9 @@ from infra.store.object_store import (
     scan_checked,
 )
 from infra.store.uris import is_s3
+from jobs.cli import command_line
 from jobs.cli.arguments import Parser
-from jobs.cli.command_line import Answer, execute, fail
+from jobs.cli.command_line import Answer, fail
 from jobs.cli.record import tallies
 from jobs.inspect_utterance import QUERY
 from pipeline.runs.manifest import Manifest, manifest_uri
@@ -38,7 +39,7 @@ def main() -> None:
     """Parse the command line, show what is at the argument, exit with 0, 1 or 2."""
     arguments = _parser().parse_args()
     if is_utterance(arguments.target):
-        sys.exit(trace_utterance(arguments))
+        trace_utterance(arguments)
     try:
         uri = normalize_uri(arguments.target)
         if holds_password(uri):
@@ -74,15 +75,15 @@ def is_utterance(target: str) -> bool:
     return not (is_s3(target) or "/" in target or target.endswith((SHARD, RECORD)))
 
 
-def trace_utterance(arguments: argparse.Namespace) -> int:
-    """Trace an utterance through a run; return the exit code."""
+def trace_utterance(arguments: argparse.Namespace) -> NoReturn:
+    """Trace an utterance through a run; exit with its code."""
     if not (arguments.run and arguments.recipe):
         need = "need --run and --recipe for an utterance, or the path of an object"
-        return fail(NAME, ConfigurationError(f"{printable(arguments.target)}: {need}"), 2)
+        sys.exit(fail(NAME, ConfigurationError(f"{printable(arguments.target)}: {need}"), 2))
     options = ["--run", arguments.run, "--recipe", arguments.recipe]
     parsed = QUERY.parser().parse_args([*options, *(["--json"] if arguments.json else [])])
     parsed.utterance = arguments.target
-    return execute(QUERY, parsed)
+    command_line.main(QUERY, parsed)
 
 
 def inspect_object(store: ObjectStore, uri: str) -> Answer:

@@ -39,16 +39,6 @@ class Summaries(AccumulatorParam[list[Any]]):
         return value1
 
 
-@dataclass(frozen=True, slots=True)
-class ObservedFunction(Generic[T, R]):
-    """ObservedFunction runs a task on its worker, and adds its result's summary."""
-
-    function: Callable[[T], R]
-    summarize: Callable[[R], Any]
-    summaries: Accumulator[list[Any]]
-
-    def __call__(self, task: T) -> R:
-        """Run the function on `task`."""
-        result = self.function(task)
-        self.summaries.add([self.summarize(result)])
-        return result
+def add_summary(summaries: Accumulator[list[Any]], summarize: Callable[[R], S], result: R) -> None:
+    """Add the summary of a result on its worker."""
+    summaries.add([summarize(result)])

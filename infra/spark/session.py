@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -27,7 +28,8 @@ from infra.cluster import Cluster, require_dependencies
 from infra.log_lines import progress_bar
 from infra.settings import mebibytes
 from infra.spark.host_environment import find_java_home, require_environment, temporary_folder
-from infra.spark.observer import ObservedFunction, Observer, Summaries
+from infra.spark.observer import Observer, Summaries, add_summary
+from infra.task_metrics import Measured, MeasuredFunction, TaskTotals
 
 # Also for a local master from the command line: nothing listens beyond this host.
 LOCAL_SETTINGS: Mapping[str, str] = {
@@ -307,63 +309,51 @@ def run_tasks(
     description: str,
     idle_limit_s: float = IDLE_LIMIT_S,
     observer: Observer[R, S] | None = None,
+    totals: TaskTotals | None = None,
 ) -> list[R]:
     """Run `function` on each of `tasks`, one Spark task each; results keep the order of `tasks`.
 
-    The `observer` sees each result's summary soon after its task has ended.
+    The `observer` sees each result's summary soon after its task has ended. The requests and the
+    seconds of the tasks add up in `totals`.
     Spark retries a failed task as often as its master allows; local masters do not retry. Raises
     TaskError after the last attempt, when the JVM ends, or when no task ran for `idle_limit_s`.
     Other exceptions, such as KeyboardInterrupt, cancel the job. Progress goes to a terminal.
     """
     if not tasks:
         return []
+    context, group, totals = session.sparkContext, uuid.uuid4().hex, totals or TaskTotals()
+    report, num_seen = None, 0
     try:
-        if observer is None:
-            return _collect(session, tasks, function, description, idle_limit_s, lambda: None)
-        summaries = session.sparkContext.accumulator(list[Any](), Summaries())
-        observed = ObservedFunction(function, observer.summarize, summaries)
-        num_seen = 0
+        summaries = context.accumulator(list[Any](), Summaries())
+        if observer is not None:
+            report = partial(add_summary, summaries, observer.summarize)
+        measured = MeasuredFunction(function, report)
+
+        def collect() -> list[Measured[R]]:
+            context.setJobGroup(group, description, interruptOnCancel=True)
+            return context.parallelize(tasks, len(tasks)).map(measured).collect()
 
         def watch() -> None:
             nonlocal num_seen
-            new = summaries.value[num_seen:]
-            num_seen += len(new)
-            for each in new:
-                observer.see(each)
+            if observer is not None and (new := summaries.value[num_seen:]):
+                num_seen += len(new)
+                for each in new:
+                    observer.see(each)
 
-        return _collect(session, tasks, observed, description, idle_limit_s, watch)
+        with ThreadPoolExecutor(1) as pool:
+            try:
+                future = pool.submit(inheritable_thread_target(session)(collect))
+                tracker = context.statusTracker()
+                await_tasks(future, tracker, group, len(tasks), description, idle_limit_s, watch)
+                return [totals.add(each) for each in future.result()]
+            except (Py4JJavaError, PySparkException) as error:
+                raise TaskError(f"{description}: {_cause(error)}") from error
+            except BaseException:
+                context.cancelJobGroup(group)
+                raise
     except _JVM_LOST as error:  # also while reading a failure or cancelling a job
         lost = "the driver's JVM has ended, killed or out of memory: run the step again"
         raise TaskError(f"{description}: {lost}; it resumes from its commits") from error
-
-
-def _collect(
-    session: SparkSession,
-    tasks: Sequence[T],
-    function: Callable[[T], R],
-    description: str,
-    idle_limit_s: float,
-    watch: Callable[[], object],
-) -> list[R]:
-    context = session.sparkContext
-    group = uuid.uuid4().hex
-
-    def collect() -> list[R]:
-        context.setJobGroup(group, description, interruptOnCancel=True)
-        return context.parallelize(tasks, len(tasks)).map(function).collect()
-
-    with ThreadPoolExecutor(1) as pool:
-        try:
-            future = pool.submit(inheritable_thread_target(session)(collect))
-            tracker = context.statusTracker()
-            await_tasks(future, tracker, group, len(tasks), description, idle_limit_s, watch)
-            results: list[R] = future.result()
-        except (Py4JJavaError, PySparkException) as error:
-            raise TaskError(f"{description}: {_cause(error)}") from error
-        except BaseException:
-            context.cancelJobGroup(group)
-            raise
-    return results
 
 
 def _cause(error: Py4JJavaError | PySparkException) -> str:

@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 from infra.log_lines import begin_log, elapsed_text, log, report_error, separate_standard_error
 from infra.settings import ConfigurationError, printable
@@ -157,39 +157,35 @@ class Query:
         return job_parser(self.name, self.description, self.exit_codes)
 
 
-def main(command: Step | Query, arguments: argparse.Namespace | None = None) -> None:
+def main(command: Step | Query, arguments: argparse.Namespace | None = None) -> NoReturn:
     """Run the step or query with these arguments, or the command line's; exit with its code."""
     with ended_by_closed_pipe():
-        sys.exit(execute(command, arguments or command.parser().parse_args()))
-
-
-def execute(command: Step | Query, arguments: argparse.Namespace) -> int:
-    """Run a step or a query; turn what a user can cause into a message and an exit code."""
-    separate_standard_error()
-    begin_log(command.name, arguments.log_format)
-    try:
-        job = open_job(command.name, arguments)
-    except (ConfigurationError, StoreError) as error:
-        is_users = isinstance(error, ConfigurationError | PrefixError)
-        return fail(command.name, error, 2 if is_users else 1)
-    before = REQUESTS.total()
-    try:
-        answer = command.answer(job)
-    except KeyboardInterrupt:
-        report_error(command.name, "interrupted: the same command resumes")
-        return 130
-    except LossBudgetExceededError as error:
-        return fail(command.name, error, 3)
-    except ConfigurationError as error:
-        return fail(command.name, error, 2)
-    except (ValueError, ArithmeticError, OSError, StoreError, RuntimeError) as error:
-        return fail(command.name, error, 1)
-    if job.is_leader:
-        document = answer.document
-        if isinstance(command, Query):
-            document |= {"requests": asdict(REQUESTS.total() - before + job.tasks.requests)}
-        print(json.dumps(document) if arguments.json else answer.text, flush=True)
-    return 0 if answer.is_good else 1
+        arguments = arguments or command.parser().parse_args()
+        separate_standard_error()
+        begin_log(command.name, arguments.log_format)
+        try:
+            job = open_job(command.name, arguments)
+        except (ConfigurationError, StoreError) as error:
+            is_users = isinstance(error, ConfigurationError | PrefixError)
+            sys.exit(fail(command.name, error, 2 if is_users else 1))
+        before = REQUESTS.total()
+        try:
+            answer = command.answer(job)
+        except KeyboardInterrupt:
+            report_error(command.name, "interrupted: the same command resumes")
+            sys.exit(130)
+        except LossBudgetExceededError as error:
+            sys.exit(fail(command.name, error, 3))
+        except ConfigurationError as error:
+            sys.exit(fail(command.name, error, 2))
+        except (ValueError, ArithmeticError, OSError, StoreError, RuntimeError) as error:
+            sys.exit(fail(command.name, error, 1))
+        if job.is_leader:
+            document = answer.document
+            if isinstance(command, Query):
+                document |= {"requests": asdict(REQUESTS.total() - before + job.tasks.requests)}
+            print(json.dumps(document) if arguments.json else answer.text, flush=True)
+        sys.exit(0 if answer.is_good else 1)
 
 
 def fail(name: str, error: Exception, code: int) -> int:

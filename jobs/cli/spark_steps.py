@@ -7,9 +7,8 @@ from typing import Any, TypeVar
 
 from infra.spark.observer import Observer
 from infra.spark.session import run_tasks, spark_session
-from infra.task_metrics import MeasuredFunction
 from jobs.cli.job import Job
-from pipeline.runs.engine import Distribute, WatchedFunction, measured_loss
+from pipeline.runs.engine import Distribute, Loss, WatchedFunction
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -30,11 +29,11 @@ def distribute_on_spark(job: Job) -> Iterator[Distribute]:
             elements: Sequence[T], function: Callable[[T], R], description: str
         ) -> list[R]:
             run_task: Callable[[T], Any] = function
-            observer = None
+            observer: Observer[Any, Loss] | None = None
             if isinstance(function, WatchedFunction):
-                run_task, observer = function.run_task, Observer(measured_loss, function.see)
-            measured = MeasuredFunction(run_task)
-            found = run_tasks(start(), elements, measured, description, observer=observer)
-            return [job.tasks.add(each) for each in found]
+                run_task, observer = function.run_task, Observer(Loss.of, function.see)
+            return run_tasks(
+                start(), elements, run_task, description, observer=observer, totals=job.tasks
+            )
 
         yield distribute

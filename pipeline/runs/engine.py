@@ -18,7 +18,6 @@ from itertools import chain
 from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 from infra.store.object_store import ObjectNotFound, ObjectStore, join_uri, read_checked
-from infra.task_metrics import Measured
 from pipeline.records import Quarantined, Tally
 from pipeline.runs.commit import (
     Commit,
@@ -396,11 +395,6 @@ class Loss:
 W = TypeVar("W", bound=Commit | Loss)
 
 
-def measured_loss(measured: Measured[Commit | Loss]) -> Loss:
-    """Return the loss of a measured task, on its worker, which has no module of the jobs."""
-    return Loss.of(measured.result)
-
-
 class LossWatch:
     """LossWatch adds up what the tasks of a step have lost, in the driver, as they end."""
 
@@ -438,22 +432,6 @@ class WatchedFunction(Generic[T, W]):
             self._watch.see(result)
 
 
-def _run_watched(
-    tasks: Sequence[T],
-    run_task: Callable[[T], W],
-    distribute: Distribute,
-    description: str,
-    watch: LossWatch | None,
-) -> list[W]:
-    if watch is None:
-        return distribute(tasks, run_task, description)
-    watched = WatchedFunction(run_task, watch)
-    found = distribute(tasks, watched, description)
-    for result in found:
-        watched.see(result)  # a cluster shows the last ones only now
-    return found
-
-
 def _commit_each(
     committed: Mapping[str, Commit],
     tasks: Mapping[str, T],
@@ -464,11 +442,14 @@ def _commit_each(
 ) -> dict[str, Commit]:
     """Run the tasks that are not among the `committed`; return the commits of all by name."""
     by_name = {name: found for name in tasks if (found := committed.get(name))}
-    if watch is not None:
+    watched = None if watch is None else WatchedFunction(run_task, watch)
+    if watched is not None:
         for commit in by_name.values():
-            watch.see(commit)
+            watched.see(commit)
     pending = [task for name, task in tasks.items() if name not in by_name]
-    for result in _run_watched(pending, run_task, distribute, description, watch):
+    for result in distribute(pending, watched or run_task, description):
+        if watched is not None:
+            watched.see(result)  # a cluster shows the last ones only now
         assert isinstance(result, Commit), "a watch has ended the step over its budget"
         by_name[result.task] = result
     return by_name
@@ -569,7 +550,20 @@ def run_tasks(step: StepRun, plan: TaskPlan[T]) -> Manifest:
     Of more than 4,000 tasks, sums of floats in statistics are those of groups.
     LossBudgetExceededError if too many utterances are lost.
     """
-    return _Driver(step, plan).run()
+    driver = _Driver(step, plan)
+    # After a kill, the commits of earlier attempts are the place to resume from.
+    if driver.is_held:
+        driver.held = _commit_each(
+            committed_tasks(step.context),
+            plan.longest_first(driver.names),
+            plan.run_task,
+            plan.distribute,
+            step.context.step,
+            driver.watch,
+        )
+    else:
+        driver.run_in_waves()
+    return driver.manifest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -635,9 +629,14 @@ def _fold_group(group: _Group) -> _Fold:
     return _Fold.of(group, commits)
 
 
-def _run_for_loss(run_task: Callable[[T], Commit | Loss], task: T) -> Loss:
-    """Run a task, and return of its commit what the driver must know."""
-    return Loss.of(run_task(task))
+@dataclass(frozen=True, slots=True)
+class _LossOnly(Generic[T]):
+    """Runs a task, and returns of its commit what the driver must know."""
+
+    run_task: Callable[[T], Commit | Loss]
+
+    def __call__(self, task: T) -> Loss:
+        return Loss.of(self.run_task(task))
 
 
 class _Driver(Generic[T]):
@@ -658,33 +657,19 @@ class _Driver(Generic[T]):
         self.outputs, self.ledgers = LinesOnDisk(), LinesOnDisk()
         self.outputs.add(_FIRST, b"".join(output.to_line() for output in plan.first_outputs))
 
-    def run(self) -> Manifest:
-        """Run the tasks without a commit, fold all commits, and check the loss budget."""
-        # After a kill, the commits of earlier attempts are the place to resume from.
-        if self.is_held:
-            self.held = _commit_each(
-                committed_tasks(self.context),
-                self.plan.longest_first(self.names),
-                self.plan.run_task,
-                self.plan.distribute,
-                self.context.step,
-                self.watch,
-            )
-        else:
-            self._run_in_waves()
-        for fold in self._folded([g for g in self._groups() if g.number not in self.folds]):
-            self._keep(fold)
-        return self._manifest()
-
-    def _run_in_waves(self) -> None:
+    def run_in_waves(self) -> None:
+        """Run the tasks without a commit; the driver receives their losses alone."""
         committed = self._fold_earlier()
         pending = [name for name in self.names if name not in committed]
         for first in range(0, len(pending), WAVE_TASKS):
             names = pending[first : first + WAVE_TASKS]
             tasks = list(self.plan.longest_first(names).values())
-            run_task = partial(_run_for_loss, self.plan.run_task)
+            run_task = _LossOnly(self.plan.run_task)
             description = f"{self.context.step} {names[0]}..{names[-1]}"
-            _run_watched(tasks, run_task, self.plan.distribute, description, self.watch)
+            watched = None if self.watch is None else WatchedFunction(run_task, self.watch)
+            for loss in self.plan.distribute(tasks, watched or run_task, description):
+                if watched is not None:
+                    watched.see(loss)
         if self.plan.has_many_outputs and pending:
             self.sizes = self._sizes_of_commits()
 
@@ -742,7 +727,10 @@ class _Driver(Generic[T]):
         self.ledgers.add(fold.group, fold.ledgers)
         self.folds[fold.group] = replace(fold, outputs=b"", ledgers=b"")
 
-    def _manifest(self) -> Manifest:
+    def manifest(self) -> Manifest:
+        """Fold the commits that are not folded yet, check the loss budget, and add all up."""
+        for fold in self._folded([g for g in self._groups() if g.number not in self.folds]):
+            self._keep(fold)
         folds = [self.folds[number] for number in sorted(self.folds)]
         quarantined = _total(fold.quarantined for fold in folds)
         tally_in = _total(fold.tally_in for fold in folds)
