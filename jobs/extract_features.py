@@ -20,9 +20,10 @@ def run(job: Job) -> StepResults:
     subsets = [
         subset for subset in ALL_SUBSETS if subset in of_corpus or job.has(selection_step(subset))
     ]
+    results = []
     with distribute_on_spark(job) as distribute:
-        return [
-            extract_features(
+        for subset in subsets:
+            result = extract_features(
                 job.store,
                 job.run_uri,
                 subset,
@@ -31,8 +32,8 @@ def run(job: Job) -> StepResults:
                 job.recipe.loss_budget,
                 distribute,
             )
-            for subset in subsets
-        ]
+            results.append(result)
+    return results
 
 
 STEP = Step(
