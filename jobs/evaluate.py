@@ -22,7 +22,8 @@ from pipeline.runs.names import (
     labelling_models,
     targets_rounds,
 )
-from pipeline.steps.targets import FEATURES, AudioSource
+from pipeline.steps.audio_source import AudioSource
+from pipeline.steps.targets import FEATURES
 from training.align.network_alignment import read_tree
 from training.distributed.process_group import CPU
 from training.evaluate.heldout import evaluate

@@ -29,8 +29,8 @@ from pipeline.runs.names import (
     model_step,
     targets_rounds,
 )
+from pipeline.steps.audio_source import AudioSource
 from pipeline.steps.targets import (
-    AudioSource,
     FeatureSource,
     FrameSource,
     Teacher,

@@ -6,17 +6,19 @@ One shard or one partition is in memory at a time; the group lies on local disk 
 """
 
 import os
-import pickle
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import pairwise
 from tempfile import TemporaryFile
 from typing import Annotated
 
+import numpy as np
+
 from infra.settings import Range, Seed, check_ranges
 from infra.spark.task_resources import local_folder
 from infra.store.object_store import ObjectStore
+from pipeline.kbest import KBest
 from pipeline.records import Tally
 from pipeline.runs.commit import Commit, StepContext, once
 from pipeline.runs.engine import (
@@ -33,37 +35,75 @@ from pipeline.runs.engine import (
 from pipeline.runs.manifest import Manifest, Output, read_manifest
 from pipeline.runs.names import ONLY_ROUND, UNLABELLED, TargetsRound, features_step
 from pipeline.shards import (
+    Alignment,
+    KBestAtAllOffsets,
     PartitionRow,
     read_features,
     read_targets,
+    stored_rows,
     write_partition,
 )
 from pipeline.shuffling import shuffle, shuffled_order
 
 
+@dataclass(frozen=True, slots=True)
+class _Spilled:
+    """A row whose tensors are empty, and where on disk they are, one after the other."""
+
+    row: PartitionRow
+    first_byte: int
+    lengths: tuple[int, ...]
+
+
 class SpilledRows:
-    """SpilledRows holds rows in an unnamed file on local disk, which ends with the process."""
+    """Rows of k-best targets whose tensors lie in an unnamed file, which ends with the process."""
 
     def __init__(self) -> None:
         self._file = TemporaryFile(dir=local_folder())  # noqa: SIM115 - closed when we are collected
-        self._places: list[tuple[int, int]] = []
-        self.durations_ms: list[int] = []
-        """The rows' declared durations, in the order of arrival."""
+        self._rows: list[_Spilled] = []
 
     def extend(self, rows: Iterable[PartitionRow]) -> None:
         """Move rows to disk."""
         for row in rows:
-            data = pickle.dumps(row, pickle.HIGHEST_PROTOCOL)
-            self._places.append((len(data), self._file.tell()))
-            self._file.write(data)
-            self.durations_ms.append(row.duration_ms)
+            arrays = _tensors(row)
+            first_byte = self._file.tell()
+            for array in arrays:
+                self._file.write(array.tobytes())
+            empty = [np.empty((0, *array.shape[1:]), array.dtype) for array in arrays]
+            lengths = tuple(len(array) for array in arrays)
+            self._rows.append(_Spilled(_with_tensors(row, empty), first_byte, lengths))
         self._file.flush()
+
+    @property
+    def durations_ms(self) -> list[int]:
+        """The rows' declared durations, in the order of arrival."""
+        return [spilled.row.duration_ms for spilled in self._rows]
 
     def load(self, number: int) -> PartitionRow:
         """Read one row back."""
-        data = os.pread(self._file.fileno(), *self._places[number])
-        row: PartitionRow = pickle.loads(data)  # noqa: S301 - of this process
-        return row
+        spilled = self._rows[number]
+        arrays, first_byte = [], spilled.first_byte
+        for empty, length in zip(_tensors(spilled.row), spilled.lengths, strict=True):
+            shape = (length, *empty.shape[1:])
+            num_bytes = int(np.prod(shape)) * empty.itemsize
+            data = os.pread(self._file.fileno(), num_bytes, first_byte)
+            arrays.append(np.frombuffer(data, empty.dtype).reshape(shape))
+            first_byte += num_bytes
+        return _with_tensors(spilled.row, arrays)
+
+
+def _tensors(row: PartitionRow) -> tuple[np.ndarray, ...]:
+    assert not isinstance(row.targets, Alignment), "only rows with soft targets are spilled"
+    kbest = stored_rows(row.targets)
+    return row.features, kbest.senones, kbest.logits, kbest.log_z
+
+
+def _with_tensors(row: PartitionRow, arrays: Sequence[np.ndarray]) -> PartitionRow:
+    assert not isinstance(row.targets, Alignment), "only rows with soft targets are spilled"
+    features, *columns = arrays
+    kbest = KBest(*columns, tail_samples=stored_rows(row.targets).tail_samples)
+    is_at_all = isinstance(row.targets, KBestAtAllOffsets)
+    return replace(row, features=features, targets=KBestAtAllOffsets(kbest) if is_at_all else kbest)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,11 +16,10 @@ from pipeline.runs.manifest import Manifest, manifest_uri, read_manifest, read_o
 from pipeline.runs.names import BOOTSTRAP_STEP, UNLABELLED, features_step
 from pipeline.shards import FeatureRow, Offsets, read_features, read_targets
 from pipeline.steps import audio_reads
+from pipeline.steps.audio_source import AudioSource, audio_frames
 from pipeline.steps.targets import (
-    AudioSource,
     TargetsConfig,
     TeacherInput,
-    audio_frames,
     generate_targets,
     tail_seed,
 )
