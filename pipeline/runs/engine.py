@@ -395,6 +395,11 @@ class Loss:
 W = TypeVar("W", bound=Commit | Loss)
 
 
+def loss_of(result: Commit | Loss) -> Loss:
+    """Return a task's loss, on its worker: cloudpickle has no class method by its name."""
+    return Loss.of(result)
+
+
 class LossWatch:
     """LossWatch adds up what the tasks of a step have lost, in the driver, as they end."""
 
