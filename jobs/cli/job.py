@@ -237,7 +237,7 @@ def parse_begun_record(data: bytes) -> dict[str, Any]:
 
     def parse(record: dict[str, Any]) -> dict[str, Any]:
         typed_value(record, "recipe", dict[str, Any])
-        typed_value(record, "hours_before", dict[str, float])
+        require_from_zero(typed_value(record, "hours_before", dict[str, float]))
         require_time(record, "started_at")
         return record
 
@@ -251,6 +251,13 @@ def require_time(record: Mapping[str, Any], name: str) -> None:
         if datetime.fromisoformat(text).tzinfo is not None:
             return
     raise TypeError(f"{name} = {shown(text)}: need ISO 8601 with an offset")
+
+
+def require_from_zero(table: Mapping[str, Any]) -> None:
+    """Raise TypeError for a number below 0, or of more than 63 bits."""
+    for name, value in table.items():
+        if isinstance(value, int | float) and not 0 <= value < 2**63:
+            raise TypeError(f"{name} = {shown(value)}: need a number from 0")
 
 
 def hours_read(job: Job, step: Written) -> float:

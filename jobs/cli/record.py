@@ -16,7 +16,7 @@ from infra.settings import canonical_json, digest, printable
 from infra.store.object_store import ObjectNotFound, join_uri
 from infra.task_metrics import REQUEST_KINDS, DeviceFault, RequestCounts
 from jobs.cli.host import describe_commit, describe_machine
-from jobs.cli.job import Job, conflicts, require_time
+from jobs.cli.job import Job, conflicts, require_from_zero, require_time
 from jobs.run_table import optional_steps
 from pipeline.runs.manifest import Manifest, listed, manifest_uri
 from pipeline.runs.names import (
@@ -188,6 +188,8 @@ def parse_job_record(data: bytes, remedy: str) -> dict[str, Any]:
     def parse(record: dict[str, Any]) -> dict[str, Any]:
         for name, kind in get_type_hints(_JobRecord).items():
             typed_value(record, name, kind)
+        for table in (record, record["cluster"]):  # counts are from 0 by their type
+            require_from_zero(table)
         require_time(record, "finished_at")
         return record
 

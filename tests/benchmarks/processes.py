@@ -4,10 +4,12 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
+
+from tests.whole_path.processes import descendants
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -40,24 +42,6 @@ def cpu_seconds(pid: int) -> float:
     except OSError:
         return 0.0
     return (int(fields[11]) + int(fields[12])) / _TICKS
-
-
-def descendants(pid: int) -> Iterator[tuple[int, str]]:
-    """Return process ids and command lines of all processes below `pid`."""
-    for child in children(pid):
-        with suppress(OSError):
-            yield child, Path(f"/proc/{child}/cmdline").read_text().replace("\0", " ").strip()
-        yield from descendants(child)
-
-
-def children(pid: int) -> list[int]:
-    """Return the processes that a process has started, of all of its threads; none if it ended."""
-    found: list[int] = []
-    with suppress(OSError):
-        for task in Path(f"/proc/{pid}/task").iterdir():
-            with suppress(OSError):  # the thread has ended
-                found += map(int, (task / "children").read_text().split())
-    return found
 
 
 def kind_of(command: str) -> str:

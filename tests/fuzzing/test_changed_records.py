@@ -301,3 +301,14 @@ def test_changed_arrays_of_hashes(kind: str) -> None:
         assert read is REFUSED or read == found
 
     check()
+
+
+@pytest.mark.parametrize(
+    ("table", "name"), [("", "seconds"), ("cluster", "price_per_instance_hour")]
+)
+def test_no_number_of_a_job_record_is_below_zero(table: str, name: str) -> None:
+    """Status and report compute rates and dollars of them."""
+    below = {name: -0.5}
+    record = {**JOB_RECORD, **({table: {**JOB_RECORD[table], **below}} if table else below)}
+    with pytest.raises(ValueError, match=f"{name} = -0.5: need a number from 0"):
+        parse_job_record(seal(record), "again")

@@ -13,42 +13,33 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.distributed import ProcessGroup
 
-from tests.training.trainers.ranks import all_equal, sgd, small_model, take_step, weights
+from tests.training.trainers.ranks import (
+    HTM,
+    all_equal,
+    sgd,
+    small_model,
+    take_step,
+    weights,
+)
+from tests.training.trainers.ranks import TRAINERS as RANK_TRAINERS
 from training.algorithms.block_filter import BlockFilter, BlockState
 from training.checkpoints.training_state import load_whole_state, reshard, whole_state
 from training.distributed.simulated_group import simulate_ranks
-from training.settings.trainers import TopK
 from training.tensor_encoding import decode_state, encode_state
 from training.trainers import (
     Bmuf,
-    D1dPsgd,
-    DPsgd,
     Gtc,
     Htm,
-    RandPsgd,
     SparseLoco,
-    Synchronous,
     Trainer,
 )
 from training.trainers.bmuf import BLOCK_VECTORS
 from training.trainers.trainer import EntryPath, ReshardingPlan, Rule, State
 
-HTM = {"group_size": 2, "block_size": 3, "gradient_threshold": 1 / 64}
 TRAINERS: dict[str, tuple[type[Trainer], dict[str, Any]]] = {
-    "synchronous": (Synchronous, {}),
-    "gtc": (Gtc, {"gradient_threshold": 1 / 64}),
-    "bmuf": (Bmuf, {"block_size": 3}),
-    "bmuf as printed": (Bmuf, {"block_size": 3, "form": "as_printed", "block_momentum": 0.3}),
-    "bmuf reset": (Bmuf, {"block_size": 3, "optimizer_state": "reset"}),
-    "bmuf average": (Bmuf, {"block_size": 3, "optimizer_state": "average"}),
-    "bmuf top-k": (Bmuf, {"block_size": 3, "block_exchange": TopK(density=0.1)}),
+    **{name: made for name, made in RANK_TRAINERS.items() if not name.startswith("one_bit")},
     "sparse_loco": (SparseLoco, {"block_size": 3}),
-    "htm top-k": (Htm, {**HTM, "block_exchange": TopK(density=0.1)}),
-    "htm": (Htm, HTM),
-    "htm in one tier": (Htm, {"group_size": 4, "block_size": 3, "gradient_threshold": 1 / 64}),
-    "d_psgd": (DPsgd, {}),
-    "rand_psgd": (RandPsgd, {"mixing_seed": 5}),
-    "d1d_psgd": (D1dPsgd, {}),
+    "htm in one tier": (Htm, {**HTM, "group_size": 4}),
 }
 
 
