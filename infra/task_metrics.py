@@ -149,7 +149,7 @@ class Measured(Generic[R]):
 class MeasuredFunction(Generic[T, R]):
     """MeasuredFunction measures a task's function, where a process runs one task at a time.
 
-    `report` gets the result on the worker, before it travels.
+    `report` gets the result on the worker, before it is sent to the driver.
     """
 
     function: Callable[[T], R]

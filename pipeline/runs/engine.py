@@ -396,7 +396,10 @@ W = TypeVar("W", bound=Commit | Loss)
 
 
 def loss_of(result: Commit | Loss) -> Loss:
-    """Return a task's loss, on its worker: cloudpickle has no class method by its name."""
+    """Return a task's loss, on its worker.
+
+    A function, as cloudpickle would send a class method with all that its module imports.
+    """
     return Loss.of(result)
 
 
