@@ -243,11 +243,8 @@ TAG = "name"
 MAX_FILE_BYTES = 1 << 20
 """The largest configuration that is read; the longest recipe has 5 kB."""
 
-LATER = {"later": True}
-"""Metadata of a field that its record did not always have; its default is what held before.
-
-`plain` leaves it out at its default, so that older files keep their digests.
-"""
+IMPLIED = {"implied": True}
+"""Metadata of the name that a table without a name has."""
 
 MAX_KEYS = 16  # of one override; recipes nest four deep
 _DEEP_KEY = re.compile(r"(?<![\w-])(?:[\w-]+[ \t]*\.[ \t]*){64}")
@@ -426,7 +423,7 @@ def _members(union: Any) -> list[Any]:  # noqa: ANN401
 def _read_tagged(members: Sequence[Any], value: object, where: str) -> object:
     """Read a table into the dataclass of a union whose field `name: Literal["..."]` it names.
 
-    A table without a name is the dataclass whose name is LATER, unless it has a key of another's.
+    A table without a name is the dataclass whose name is IMPLIED, unless it has a key of another's.
     """
     tagged = {typing.get_args(typing.get_type_hints(each)[TAG])[0]: each for each in members}
     need = "one of " + ", ".join(map(repr, tagged))
@@ -443,7 +440,7 @@ def _read_tagged(members: Sequence[Any], value: object, where: str) -> object:
 def _unnamed(tagged: Mapping[str, Any], table: Mapping[str, object]) -> str | None:
     known = {name: {field.name: field for field in fields(cls)} for name, cls in tagged.items()}
     every = set().union(*known.values())
-    meant = [name for name, its in known.items() if its[TAG].metadata == LATER]
+    meant = [name for name, its in known.items() if its[TAG].metadata == IMPLIED]
     return next((name for name in meant if not (every - known[name].keys()) & table.keys()), None)
 
 
@@ -490,13 +487,9 @@ def _describe(annotation: Any) -> str:  # noqa: ANN401
 
 
 def plain(value: Any) -> Any:  # noqa: ANN401
-    """Return a record as tables, lists and values, as `dataclasses.asdict` does."""
+    """Return a record as tables, lists and values, without the fields that nothing can set."""
     if is_dataclass(value) and not isinstance(value, type):
-        return {
-            each.name: plain(getattr(value, each.name))
-            for each in fields(value)
-            if each.metadata != LATER or getattr(value, each.name) != each.default
-        }
+        return {each.name: plain(getattr(value, each.name)) for each in fields(value) if each.init}
     if isinstance(value, Mapping):
         return {name: plain(each) for name, each in value.items()}
     return [plain(each) for each in value] if isinstance(value, list | tuple) else value

@@ -7,13 +7,13 @@ is shuffled, and its moments are kept with the commit.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, Any, get_args
 
 import numpy as np
 
-from infra.settings import LATER, Range, Seed, check_ranges, plain
+from infra.settings import Range, Seed, check_ranges, plain
 from infra.store.object_store import ObjectStore, SizeBound
 from infra.store.uris import resolve_audio
 from pipeline.audio.conversion import NO_CONVERSION, AudioConversion
@@ -68,8 +68,8 @@ class ExtractionConfig:
     seed: Seed
     engine: Engine = "fast"
     storage: Storage = "float16"
-    conversion: AudioConversion = field(default=NO_CONVERSION, metadata=LATER)
-    mean: MeanNormalization = field(default="causal", metadata=LATER)
+    conversion: AudioConversion = NO_CONVERSION
+    mean: MeanNormalization = "causal"
 
     __post_init__ = check_ranges
 

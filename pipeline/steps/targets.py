@@ -7,7 +7,7 @@ teacher gets. An utterance without targets becomes a row of the ledger.
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from typing import Annotated, ClassVar, Protocol, runtime_checkable
@@ -15,7 +15,7 @@ from typing import Annotated, ClassVar, Protocol, runtime_checkable
 import numpy as np
 from jaxtyping import Float32
 
-from infra.settings import LATER, Range, Seed, check_ranges, plain
+from infra.settings import Range, Seed, check_ranges, plain
 from infra.store.object_store import ObjectStore
 from pipeline.filterbank import SHIFT_SAMPLES
 from pipeline.kbest import (
@@ -142,9 +142,9 @@ class TargetsConfig:
     k: Annotated[int, Range(1, 255)]
     request_frames: Annotated[int, Range(1, 1_000_000)]
     seed: Seed
-    offsets: Offsets = field(default="one", metadata=LATER)
-    versions: Versions = field(default="own", metadata=LATER)
-    tail_samples: Annotated[int, Range(0, 254)] = field(default=0, metadata=LATER)
+    offsets: Offsets = "one"
+    versions: Versions = "own"
+    tail_samples: Annotated[int, Range(0, 254)] = 0
 
     def __post_init__(self) -> None:
         check_ranges(self)

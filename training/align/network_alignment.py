@@ -84,9 +84,8 @@ class AlignmentSettings:
 
     @property
     def resolved(self) -> dict[str, object]:
-        """Return the settings that alignments depend on; those that came later, if they are set."""
-        versions = {} if self.versions == "own" else {"versions": self.versions}
-        return {"acoustic_scale": self.acoustic_scale, **versions}
+        """Return the settings that alignments depend on."""
+        return {"acoustic_scale": self.acoustic_scale, "versions": self.versions}
 
 
 @dataclass(frozen=True, slots=True)

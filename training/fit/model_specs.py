@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
-from infra.settings import LATER, plain
+from infra.settings import plain
 from pipeline.runs.names import (
     ALIGNMENT_STEP,
     BASELINE,
@@ -72,10 +72,10 @@ class Fit:
     training: TrainingSettings
     newbob: MinRateNewbob | None = None
     validation_one_in: int = 0
-    warm_start: str = field(default="none", metadata=LATER)
-    criterion: Criterion = field(default="cross_entropy", metadata=LATER)
-    augmentation: AugmentationConfig = field(default=AugmentationConfig(), metadata=LATER)
-    validation: str = field(default="", metadata=LATER)
+    warm_start: str = "none"
+    criterion: Criterion = "cross_entropy"
+    augmentation: AugmentationConfig = field(default=AugmentationConfig())
+    validation: str = ""
     checkpoints: CheckpointConfig = field(default_factory=CheckpointConfig)
 
     def __post_init__(self) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Annotated, Any, Literal, TypeAlias, get_type_hints
 
-from infra.settings import LATER, Items, Range, canonical_json, check_ranges, plain
+from infra.settings import IMPLIED, Items, Range, canonical_json, check_ranges, plain
 from pipeline.kbest import MAX_SENONES
 from pipeline.placement_versions import Versions
 from pipeline.runs.names import LANGUAGE_MODEL_SETTINGS, UNKNOWN_WORDS_SETTING
@@ -31,9 +31,7 @@ class BootstrapConfig:
     max_gaussians: Annotated[int, Range(1, 1024)] = 8
     min_frames_per_gaussian: Annotated[int, Range(1, 1_000_000)] = 40
     # 0.23 GB an hour: the default binds above 4.6 GB, where few earlier runs were.
-    max_hours: Annotated[float, Range(1e-3, 100_000, zero="all")] = field(
-        default=20.0, metadata=LATER
-    )
+    max_hours: Annotated[float, Range(1e-3, 100_000, zero="all")] = 20.0
 
     __post_init__ = check_ranges
 
@@ -51,10 +49,9 @@ class TreeConfig:
 def bootstrap_settings(
     bootstrap: BootstrapConfig, senones: TreeConfig, versions: Versions, rule: UnknownWordsRule
 ) -> dict[str, Any]:
-    """Return what the bootstrap's manifest states; settings that came later, if they are set."""
-    settings = {"bootstrap": plain(bootstrap), "senones": plain(senones)}
-    settings |= {} if versions == "own" else {"versions": versions}
-    return settings | ({} if rule == "row" else {UNKNOWN_WORDS_SETTING: rule})
+    """Return what the bootstrap's manifest states."""
+    of_records = {"bootstrap": plain(bootstrap), "senones": plain(senones)}
+    return {**of_records, "versions": versions, UNKNOWN_WORDS_SETTING: rule}
 
 
 MAX_VALUES = 100
@@ -136,9 +133,9 @@ class EvaluationConfig:
     acoustic_scale: AcousticScale
     beam: Beam
     max_active: Annotated[int, Range(2, 1_000_000_000)]
-    smoothing: Smoothing = field(default="witten_bell", metadata=LATER)
-    language_model_text: Uri = field(default="", metadata=LATER)
-    arpa: Uri = field(default="", metadata=LATER)
+    smoothing: Smoothing = "witten_bell"
+    language_model_text: Uri = ""
+    arpa: Uri = ""
 
     def __post_init__(self) -> None:
         check_ranges(self)
@@ -191,7 +188,7 @@ GIVEN_TO_TEACHERS = ("device", "num_senones")
 class TrainedTeacherConfig:
     """TrainedTeacherConfig: the run trains its teachers on the labelled data (003 VII-C4)."""
 
-    name: Literal["trained"] = field(default="trained", metadata=LATER)
+    name: Literal["trained"] = field(default="trained", metadata=IMPLIED)
 
     @property
     def members(self) -> "Sequence[MemberConfig]":
@@ -226,7 +223,7 @@ class OwnTeacherConfig(MemberConfig):
     With an `ensemble` of others, the mean of all their posteriors labels.
     """
 
-    name: Literal["own"] = field(default="own", metadata=LATER)
+    name: Literal["own"] = field(default="own", metadata=IMPLIED)
     ensemble: Annotated[tuple[MemberConfig, ...], Items(0, 19)] = ()
 
     @property
@@ -271,11 +268,11 @@ class LabellingConfig(TargetsConfig):
     own, or functions of the user's.
     """
 
-    source: Literal["logits", "lattice"] = field(default="logits", metadata=LATER)
-    lattices: LatticeTargetsConfig = field(default=LatticeTargetsConfig(), metadata=LATER)
-    rounds: Annotated[int, Range(1, 5)] = field(default=1, metadata=LATER)
-    windows: WindowsConfig = field(default=WindowsConfig(), metadata=LATER)
-    teacher: LabellingTeacher = field(default=TrainedTeacherConfig(), metadata=LATER)
+    source: Literal["logits", "lattice"] = "logits"
+    lattices: LatticeTargetsConfig = LatticeTargetsConfig()
+    rounds: Annotated[int, Range(1, 5)] = 1
+    windows: WindowsConfig = WindowsConfig()
+    teacher: LabellingTeacher = TrainedTeacherConfig()
 
 
 def lattice_settings(config: LatticeConfig, acoustic_scale: float) -> dict[str, Any]:
@@ -285,8 +282,12 @@ def lattice_settings(config: LatticeConfig, acoustic_scale: float) -> dict[str, 
 
 def kbest_costs_settings(config: TargetsConfig, teacher: LabellingTeacher) -> dict[str, Any]:
     """Return all that decides the sample, and what is measured beside the common k."""
-    own = {"teacher": plain(teacher)} if teacher.members else {}
-    return {"k": config.k, "seed": config.seed, "versions": config.versions, **own}
+    return {
+        "k": config.k,
+        "seed": config.seed,
+        "versions": config.versions,
+        "teacher": plain(teacher),
+    }
 
 
 def target_graph_settings(
@@ -296,7 +297,7 @@ def target_graph_settings(
     of_model = ("acoustic_scale", "ngram_order", "smoothing", *LANGUAGE_MODEL_SETTINGS)
     resolved = plain(evaluation)
     return {
-        "evaluation": {name: resolved[name] for name in of_model if name in resolved},
+        "evaluation": {name: resolved[name] for name in of_model},
         "lattices": {
             "acoustic_scale": lattices.acoustic_scale,
             "ngram_order": lattices.ngram_order,

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 import numpy as np
 from jaxtyping import Bool
 
-from infra.settings import LATER, Items, Range, Seed, Text, check_ranges
+from infra.settings import Items, Range, Seed, Text, check_ranges
 from pipeline.filterbank import NUM_BINS
 from pipeline.records import WITHOUT_PLACEMENT
 from pipeline.runs.names import BASELINE, STUDENT, TEACHER
@@ -62,7 +62,7 @@ class AugmentationConfig:
     time_masks: MaskCount = 0
     time_mask_frames: Annotated[int, Range(1, 10_000)] = 20
     time_mask_share: Annotated[float, Range(1e-3, 1)] = 0.2
-    placements: Annotated[tuple[Placement, ...], Items(0, 100)] = field(default=(), metadata=LATER)
+    placements: Annotated[tuple[Placement, ...], Items(0, 100)] = ()
 
     __post_init__ = check_ranges
 
@@ -147,18 +147,14 @@ class TrainingSettings:
     max_gradient_norm: GradientNorm
     seed: Seed
     trainer: TrainerConfig
-    optimizer: OptimizerConfig = field(default=AdamConfig(), metadata=LATER)
-    warm_up_steps: WarmUpSteps = field(default=0, metadata=LATER)
-    precision: Precision = field(default="float32", metadata=LATER)
-    warm_start: WarmStart = field(default="none", metadata=LATER)
-    augmentation: AugmentationConfig = field(default=AugmentationConfig(), metadata=LATER)
-    minibatch_selection: MinibatchSelectionConfig = field(
-        default=MinibatchSelectionConfig(), metadata=LATER
-    )
-    soft_targets: SoftTargetsForm = field(default="renormalized", init=False, metadata=LATER)
-    model_parallel_ranks: Annotated[int, Range(1, 64)] = field(
-        default=1, init=False, metadata=LATER
-    )
+    optimizer: OptimizerConfig = field(default=AdamConfig())
+    warm_up_steps: WarmUpSteps = 0
+    precision: Precision = "float32"
+    warm_start: WarmStart = "none"
+    augmentation: AugmentationConfig = AugmentationConfig()
+    minibatch_selection: MinibatchSelectionConfig = MinibatchSelectionConfig()
+    soft_targets: SoftTargetsForm = field(default="renormalized", init=False)
+    model_parallel_ranks: Annotated[int, Range(1, 64)] = field(default=1, init=False)
 
     def __post_init__(self) -> None:
         check_ranges(self)
@@ -209,7 +205,7 @@ class TeacherConfig(SupervisedConfig):
     Their mean posteriors label the targets, in each round; one teacher is the paper's (VII-C4).
     """
 
-    ensemble: Annotated[int, Range(1, 20)] = field(default=1, metadata=LATER)
+    ensemble: Annotated[int, Range(1, 20)] = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -236,12 +232,10 @@ class SequenceTrainingConfig(TrainingSettings):
     boost: Annotated[float, Range(0, 100)] = 0.0
     lattices: LatticeConfig = field(default_factory=LatticeConfig)
     # Each model begins from the one that it continues, and a lattice has an utterance's frames.
-    warm_start: WarmStart = field(default="none", init=False, metadata=LATER)
-    augmentation: AugmentationConfig = field(
-        default=AugmentationConfig(), init=False, metadata=LATER
-    )
+    warm_start: WarmStart = field(default="none", init=False)
+    augmentation: AugmentationConfig = field(default=AugmentationConfig(), init=False)
     minibatch_selection: MinibatchSelectionConfig = field(
-        default=MinibatchSelectionConfig(), init=False, metadata=LATER
+        default=MinibatchSelectionConfig(), init=False
     )
 
     def __post_init__(self) -> None:

@@ -4,7 +4,7 @@ import json
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, Literal, TypeAlias
 
-from infra.settings import LATER, Range, canonical_json, check_ranges, read_record
+from infra.settings import IMPLIED, Range, canonical_json, check_ranges, read_record
 from training.entry_point import FactoryName, Settings, require_not_given
 
 
@@ -18,7 +18,7 @@ class LstmConfig:
     # 000 3.2 found three low-rate frames to give the best WERR.
     look_ahead: Annotated[int, Range(0, 1000)]
     dropout: Annotated[float, Range(0, 1, below=True)]
-    name: Literal["lstm"] = field(default="lstm", metadata=LATER)
+    name: Literal["lstm"] = field(default="lstm", metadata=IMPLIED)
 
     whole_utterances: ClassVar[bool] = False
 

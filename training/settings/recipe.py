@@ -7,7 +7,6 @@ from types import MappingProxyType
 from typing import Annotated
 
 from infra.settings import (
-    LATER,
     ConfigurationError,
     Items,
     Range,
@@ -64,7 +63,7 @@ class CorpusConfig:
 
     uri: Uri = ""
     audio_prefixes: Annotated[tuple[Annotated[str, Text(1, 4096)], ...], Items(0, 1000)] = ()
-    unknown_words: UnknownWordsRule = field(default="row", metadata=LATER)
+    unknown_words: UnknownWordsRule = "row"
 
     __post_init__ = check_ranges
 
@@ -92,8 +91,8 @@ class StudentConfig(TrainingSettings):
     num_whole_utterance_sub_epochs: Annotated[int, Range(0, MAX_SUB_EPOCHS)]
     labelled_rate_factor: Annotated[float, Range(1e-6, 1000)]
     num_labelled_shares: Count
-    soft_targets: SoftTargetsForm = field(default="renormalized", metadata=LATER)
-    model_parallel_ranks: Annotated[int, Range(1, 64)] = field(default=1, metadata=LATER)
+    soft_targets: SoftTargetsForm = "renormalized"
+    model_parallel_ranks: Annotated[int, Range(1, 64)] = 1
 
     def __post_init__(self) -> None:
         TrainingSettings.__post_init__(self)
@@ -138,7 +137,7 @@ class AlignmentConfig:
     """
 
     rounds: Annotated[int, Range(1, 20)] = 1
-    versions: Versions = field(default="own", metadata=LATER)
+    versions: Versions = "own"
 
     __post_init__ = check_ranges
 
@@ -171,13 +170,11 @@ class Recipe:
     partitions: RepartitionConfig
     student: StudentConfig
     evaluation: EvaluationConfig
-    corpus: CorpusConfig = CorpusConfig()
-    checkpoints: CheckpointConfig = CheckpointConfig()
-    alignment: AlignmentConfig = field(default=AlignmentConfig(), metadata=LATER)
-    sequence_training: SequenceTrainingConfig = field(
-        default=SequenceTrainingConfig(), metadata=LATER
-    )
-    tuning: TuningConfig = field(default=TuningConfig(), metadata=LATER)
+    corpus: CorpusConfig = field(default=CorpusConfig())
+    checkpoints: CheckpointConfig = field(default=CheckpointConfig())
+    alignment: AlignmentConfig = field(default=AlignmentConfig())
+    sequence_training: SequenceTrainingConfig = field(default=SequenceTrainingConfig())
+    tuning: TuningConfig = field(default=TuningConfig())
 
     def __post_init__(self) -> None:
         check_ranges(self)

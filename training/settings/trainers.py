@@ -6,11 +6,11 @@ Papers: 003 VI (GTC, BMUF, HTM), 000 2 (BMUF), 004 (1-bit SGD), 001 (decentraliz
 import inspect
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias, get_args
 
-from infra.settings import LATER, TAG, Range, check_ranges
+from infra.settings import TAG, Range, check_ranges
 from training.settings.values import Precision
 
 Decay = Annotated[float, Range(0, 1, below=True)]
@@ -198,12 +198,10 @@ class BlockConfig(_Trainer):
     block_size: BlockSize = 50
     block_learning_rate: BlockLearningRate = 1.0
     momentum_constant: Annotated[float, Range(1e-6, 1000)] = 1.0
-    block_momentum: Annotated[float, Range(0, 1, below=True)] | None = field(
-        default=None, metadata=LATER
-    )
-    form: Form = field(default="nesterov", metadata=LATER)
-    optimizer_state: OptimizerState = field(default="keep", metadata=LATER)
-    block_exchange: TopK | None = field(default=None, metadata=LATER)
+    block_momentum: Annotated[float, Range(0, 1, below=True)] | None = None
+    form: Form = "nesterov"
+    optimizer_state: OptimizerState = "keep"
+    block_exchange: TopK | None = None
 
     def __post_init__(self) -> None:
         check_ranges(self)
@@ -233,7 +231,7 @@ class BmufConfig(BlockConfig):
     """
 
     name: Literal["bmuf"] = "bmuf"
-    ranks_per_leader: RanksOfTier = field(default=1, metadata=LATER)
+    ranks_per_leader: RanksOfTier = 1
 
     trainer = "training.trainers.bmuf:Bmuf"
 

@@ -17,7 +17,7 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from infra.settings import LATER, Range, Seed, check_ranges, plain
+from infra.settings import Range, Seed, check_ranges, plain
 from infra.store.object_store import ObjectInfo, ObjectStore, join_uri
 from pipeline.filters import SelectionFilters
 from pipeline.packing import Balance, group_buckets, pack_speakers
@@ -234,7 +234,7 @@ class SelectionConfig:
     file_hours: Annotated[float, Range(1e-6, 1000)]
     seed: Seed
     filters: SelectionFilters = field(default_factory=SelectionFilters)
-    date_folders: bool = field(default=False, metadata=LATER)
+    date_folders: bool = False
 
     __post_init__ = check_ranges
 
