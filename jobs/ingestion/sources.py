@@ -22,7 +22,6 @@ from jobs.cli.arguments import (
     subset_and_uri,
 )
 from jobs.cli.job import Job
-from pipeline.audio.conversion import NO_CONVERSION
 from pipeline.records import composed
 from pipeline.runs.manifest import is_finished, read_manifest
 from pipeline.runs.names import (
@@ -201,21 +200,15 @@ def ingestion_of(job: Job, simulation: Simulation | None) -> ManifestIngestion:
         MANIFESTS_SETTING: [f"{each.subset}={each.uri}" for each in manifests],
         "format": arguments.format or DEFAULT_FORMAT,
         "columns": arguments.columns,
+        "ignore_columns": arguments.ignore_columns,
+        DEV_SHARE_SETTING: arguments.dev_share,
         "locale": rules.locale,
         "speaker_buckets": rules.num_buckets,
     }
-    # Without them a manifest is as it was before there were any.
-    if arguments.ignore_columns:
-        settings["ignore_columns"] = arguments.ignore_columns
-    names_channels = any(each.format.names_channels for each in manifests)
-    if names_channels and conversion.channel != NO_CONVERSION.channel:
+    if any(each.format.names_channels for each in manifests):
         settings["channel"] = conversion.channel
-    if arguments.dev_share:
-        settings[DEV_SHARE_SETTING] = arguments.dev_share
     if simulation:
-        settings |= simulation.choices.settings
-        if conversion != NO_CONVERSION:
-            settings["conversion"] = asdict(conversion)
+        settings |= {**simulation.choices.settings, "conversion": asdict(conversion)}
     return ManifestIngestion(
         manifest_store(manifests, job.store),
         manifests,
@@ -276,7 +269,7 @@ def require_same_speakers(
         return
     for base in (each for each in bases if is_finished(store, each, INGEST_STEP)):
         config = read_manifest(store, base, INGEST_STEP).config
-        manifests, theirs = config.get(MANIFESTS_SETTING), config.get(DEV_SHARE_SETTING, 0.0)
+        manifests, theirs = config.get(MANIFESTS_SETTING), config[DEV_SHARE_SETTING]
         if manifests is None and (share or theirs):
             remedy = "ingest transcribed speech into a corpus of its own"
             said = f"{base} ingested a Kaldi directory, whose speakers have their subsets"

@@ -188,9 +188,9 @@ def targets_facts(targets: Manifest, recipe: Recipe) -> dict[str, Any]:
     """Return k and the form of the targets, how many teachers made them, and their statistics."""
     return {
         "k": targets.config["k"],
-        "offsets": targets.config.get("offsets", "one"),
-        "source": targets.config.get("source", "logits"),
-        "tail_samples": targets.config.get("tail_samples", 0),
+        "offsets": targets.config["offsets"],
+        "source": targets.config["source"],
+        "tail_samples": targets.config["tail_samples"],
         # A teacher of the user's own is no model of the run.
         "num_teachers": sum(folder_of(name) == MODELS_FOLDER for name in targets.inputs)
         or recipe.num_labelling,

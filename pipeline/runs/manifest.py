@@ -268,7 +268,7 @@ _FIELDS = tuple(each.name for each in fields(Output))
 
 
 def _without_defaults(output: Output) -> dict[str, Any]:
-    # Later versions added reasons and run: what had none is written as it was read.
+    # A large manifest has a line an output, and most have neither reasons nor another run.
     document = {name: getattr(output, name) for name in _FIELDS}  # asdict takes six times as long
     for name in ("reasons", "run"):
         if not document[name]:
@@ -472,10 +472,6 @@ class Manifest:
             document[name] = [] if in_parts else to_document(outputs)
             if in_parts:
                 document[_LISTS[name]] = to_document(outputs)
-        # What later versions added and is empty is written as it was read.
-        for name in ("versions", *_SHORT_LISTS, "extends"):
-            if not document[name]:
-                del document[name]
         document["config_digest"] = sha256(json.dumps(self.config, sort_keys=True).encode())
         for name in _TALLIES:
             document[name]["hours"] = round(getattr(self, name).hours, 6)

@@ -155,7 +155,7 @@ _FORMAT = Format(
         ]
     ),
     {"shard": "features", **FEATURE_FOOTER},
-    # Only shards with converted audio or parts have them, so that all others keep their bytes.
+    # Shards with converted audio or parts have them.
     optional=(pa.field("audio_form", pa.string()), pa.field("audio_part", pa.string())),
 )
 

@@ -58,7 +58,7 @@ _FORMAT = Format(
         ]
     ),
     {"shard": "partition", **FEATURE_FOOTER},
-    # Only partitions of utterances in placements have it, so that all others keep their bytes.
+    # Partitions of utterances in placements have it.
     optional=(pa.field("placement", pa.string()),),
 )
 _LENGTHS = ("num_frames", "offset")

@@ -145,8 +145,6 @@ def repartition(
     def write_partitions(step: StepRun) -> Manifest:
         extracted, labelled = (read_manifest(store, run_uri, source) for source in sources)
         features, targets = extracted.own_outputs, labelled.own_outputs
-        # Rows at one offset are as they were before there were others, and so is their manifest.
-        is_at_all = labelled.config.get("offsets") == "all"
 
         def task(name: str, group: range) -> GroupTask:
             shards = slice(group.start, group.stop)
@@ -157,7 +155,7 @@ def repartition(
             write_group,
             distribute,
             loss_budget=0.0,  # joining loses nothing: each target row has its feature row
-            statistics=lambda _: {"offsets": "all"} if is_at_all else {},
+            statistics=lambda _: {"offsets": labelled.config["offsets"]},
             order=shuffled,
             size=lambda task: sum(output.duration_ms for output in task.features),
         )

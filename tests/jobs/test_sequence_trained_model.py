@@ -48,7 +48,7 @@ def test_the_job_decodes_lattices_and_trains_on(options: tuple[str, ...], run_jo
     assert [each for each in found.findings if BASELINE in each.object] == []
     trained_on = read_manifest(store, run_uri, MADE[2])
     assert trained_on.config["warm_start"] == BASELINE
-    assert trained_on.config["trainer"]["name"] == "gtc"
+    assert trained_on.config["training"]["trainer"]["name"] == "gtc"
     assert "expected_frame_accuracy" in trained_on.statistics["curve"][-1]
 
 

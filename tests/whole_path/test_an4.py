@@ -149,8 +149,8 @@ def test_the_student_was_trained_in_two_tiers(whole: WholeRun) -> None:
     """Four ranks train in two groups of two, and the recipe of each step is kept with the run."""
     manifest = json.loads((whole.folder / "models" / "student" / "manifest.json").read_text())
     assert manifest["statistics"]["num_ranks"] == 4
-    config = manifest["config"]
-    assert (config["trainer"]["name"], config["trainer"]["group_size"]) == ("htm", 2)
+    config = manifest["config"]["training"]["trainer"]
+    assert (config["name"], config["group_size"]) == ("htm", 2)
     for step in STEPS:
         record = json.loads((whole.folder / "steps" / f"{step}.json").read_text())
         assert record["recipe"]["student"]["trainer"]["name"] == "htm"

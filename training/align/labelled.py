@@ -81,7 +81,7 @@ def read_lexicon(
     steps = dict.fromkeys((*reads, BOOTSTRAP_STEP))
     manifests = {step: read_manifest(store, run_uri, step) for step in steps}
     uri = join_uri(corpus_uri, LEXICON_FILE)
-    rule = manifests[BOOTSTRAP_STEP].config.get(UNKNOWN_WORDS_SETTING, "row")
+    rule = manifests[BOOTSTRAP_STEP].config[UNKNOWN_WORDS_SETTING]
     lexicon = CorpusLexicon.read(store, corpus_uri, rule)
     for manifest in manifests.values():
         used = manifest.inputs.get(LEXICON_FILE)

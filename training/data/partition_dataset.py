@@ -88,7 +88,7 @@ class PartitionDataset(IterableDataset[Minibatch]):
             world_size=group.size(),
             soft_targets="stored",
         )
-        rotates = partitions.statistic("offsets", str, "one") == "all"
+        rotates = partitions.statistic("offsets", str) == "all"
         self.sub_epochs = self.settings.sub_epochs(rotates)
         self._group = group
         self._cursor = DataCursor()

@@ -59,7 +59,7 @@ def trained_share(
 def check_offsets(sub_epochs: Sequence[SubEpoch], partitions: Manifest) -> None:
     """Raise ValueError if passes rotate over offsets, and unlabelled targets are at one."""
     rotates = any(each.offset for each in sub_epochs if not each.labelled)
-    if rotates and partitions.statistic("offsets", str, "one") != "all":
+    if rotates and partitions.statistic("offsets", str) != "all":
         raise ValueError(
             f"{partitions.step}: its targets are at one offset, and targets.offsets = 'all' reads "
             "another in each pass: use targets.offsets = 'one', or make targets and partitions in "

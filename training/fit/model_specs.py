@@ -109,22 +109,7 @@ class Fit:
         """Return all that decides the model; how often training is saved does not."""
         config: dict[str, Any] = plain(self)
         del config["checkpoints"]
-        training = config.pop("training")
-        # The sub-epochs hold the rates.
-        config["loop"] = {name: training[name] for name in OF_LOOP if name in training}
-        return config | {name: training[name] for name in BESIDE_THE_LOOP if name in training}
-
-
-OF_LOOP = ("minibatch_frames", "max_gradient_norm", "warm_up_steps", "precision")
-BESIDE_THE_LOOP = (
-    "trainer",
-    "seed",
-    "optimizer",
-    "soft_targets",
-    "minibatch_selection",
-    "model_parallel_ranks",
-)
-"""Settings of a training as the step's configuration groups them."""
+        return config
 
 
 def _supervised(name: str, config: SupervisedConfig, recipe: Recipe, labelled: str) -> Fit:

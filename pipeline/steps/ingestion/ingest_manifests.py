@@ -229,8 +229,7 @@ def ingest_piece(task: PieceTask) -> Commit:
         ledger=task.context.put_ledger(task.name, quarantined),
         tally_in=sum((output.tally for output in outputs), lost),
         quarantined=lost,
-        # Without a share a manifest is as it was before there was one.
-        statistics={_UTTERANCES: dict(counts)} if rules.dev_share else {},
+        statistics={_UTTERANCES: dict(counts)},
     )
     return task.context.commit(record_of_task)
 

@@ -316,11 +316,11 @@ class DirectoryIngestion:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The settings that decide the corpus beside the directory; defaults are left out."""
+        """The settings that decide the corpus beside the directory."""
         return {
             **(self.simulation.choices.settings if self.simulation else {}),
-            **({DEV_SHARE_SETTING: self.dev_share} if self.dev_share else {}),
-            **({"locale": self.locale} if self.locale != UNDETERMINED_LOCALE else {}),
+            DEV_SHARE_SETTING: self.dev_share,
+            "locale": self.locale,
         }
 
 

@@ -119,7 +119,6 @@ def test_all_is_bootstrapped_where_the_hours_suffice(whole: Manifest, tmp_path: 
     unbounded = bootstrapped(write_labelled(tmp_path, shards()), max_hours=0.0).manifest
     assert whole.unselected == unbounded.unselected == Tally()
     assert [each.sha256 for each in whole.outputs] == [each.sha256 for each in unbounded.outputs]
-    assert "max_hours" not in whole.config["bootstrap"]
 
 
 def test_the_manifest_names_the_bound_of_the_tree(whole: Manifest) -> None:
