@@ -52,7 +52,7 @@ def write_run(
             targets.put_output(f"{number:06d}", ".parquet", write_targets(labels), tally)
         )
     finish(features, shards, seed)
-    finish(targets, labelled, seed)
+    finish(targets, labelled, seed, {"offsets": "one"})
     return files
 
 
@@ -60,11 +60,14 @@ def context(store: ObjectStore, run_uri: str, step: str) -> StepContext:
     return step_context(store, run_uri, f"{step}/unlabelled", {}, {})
 
 
-def finish(context: StepContext, outputs: list[Output], seed: int) -> tuple[Output, ...]:
+def finish(
+    context: StepContext, outputs: list[Output], seed: int, config: dict[str, str] | None = None
+) -> tuple[Output, ...]:
     """Write a step's manifest, its outputs shuffled as every step shuffles them."""
     tally = sum((output.tally for output in outputs), Tally())
     order = tuple(shuffle(outputs, seed))
-    write_manifest(context, Manifest(context.step, {}, {}, order, tally_in=tally, tally_out=tally))
+    manifest = Manifest(context.step, config or {}, {}, order, tally_in=tally, tally_out=tally)
+    write_manifest(context, manifest)
     return order
 
 

@@ -99,9 +99,8 @@ def test_realignment_hears_the_clearest_version_alone(tmp_path: Path) -> None:
 
 
 def test_the_version_that_is_heard_is_part_of_a_steps_settings(tmp_path: Path) -> None:
-    """A finished step of the other setting is refused; the default leaves settings as they were."""
+    """A finished step of the other setting is refused."""
     place = place_of(tmp_path, CLEAN)
-    assert "versions" not in bootstrapped(place).manifest.config
+    assert bootstrapped(place).manifest.config["versions"] == "own"
     with pytest.raises(ValueError, match=BOOTSTRAP_STEP):
         bootstrapped(place, versions="clearest")
-    assert AlignmentSettings(0.3, NETWORK).resolved == {"acoustic_scale": 0.3}

@@ -141,7 +141,7 @@ def write_oracle_run(
         return step.lossless(Tally(), statistics={"senone_tree": TREE.to_json()})
 
     run_step(StepSpec(run.store, run.run_uri, ALIGNMENT_STEP, {}), align)
-    run_step(StepSpec(run.store, run.run_uri, BOOTSTRAP_STEP, {}), bootstrap)
+    run_step(StepSpec(run.store, run.run_uri, BOOTSTRAP_STEP, {"unknown_words": "row"}), bootstrap)
     for name in MODELS:
         spec = StepSpec(run.store, run.run_uri, step_of_model(name), {})
         run_step(spec, lambda step: step.lossless(Tally()))

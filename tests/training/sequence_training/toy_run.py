@@ -131,9 +131,11 @@ def finish(
     store: ObjectStore, run_uri: str, step: str, tally: Tally, outputs: tuple, **statistics
 ) -> None:
     context = step_context(store, run_uri, step, {}, {})
-    inputs = {LEXICON_FILE: sha256(LEXICON_TXT.encode())} if step == BOOTSTRAP_STEP else {}
+    is_bootstrap = step == BOOTSTRAP_STEP
+    config = {"unknown_words": "row"} if is_bootstrap else {}
+    inputs = {LEXICON_FILE: sha256(LEXICON_TXT.encode())} if is_bootstrap else {}
     manifest = Manifest(
-        step, {}, inputs, outputs, tally_in=tally, tally_out=tally, statistics=statistics
+        step, config, inputs, outputs, tally_in=tally, tally_out=tally, statistics=statistics
     )
     write_manifest(context, manifest)
 
