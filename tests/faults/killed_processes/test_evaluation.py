@@ -14,7 +14,8 @@ import pytest
 from pipeline.runs.manifest import Manifest, read_manifest
 from pipeline.runs.names import EVALUATION_STEP
 from tests.jobs.evaluable_toy_run import options_of, write_evaluable_toy_run
-from tests.whole_path.processes import REPOSITORY, descendants
+from tests.process_tree import descendants
+from tests.whole_path.processes import REPOSITORY
 
 pytestmark = pytest.mark.chaos
 

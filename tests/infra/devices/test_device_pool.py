@@ -35,7 +35,7 @@ from tests.infra.devices.device_clients import (
     wait_until,
     where,
 )
-from tests.whole_path.processes import lives
+from tests.process_tree import lives
 
 BROKEN = "tests.infra.devices.device_functions:Broken"
 SLOW = "tests.infra.devices.device_functions:slow"
