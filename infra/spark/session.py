@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 import pyspark
 from py4j.protocol import Py4JError, Py4JJavaError  # type: ignore[import-untyped]
 from pyspark import SparkConf, SparkContext, StatusTracker, inheritable_thread_target
+from pyspark.accumulators import AddingAccumulatorParam
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
@@ -28,8 +29,7 @@ from infra.cluster import Cluster, require_dependencies
 from infra.log_lines import progress_bar
 from infra.settings import mebibytes
 from infra.spark.host_environment import find_java_home, require_environment, temporary_folder
-from infra.spark.observer import Observer, Summaries, add_summary
-from infra.task_metrics import Measured, MeasuredFunction, TaskTotals
+from infra.task_metrics import Measured, MeasuredFunction, Observer, TaskTotals, add_summary
 
 # Also for a local master from the command line: nothing listens beyond this host.
 LOCAL_SETTINGS: Mapping[str, str] = {
@@ -324,9 +324,9 @@ def run_tasks(
     context, group, totals = session.sparkContext, uuid.uuid4().hex, totals or TaskTotals()
     report, num_seen = None, 0
     try:
-        summaries = context.accumulator(list[Any](), Summaries())
+        summaries = context.accumulator(list[Any](), AddingAccumulatorParam(list[Any]()))
         if observer is not None:
-            report = partial(add_summary, summaries, observer.summarize)
+            report = partial(add_summary, summaries.add, observer.summarize)
         measured = MeasuredFunction(function, report)
 
         def collect() -> list[Measured[R]]:

@@ -278,9 +278,7 @@ class S3Store:
 
         return self._perform(uri, attempt)
 
-    def fetch_range(
-        self, uri: str, start: int, num_bytes: int, if_etag: str = ""
-    ) -> FetchedRange:
+    def fetch_range(self, uri: str, start: int, num_bytes: int, if_etag: str = "") -> FetchedRange:
         """Read some bytes of the object, unless its ETag is now another than the one given."""
         asked = {"Range": f"bytes={start}-{start + num_bytes - 1}"}
         if if_etag:

@@ -18,7 +18,7 @@ from infra.settings import ConfigurationError, Range, printable
 from infra.store.uris import normalize_uri
 from jobs.run_table import STEPS
 from pipeline.runs.names import ALL_SUBSETS, DEV, LABELLED, UNLABELLED
-from pipeline.steps.ingestion.formats import COLUMNS, FORMATS, IGNORE_COLUMNS, RECORDINGS
+from pipeline.steps.ingestion import COLUMNS, FORMATS, IGNORE_COLUMNS, RECORDINGS
 
 DEV_SHARES = Range(0.001, 0.5, zero="none")
 """The shares of the labelled speakers that may become development speakers."""

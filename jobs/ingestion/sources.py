@@ -37,7 +37,7 @@ from pipeline.runs.names import (
     LEXICON_FILE,
     MANIFESTS_SETTING,
 )
-from pipeline.steps.ingestion.formats import (
+from pipeline.steps.ingestion import (
     COLUMNS,
     DEFAULT_FORMAT,
     FORMATS,

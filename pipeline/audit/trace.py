@@ -92,8 +92,6 @@ def audio_now(
     return about if recorded_etag is None else {**about, "unchanged": fetched.etag == recorded_etag}
 
 
-IN_FLIGHT = 16
-
 T = TypeVar("T")
 
 _ORDINARY = re.compile(r"[A-Za-z0-9._-]+")
@@ -115,7 +113,7 @@ class Hit:
 def first_hit(items: Sequence[T], look: Callable[[T], Hit | None]) -> Hit | None:
     """Return the first hit in the order of `items`, and read nothing behind it."""
     # Answers come in the order of items, so the first hit never depends on timing.
-    looked = prefetch(look, items, IN_FLIGHT)
+    looked = prefetch(look, items)
     return next((hit for _, hit in looked if hit is not None), None)
 
 

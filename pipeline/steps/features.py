@@ -28,7 +28,7 @@ from pipeline.runs.engine import (
     Distribute,
     Extension,
     Loss,
-    LossLimit,
+    LossWatch,
     NumberedTasks,
     Statistics,
     StepResult,
@@ -40,8 +40,8 @@ from pipeline.runs.engine import (
 )
 from pipeline.runs.manifest import Manifest, Output, read_manifest
 from pipeline.runs.names import UNLABELLED, features_step, selection_step
+from pipeline.sampling import shuffle, shuffled_order
 from pipeline.shards import FeatureRow, Storage, as_stored, write_features
-from pipeline.shuffling import shuffle, shuffled_order
 from pipeline.splicing import STACK
 from pipeline.steps.audio_reads import AudioObjects, FoundAudio, WantedAudio, require_audio
 from pipeline.steps.stream_means import NO_STREAMS, MeansPlace, Streams, merge_means, sum_late
@@ -235,7 +235,7 @@ def extract_features(
         selected = read_manifest(store, run_uri, selection)
         files = selected.own_outputs
         num_utterances = sum(each.utterances for each in files)
-        max_lost = LossLimit(loss_budget, num_utterances).max_lost
+        max_lost = LossWatch(loss_budget, num_utterances).max_lost
         before = step.base.seen(step.base.manifest.stream_means) if step.base else ()
         means = MeansPlace(step.context.scratch, tuple(before)) if is_extended else None
 

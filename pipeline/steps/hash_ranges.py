@@ -220,10 +220,6 @@ MAX_CARRIED = 4_000
 """The tasks of a pass carry so many names of objects together, 0.7 MB. A longer list is stored, and
 each task reads it: 150 tasks with 10,000 names each would take 250 MB in the driver's JVM."""
 
-GETS_IN_FLIGHT = 16
-"""A task reads so many objects or extents at a time."""
-
-
 G = TypeVar("G", bound=NamedTask)
 M = TypeVar("M", bound=NamedTask)
 
@@ -249,7 +245,7 @@ class Gathered:
 
     def read(self, number: int) -> Iterator[bytes]:
         """Yield extent `number` of each object, in the objects' order."""
-        found = prefetch(partial(self._read_of, number), self.objects, GETS_IN_FLIGHT)
+        found = prefetch(partial(self._read_of, number), self.objects)
         return (data for _, data in found)
 
     def _read_of(self, number: int, output: Output) -> bytes:

@@ -23,7 +23,6 @@ from pipeline.runs.manifest import MAX_LISTED, Output, to_document
 from pipeline.runs.names import task_name
 from pipeline.sampling import hash_name
 from pipeline.steps.hash_ranges import (
-    GETS_IN_FLIGHT,
     Gathered,
     commit_objects,
     commit_ranges,
@@ -256,5 +255,5 @@ def _cut(means: StreamMeans, num_ranges: int, together: int) -> list[StreamMeans
 
 
 def _read_all(context: StepContext, outputs: Sequence[Output]) -> list[StreamMeans]:
-    read = prefetch(context.read, outputs, GETS_IN_FLIGHT)
+    read = prefetch(context.read, outputs)
     return [StreamMeans.from_bytes(data) for _, data in read]

@@ -12,7 +12,6 @@ from infra.store.object_store import ObjectStore
 from pipeline.records import Quarantined, Tally
 from pipeline.runs.commit import Commit, Repetition, StepContext, once, read_commits
 from pipeline.runs.engine import (
-    LossLimit,
     LossWatch,
     StepResult,
     StepRun,
@@ -100,7 +99,7 @@ def generate_lattices(
         partitions = aligned.outputs
         model = load_model(store, run_uri, name, form).to(device)
         beams = LatticeBeams(config.beam, config.lattice_beam)
-        limit = LossLimit(loss_budget, aligned.tally_out.utterances)
+        watch = LossWatch(loss_budget, aligned.tally_out.utterances)
         graph = GraphFile(weak_graph(store, run_uri, stored.parse(), config.ngram_order))
         names = map(task_name, range(len(partitions)))
         tasks = {
@@ -109,8 +108,7 @@ def generate_lattices(
         }
 
         def check_losses(num_lost: int) -> None:
-            if not limit.allows(num_lost):
-                watch = LossWatch(limit)
+            if num_lost > watch.max_lost:
                 for commit in read_commits(store, run_uri, step.context.step):
                     watch.see(commit)
 
@@ -136,7 +134,7 @@ def generate_lattices(
                 "arcs_per_frame": sums["num_arcs"] / max(sums["num_frames"], 1),
                 "num_references_added": sums["num_references_added"],
             },
-            num_utterances=limit.num_utterances,
+            num_utterances=watch.num_utterances,
         )
         return run_tasks(step, plan)
 

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, TypeAlias
 
 from infra.store.object_store import ObjectStore, join_uri
 from pipeline.records import Quarantined
-from pipeline.steps.ingestion.formats import IGNORE_COLUMNS
+from pipeline.steps.ingestion import IGNORE_COLUMNS
 from pipeline.steps.ingestion.manifest_format import (
     CHANNEL,
     Look,

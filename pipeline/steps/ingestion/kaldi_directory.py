@@ -48,7 +48,7 @@ from pipeline.records import (
     stream_order,
     version_id,
 )
-from pipeline.runs.engine import Loss, LossLimit, StepResult, StepRun, StepSpec, run_step
+from pipeline.runs.engine import Loss, LossWatch, StepResult, StepRun, StepSpec, run_step
 from pipeline.runs.manifest import Manifest, Output, sha256
 from pipeline.runs.names import (
     ALL_SUBSETS,
@@ -293,7 +293,6 @@ def _some(names: list[str]) -> str:
 
 
 NUM_SPEAKER_BUCKETS = 4
-IN_FLIGHT = 16
 MAX_NAME_BYTES = 255
 """The longest name of a file on Linux."""
 MAX_FILE_BYTES = max_file_bytes(float(MAX_DECODED_S))
@@ -392,7 +391,6 @@ class PlannedCopy:
             done = prefetch(
                 lambda audio: put_once(store, uri, audio.key, self._data(audio), found(audio)),
                 files,
-                IN_FLIGHT,
             )
             seen = progress_bar(done, description=verb, total=len(files), unit="file")
             return [output for _, output in seen]
@@ -446,7 +444,7 @@ def ingest_directory(
         ledger = step.context.put_ledger(INGEST_STEP, planned.quarantined)
         if ledger:
             loss = Loss(INGEST_STEP, Counter(ledger.reasons), ledger.key)
-            LossLimit(loss_budget, (tally_out + lost).utterances).check(loss.num_lost, loss)
+            LossWatch(loss_budget, (tally_out + lost).utterances).check(loss)
         return step.manifest(
             outputs=planned.write(store, corpus_uri),
             tally_in=tally_out + lost,
@@ -482,7 +480,7 @@ def plan_copy(ingestion: DirectoryIngestion) -> PlannedCopy:
     copies: list[tuple[_Audio, Utterance]] = []
     quarantined: list[Quarantined] = []
     spoken: dict[str, timedelta] = defaultdict(timedelta)
-    looked = prefetch(_look, utterances, IN_FLIGHT)
+    looked = prefetch(_look, utterances)
     progress = progress_bar(looked, description="read", total=len(utterances), unit="utterance")
     for utterance, audio in progress:
         if isinstance(audio, Quarantined):

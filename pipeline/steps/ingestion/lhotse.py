@@ -11,7 +11,7 @@ from typing import Any, ClassVar, TypeAlias, TypeGuard
 from infra.settings import shown
 from infra.store.object_store import ObjectInfo, ObjectStore
 from pipeline.records import MAX_START_S, Quarantined
-from pipeline.steps.ingestion.formats import IGNORE_COLUMNS, RECORDINGS
+from pipeline.steps.ingestion import IGNORE_COLUMNS, RECORDINGS
 from pipeline.steps.ingestion.manifest_format import (
     FIELDS,
     Look,

@@ -18,7 +18,7 @@ from infra.store.object_store import (
 from infra.store.uris import is_absolute, is_s3
 from pipeline.records import Quarantined, Utterance
 from pipeline.runs.names import OUTSIDE_PREFIXES, UNLABELLED
-from pipeline.steps.ingestion.formats import COLUMNS, FORMATS, reader_of
+from pipeline.steps.ingestion import COLUMNS, FORMATS, reader_of
 from pipeline.steps.ingestion.ingest_manifests import Manifest
 from pipeline.steps.ingestion.manifest_format import Look, ManifestFormat
 from pipeline.steps.ingestion.manifest_records import RecordRules, records_of, with_audio

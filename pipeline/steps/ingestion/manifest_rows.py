@@ -26,7 +26,7 @@ from infra.settings import printable
 from infra.store.object_store import ObjectInfo, ObjectStore, normalize_uri
 from pipeline.audio.codecs import is_audio
 from pipeline.records import MAX_LINE_BYTES, MetadataError, Quarantined, without_repeats
-from pipeline.steps.ingestion.formats import IGNORE_COLUMNS
+from pipeline.steps.ingestion import IGNORE_COLUMNS
 
 PIECE_BYTES = 64 * 2**20
 """A piece of JSON lines or Parquet has so many bytes, or one row group."""

@@ -35,7 +35,6 @@ from pipeline.runs.names import INCREMENT_METADATA
 from pipeline.runs.sealed_json import read_sealed, seal, texts_of
 from pipeline.sampling import NUM_PRIORITIES
 from pipeline.steps.hash_ranges import (
-    GETS_IN_FLIGHT,
     Gathered,
     gathered_objects,
     put_extents,
@@ -325,7 +324,7 @@ def _find_in_range(task: _RangeTask) -> Output | None:
     scratch = task.ids.context
     before = [np.empty(0, np.uint64)]
     for each in task.chain:
-        read = prefetch(scratch.read, each.ranges, GETS_IN_FLIGHT)
+        read = prefetch(scratch.read, each.ranges)
         before.append(each.selected([IdRange.from_bytes(data) for _, data in read]))
     selected = np.unique(np.concatenate(before))
     found = []

@@ -12,9 +12,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 from infra.cluster import load_cluster
-from infra.spark.observer import Observer
 from infra.spark.session import TaskError, run_tasks, spark_environment, spark_session
 from infra.spark.task_resources import local_folder
+from infra.task_metrics import Observer
 from tests.infra.spark.java_free import java_free_environment
 
 PROGRAM = str(Path(__file__).with_name("spark_program.py"))

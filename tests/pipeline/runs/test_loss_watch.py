@@ -17,7 +17,7 @@ from pipeline.runs.commit import Commit, StepContext, once, read_commits, step_c
 from pipeline.runs.engine import (
     Loss,
     LossBudgetExceededError,
-    LossLimit,
+    LossWatch,
     StepRun,
     StepSpec,
     TaskPlan,
@@ -205,7 +205,7 @@ def test_bad_metadata_ends_a_selection_at_its_worst_bucket(tmp_path: Path) -> No
 def test_workers_need_no_module_of_the_driver() -> None:
     """A Spark worker imports no job, cluster file, PyTorch or packaging to run and watch tasks."""
     program = (
-        "import sys, infra.spark.observer, pipeline.runs.ledger, pipeline.steps.features\n"
+        "import sys, infra.task_metrics, pipeline.runs.ledger, pipeline.steps.features\n"
         "import pipeline.steps.selection.select, pipeline.steps.repartition\n"
         "print({'jobs', 'infra.cluster', 'packaging', 'torch'} & sys.modules.keys())"
     )
@@ -239,7 +239,7 @@ def test_a_larger_loss_names_numbers_reasons_and_a_ledger() -> None:
     """The commonest reason first."""
     loss = Loss("0", Counter({"empty_object": 1, "truncated": 3}), "features/x/a.ledger.jsonl")
     with pytest.raises(LossBudgetExceededError) as caught:
-        LossLimit(0.0399, 100).check(4, loss)
+        LossWatch(0.0399, 100).check(loss)
     assert str(caught.value) == (
         "4 of 100 utterances quarantined, the loss budget is 3.99%; "
         "reasons: {'truncated': 3, 'empty_object': 1}. See the ledgers, such as "
@@ -251,6 +251,6 @@ def test_audio_outside_the_prefixes_has_its_remedy() -> None:
     """The message names the key that allows its folder; of other reasons it does not."""
     for reason, is_named in (("outside_prefixes", True), ("truncated", False)):
         with pytest.raises(LossBudgetExceededError) as caught:
-            LossLimit(0.0, 1).check(1, Loss("0", Counter({reason: 1}), "x"))
+            LossWatch(0.0, 1).check(Loss("0", Counter({reason: 1}), "x"))
         said = str(caught.value)
         assert ("in corpus.audio_prefixes and use another --run; " in said) == is_named
