@@ -177,7 +177,15 @@ def _tables(path: Path) -> Tables:
             raise ValueError(f"{path / CHANNELS_OF_RECORDINGS}: {key} {line}: {remedy}")
     recordings = tables["wav.scp"]
     for key, value in recordings.items():
-        _require_file_name(f"{path}/wav.scp: {key}", key, value)
+        where = f"{path}/wav.scp: {key}"
+        if is_command(value):
+            remedy = "run the commands once into WAV or FLAC files, and name these"
+            raise ValueError(f"{where}: a command ({value[:60]}) is not run: {remedy}")
+        if ARCHIVE_ENTRY.search(value):
+            raise ValueError(f"{where}: {value[:60]}: {OF_ARCHIVE}")
+        if key.startswith(".") or any(mark in key for mark in _UNSAFE_IN_KEYS):
+            need = "rename it without / \\ % or leading dot"
+            raise ValueError(f"{where}: becomes an object key: {need}")
     for name in _OF_UTTERANCES:
         if unknown := sorted(tables.get(name, {}).keys() - recordings.keys()):
             remedy = "add them there, or remove these lines"
@@ -260,16 +268,6 @@ def _development_speakers(path: Path, subset_of: Mapping[str, str], share: float
         raise ValueError(f"{path}/{LABELLED}.speakers: lists one speaker: {remedy}")
     number = min(max(round(share * len(labelled)), 1), len(labelled) - 1)
     return sorted(labelled, key=lambda speaker: (sampling_priority(0, speaker), speaker))[:number]
-
-
-def _require_file_name(where: str, utterance_id: str, value: str) -> None:
-    if is_command(value):
-        remedy = "run the commands once into WAV or FLAC files, and name these"
-        raise ValueError(f"{where}: a command ({value[:60]}) is not run: {remedy}")
-    if ARCHIVE_ENTRY.search(value):
-        raise ValueError(f"{where}: {value[:60]}: {OF_ARCHIVE}")
-    if utterance_id.startswith(".") or any(mark in utterance_id for mark in _UNSAFE_IN_KEYS):
-        raise ValueError(f"{where}: becomes an object key: rename it without / \\ % or leading dot")
 
 
 def _text(file: Path) -> str:

@@ -64,10 +64,6 @@ class Look:
     file: re.Pattern[str] = re.compile(r"(?!)")
     is_read: bool = True
 
-    def has_keys(self, keys: Collection[str]) -> bool:
-        """Return whether a row with these keys is of the format."""
-        return bool(self.keys) and self.keys.issubset(keys)
-
 
 @dataclass(frozen=True, slots=True)
 class FormatOptions:
