@@ -60,14 +60,14 @@ def verify(job: Job) -> Answer:
         "step": "verify",
         "status": "verified" if is_good else "failed",
         "run": job.run_uri,
-        "extends": list(job.increment.bases) if job.increment else [],
+        "extends": list(job.bases),
         **asdict(found),
         "swept": job.arguments.sweep and refusal is None,
     }
     outcome = refusal or ("deleted" if job.arguments.sweep else "--sweep deletes them")
     text = describe(found, outcome)
-    if job.increment:
-        text += f"\nextends {job.increment.base}, whose objects are verified there"
+    if job.bases:
+        text += f"\nextends {job.bases[0]}, whose objects are verified there"
     return Answer(is_good, text, document)
 
 

@@ -84,19 +84,16 @@ def kubernetes_options(cluster: Cluster, master: str, image: str) -> list[str]:
         "spark.kubernetes.container.image": image,
         "spark.kubernetes.namespace": "megahour",
         "spark.kubernetes.authenticate.driver.serviceAccountName": "megahour",
-        # A pod that asks for GPUs gets them whole; tasks share them by the device pool.
-        **(_pod_gpus(cluster.gpus_per_instance) if cluster.has_gpus else {}),
     }
+    if cluster.has_gpus:
+        # A pod that asks for GPUs gets them whole; tasks share them by the device pool.
+        gpu = "spark.executor.resource.gpu"
+        settings[f"{gpu}.amount"] = str(cluster.gpus_per_instance)
+        settings[f"{gpu}.vendor"] = "nvidia.com"
+        settings[f"{gpu}.discoveryScript"] = "/opt/megahour/infra/docker/gpu_addresses.sh"
     conf = [part for key, value in settings.items() for part in ("--conf", f"{key}={value}")]
     of_driver = launch_options(replace(cluster, master=master))
     return [*of_driver, "--deploy-mode", "cluster", *conf]
-
-
-def _pod_gpus(num_gpus: int) -> dict[str, str]:
-    gpu = "spark.executor.resource.gpu"
-    script = "/opt/megahour/infra/docker/gpu_addresses.sh"
-    amounts = {f"{gpu}.amount": str(num_gpus), f"{gpu}.vendor": "nvidia.com"}
-    return amounts | {f"{gpu}.discoveryScript": script}
 
 
 def submitted_conf(app_name: str, cluster: Cluster) -> SparkConf:

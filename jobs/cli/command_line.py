@@ -91,11 +91,11 @@ class Step:
             return Answer(not summary["conflicts"], describe_dry_run(summary), summary)
         if job.arguments.metrics_file:
             metrics_path(job.arguments.metrics_file)  # now, not after hours
-        if job.increment is not None:
-            begin_increment(job.store, job.run_uri, job.increment.base)
+        if job.bases:
+            begin_increment(job.store, job.run_uri, job.bases[0])
             made = row.writes(job.recipe)
             inherited = [each.name for each in made if each.in_increment == "inherited"]
-            inherit(job.store, job.run_uri, job.increment.base, inherited)
+            inherit(job.store, job.run_uri, job.bases[0], inherited)
         begins = job.is_leader and self._has_work(job, reads, writes)
         if begins:
             job.store.check(join_uri(job.run_uri, STORE_CHECK_FOLDER))

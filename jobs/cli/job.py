@@ -30,9 +30,8 @@ from pipeline.records import Tally
 from pipeline.runs.commit import commit_uris, each_commit
 from pipeline.runs.increment import (
     BaseStep,
-    Increment,
     chain_of,
-    read_increment,
+    read_bases,
     require_beside,
 )
 from pipeline.runs.manifest import Manifest, changes, is_finished, manifest_uri, read_manifest
@@ -81,7 +80,7 @@ class Job:
     is_leader: bool
     tasks: TaskTotals = field(default_factory=TaskTotals)
     pace: dict[str, list[dict[str, float]]] = field(default_factory=dict)
-    increment: Increment | None = None
+    bases: tuple[str, ...] = ()
 
     def has(self, step: str) -> bool:
         """Return whether the run has the manifest of a step."""
@@ -145,9 +144,9 @@ def open_job(name: str, arguments: argparse.Namespace) -> Job:
         raise ConfigurationError(f"--run {printable(run_uri)}: a password or a signature: {need}")
     corpus_uri = normalize_uri(recipe.corpus.uri or join_uri(run_uri, CORPUS_FOLDER))
     cluster = load_cluster(arguments.cluster or recipe.cluster or name)
-    increment = _increment(recipe, run_uri, getattr(arguments, "extends", ""))
+    bases = _bases(recipe, run_uri, getattr(arguments, "extends", ""))
     # A step may read of the runs that it extends what it may read of its own.
-    runs = (run_uri, *(increment.bases if increment else ()))
+    runs = (run_uri, *bases)
     prefixes = [each for run in runs for each in cluster.readable(run, corpus_uri)]
     store = ObjectStore((*prefixes, *recipe.corpus.audio_prefixes))
     return Job(
@@ -159,12 +158,12 @@ def open_job(name: str, arguments: argparse.Namespace) -> Job:
         cluster,
         arguments,
         is_leader=launched_rank() == 0,
-        increment=increment,
+        bases=bases,
     )
 
 
-def _increment(recipe: Recipe, run_uri: str, extends: str) -> Increment | None:
-    """Return what a run extends, as it is recorded or as the command line asks for.
+def _bases(recipe: Recipe, run_uri: str, extends: str) -> tuple[str, ...]:
+    """Return the runs that a run extends, as it is recorded or as the command line asks for.
 
     Raises ConfigurationError for a recipe or a base that no increment can have.
     """
@@ -173,10 +172,10 @@ def _increment(recipe: Recipe, run_uri: str, extends: str) -> Increment | None:
         if extends:
             require_beside(*runs)
         records = ObjectStore(tuple(join_uri(run, STEP_RECORDS_FOLDER) for run in runs))
-        found = chain_of(records, *runs) if extends else read_increment(records, run_uri)
+        found = chain_of(records, *runs) if extends else read_bases(records, run_uri)
     except ValueError as error:
         raise ConfigurationError(str(error)) from error
-    if found is not None:
+    if found:
         require_extendable(recipe)
     return found
 
@@ -337,12 +336,11 @@ def require_base(jobs: Sequence[Job]) -> None:
 
     A base has all that its increment reads, unless it has features alone.
     """
-    increment = jobs[0].increment
-    if increment is None:
+    if not jobs[0].bases:
         return
-    recipe = jobs[0].recipe
+    recipe, base = jobs[0].recipe, jobs[0].bases[0]
     stores = {step: job.store for job in jobs for step in written_steps(recipe, job.name)}
-    there = {step for step, store in stores.items() if is_finished(store, increment.base, step)}
+    there = {step for step, store in stores.items() if is_finished(store, base, step)}
     of_base = {name: e for name, e in written(recipe).items() if e.in_increment != "made"}
     needed = [name for name, each in of_base.items() if not each.is_optional]
     of_training = (ALIGNMENTS_FOLDER, MODELS_FOLDER, TARGETS_FOLDER)
@@ -350,15 +348,15 @@ def require_base(jobs: Sequence[Job]) -> None:
         needed = [selection_step(UNLABELLED), features_step(UNLABELLED)]
     if missing := [step for step in needed if step not in there]:
         raise ConfigurationError(
-            f"{increment.base} is unfinished: it has no manifest of {', '.join(missing)}: finish "
+            f"{base} is unfinished: it has no manifest of {', '.join(missing)}: finish "
             "it, or extend another run"
         )
     now = step_configs(recipe, recipe, features_step(DEV) in there)
     for step in sorted(there & now.keys() & of_base.keys()):
-        manifest = read_manifest(stores[step], increment.base, step)
+        manifest = read_manifest(stores[step], base, step)
         may_differ = MAY_DIFFER if step == selection_step(UNLABELLED) else ()
         try:
-            BaseStep(increment.base, manifest, "").require_same(now[step], may_differ)
+            BaseStep(base, manifest, "").require_same(now[step], may_differ)
         except ValueError as error:
             raise ConfigurationError(str(error)) from error
 

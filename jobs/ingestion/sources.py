@@ -222,7 +222,7 @@ def ingestion_of(job: Job, simulation: Simulation | None) -> ManifestIngestion:
         rules,
         settings,
         {stored_name(model): read_language_model(model).data} if model else {},
-        adds=job.increment is not None,
+        adds=bool(job.bases),
         simulation=simulation,
         conversion=conversion,
     )
@@ -354,8 +354,8 @@ def require_replaceable(job: Job, data: bytes) -> None:
             f"{said}, and other runs may have read it: give the same, use another corpus.uri, or "
             "replace it there if no run has aligned by it"
         )
-    if job.increment:
-        raise ValueError(f"{said}, and {job.increment.base} has aligned by it: give the same")
+    if job.bases:
+        raise ValueError(f"{said}, and {job.bases[0]} has aligned by it: give the same")
     if job.store.list(folder := join_uri(job.run_uri, BOOTSTRAP_STEP)):
         raise ValueError(
             f"{said}, by which {folder} is aligned: give the same, or use another --run"
@@ -374,7 +374,7 @@ def vocabulary_notes(job: Job, lexicon: Lexicon) -> Iterator[str]:
     LossBudgetExceededError if too many utterances to align have such words. The driver alone reads
     tables and manifests, and no audio. An increment aligns nothing: its base has.
     """
-    if job.increment:
+    if job.bases:
         return
     for subset, texts in _transcripts(job):
         unknown = UnknownWords.of(texts, lexicon)

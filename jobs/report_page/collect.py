@@ -133,8 +133,7 @@ def build_report(job: Job) -> dict[str, Any]:
     )
     subsets = subsets_of_run(job.store, job.run_uri, features_step)
     manifests = manifests_of(job, subsets, models)
-    bases = job.increment.bases if job.increment else ()
-    ingests = ingests_of(job.store, (*reversed(bases), job.run_uri))
+    ingests = ingests_of(job.store, (*reversed(job.bases), job.run_uri))
     evaluation = output_of(manifests[EVALUATION_STEP], EVALUATION_SCORES)
     cluster = job.arguments.cluster or recipe.cluster
     steps = step_records(job)
@@ -150,7 +149,7 @@ def build_report(job: Job) -> dict[str, Any]:
         "hours": {s: manifests[features_step(s)].tally_out.hours for s in subsets},
         "steps": {name: step_entry(record) for name, record in steps.items()},
         "origin": origin_of(steps, job.run_uri),
-        **({"extends": list(bases)} if bases else {}),
+        **({"extends": list(job.bases)} if job.bases else {}),
         "waterfall": waterfall_of(job.store, job.run_uri, ingests.values()),
         "plan": compare_plan(
             job.store, job.run_uri, recipe, lambda step: load_cluster(cluster or step), steps

@@ -111,6 +111,13 @@ def range_edges(
     return np.searchsorted(ranges, np.arange(num_ranges + 1, dtype=np.uint64)).astype(np.int64)
 
 
+def overlapping(ranges: Sequence[Output], numbers: range, num_ranges: int) -> tuple[Output, ...]:
+    """Return the ranges of an index that share hashes with some of ours, of another index."""
+    first = max(numbers.start * len(ranges) // num_ranges - 1, 0)
+    last = (numbers.stop * len(ranges) - 1) // num_ranges
+    return tuple(ranges[first : last + 2])
+
+
 def is_among(
     hashes: UInt64[np.ndarray, " names"], risen: UInt64[np.ndarray, " others"]
 ) -> Bool[np.ndarray, " names"]:

@@ -27,6 +27,7 @@ from pipeline.steps.hash_ranges import (
     commit_objects,
     commit_ranges,
     cut_and_merge,
+    overlapping,
     range_edges,
 )
 from pipeline.steps.selection.id_index import range_of
@@ -204,7 +205,7 @@ def merge_means(
 
     def merge_of(group: int, gathered: Gathered) -> _MergeTask:
         numbers = range(num_ranges)[group * MERGED_RANGES : (group + 1) * MERGED_RANGES]
-        base = _overlapping(place.base, numbers, num_ranges)
+        base = overlapping(place.base, numbers, num_ranges)
         return _MergeTask(place.scratch, context, group, numbers, num_ranges, base, gathered)
 
     return cut_and_merge(
@@ -216,15 +217,6 @@ def merge_means(
         _merge,
         ("gather the streams' means", "merge the streams' means"),
     )
-
-
-def _overlapping(base: Sequence[Output], numbers: range, num_ranges: int) -> tuple[Output, ...]:
-    """Return the base's ranges that share hashes with some of ours, which may be other ranges."""
-    if not base:
-        return ()
-    first = numbers.start * len(base) // num_ranges
-    last = (numbers.stop * len(base) - 1) // num_ranges
-    return tuple(base[max(first - 1, 0) : last + 2])
 
 
 @once

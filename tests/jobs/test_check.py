@@ -123,7 +123,7 @@ def test_a_store_is_tried_before_a_run(run_job: RunJob, in_s3: QuirkySettings) -
     in_s3.ignores_condition = False
     assert said() == Said(0, "check: tiny: all is well\n", "")
     store = ObjectStore(("s3://bucket",))
-    assert begin_increment(store, "s3://bucket/x", "s3://bucket/w").base == "s3://bucket/w"
+    assert begin_increment(store, "s3://bucket/x", "s3://bucket/w") == ("s3://bucket/w",)
     listing = list_run(store, "s3://bucket/x", "s3://bucket/c")
     assert set(listing.other_keys) == listing.note_keys == listing.keys
 

@@ -7,7 +7,7 @@ import pytest
 
 from infra.store.object_store import join_uri
 from jobs.run import launches
-from pipeline.runs.increment import read_increment
+from pipeline.runs.increment import read_bases
 from pipeline.runs.manifest import Manifest, manifest_uri, read_manifest
 from tests.job_programs import RunJob, Said
 from tests.pipeline.steps.increments.nights import SUBSET, Nights
@@ -79,7 +79,7 @@ def test_an_unfinished_base_is_refused(run_job: RunJob, nights: Nights) -> None:
     nights.store.put(uri, Manifest("models/teacher", {}, {}, ()).to_bytes())
     said = give(run_job, nights, "check", "night-2", *extends)
     assert "no manifest of selection/labelled, selection/heldout, features/labelled" in said.err
-    assert read_increment(nights.store, nights.run_uri("night-2")) is None, "check writes nothing"
+    assert read_bases(nights.store, nights.run_uri("night-2")) == (), "check writes nothing"
 
 
 def test_what_no_increment_can_be_is_refused(run_job: RunJob, nights: Nights) -> None:

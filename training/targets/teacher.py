@@ -25,7 +25,7 @@ from infra.devices.device_pool import DevicePool
 from infra.devices.messages import PoolRequest
 from infra.store.object_store import ObjectStore, join_uri
 from pipeline.kbest import MAX_SENONES, KBest, TeacherFailure, select_kbest
-from pipeline.runs.increment import read_increment
+from pipeline.runs.increment import read_bases
 from pipeline.runs.names import MODELS_FOLDER, STEP_RECORDS_FOLDER, TEACHER
 from pipeline.splicing import NUM_INPUTS
 from pipeline.steps.targets import TargetsConfig, TeacherInput
@@ -351,9 +351,8 @@ def load_members(device: torch.device, run_uri: str, form: str, models: str) -> 
     A GPU computes in bfloat16 if it can.
     """
     records = join_uri(run_uri, STEP_RECORDS_FOLDER)
-    increment = read_increment(ObjectStore((records,)), run_uri)
     # An increment's teacher is the one of the run that it extends.
-    runs = (run_uri, *(increment.bases if increment else ()))
+    runs = (run_uri, *read_bases(ObjectStore((records,)), run_uri))
     store = ObjectStore(tuple(join_uri(run, MODELS_FOLDER) for run in runs))
     trained = [load_model(store, run_uri, name, read_form(form)) for name in models.split(",")]
     loaded = [each.to(device).model for each in trained]

@@ -6,7 +6,7 @@ import pytest
 from pipeline.filters import SelectionFilters
 from pipeline.records import Tally, parse_utterance
 from pipeline.runs import engine
-from pipeline.runs.increment import read_increment
+from pipeline.runs.increment import read_bases
 from pipeline.runs.manifest import Manifest, OutputsInParts, own_outputs, read_manifest, read_output
 from pipeline.shards.partitions import read_partition
 from pipeline.steps.selection.id_index import find_named
@@ -147,9 +147,8 @@ def test_a_finished_increment_is_found(nights: Nights) -> None:
 
 def test_a_run_knows_the_runs_that_it_extends(nights: Nights) -> None:
     """Its record names its base first, and the first run last."""
-    found = read_increment(nights.store, nights.run_uri("night-3"))
-    assert found is not None
-    assert found.bases == (nights.run_uri("night-2"), nights.run_uri("night-1"))
+    found = read_bases(nights.store, nights.run_uri("night-3"))
+    assert found == (nights.run_uri("night-2"), nights.run_uri("night-1"))
 
 
 def _from(day: str) -> SelectionFilters:
