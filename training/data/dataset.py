@@ -31,7 +31,7 @@ from training.data.targets import HardTargetRows, SequenceTargetRows
 from training.distributed.collectives import gather_ragged
 from training.distributed.process_group import ProcessGroup
 from training.sequence_training.smbr import Smbr
-from training.settings.values import SoftTargetsForm
+from training.settings.model_training import SoftTargetsForm
 
 
 @dataclass(frozen=True, slots=True)

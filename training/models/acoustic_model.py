@@ -11,8 +11,8 @@ from torch.nn.utils.rnn import pad_sequence
 
 from pipeline.normalization import Moments
 from pipeline.splicing import NUM_INPUTS, STACK
+from training.settings.model_training import Precision
 from training.settings.models import ModelConfig
-from training.settings.values import Precision
 
 
 class AcousticModel(nn.Module, ABC):

@@ -12,13 +12,16 @@ from jaxtyping import Float, Int32
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from training.algorithms.gtc import compiled_encoding, encoding
 from training.algorithms.gtc.encoding import (
     HEADER_WORDS,
     MAX_ELEMENTS,
     Encoding,
     add_message,
+    compiled_add_message,
+    compiled_take_message,
+    is_compiled,
     num_map_words,
+    take_message,
 )
 from training.distributed import collectives
 from training.distributed.checks import FiniteCheck, FirstFault, not_finite
@@ -52,13 +55,9 @@ class ExactMessages:
         self._num_steps = 0
         self.num_sent = 0
         # Without a C compiler NumPy writes the same messages, at about half the speed.
-        is_compiled = compiled_encoding.is_compiled()
-        self._add_message = compiled_encoding.add_message if is_compiled else add_message
-        self._take_message = (
-            compiled_encoding.take_message
-            if is_compiled and residual.dtype == torch.float32
-            else encoding.take_message
-        )
+        takes_compiled = is_compiled() and residual.dtype == torch.float32
+        self._add_message = compiled_add_message if is_compiled() else add_message
+        self._take_message = compiled_take_message if takes_compiled else take_message
 
     def sum_signs(
         self,
