@@ -17,7 +17,7 @@ from itertools import islice, zip_longest
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
-from jaxtyping import Float64, Int64
+from jaxtyping import Int64, Shaped
 
 from infra.log_lines import progress_bar
 from infra.settings import Range, check_ranges
@@ -160,14 +160,10 @@ LINE_BITS = 20
 """Bits of a line's number; a selection file of 2^20 utterances would hold 58 days of speech."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class RowProvenance:
-    """RowProvenance holds each row's selection file, speaker, source position and mean log Z."""
-
-    files: Int64[np.ndarray, " rows"]
-    speakers: Int64[np.ndarray, " rows"]
-    positions: Int64[np.ndarray, " rows"]
-    mean_log_z: Float64[np.ndarray, " rows"]
+PROVENANCE = np.dtype(
+    [("file", np.int64), ("speaker", np.int64), ("position", np.int64), ("mean_log_z", np.float64)]
+)
+"""Of a row the numbers of its selection file and speaker, its source position and mean log Z."""
 
 
 # A group of source shards is read for each of its partitions; 256 files are some 150 MB.
@@ -196,15 +192,15 @@ class ProvenanceReader:
         self._store, self._run_uri, self._sources = store, run_uri, sources
         self._ranks = sources.source_ranks()
         self._speakers: dict[str, int] = {}
-        self._partitions: dict[str, RowProvenance] = {}
+        self._partitions: dict[str, Shaped[np.ndarray, " rows"]] = {}
         self._same_speaker: dict[int, float] = {}
 
     def same_speaker(self) -> float:
         """Return the probability that two moments of a file read so far are of one speaker."""
         return float(np.mean(list(self._same_speaker.values())))
 
-    def read(self, partition: Output) -> RowProvenance:
-        """Return the provenance of a partition's rows, in stored order.
+    def read(self, partition: Output) -> Shaped[np.ndarray, " rows"]:
+        """Return the PROVENANCE of a partition's rows, in stored order.
 
         Raises ValueError for an utterance that is in none of the partition's source files.
         """
@@ -212,9 +208,9 @@ class ProvenanceReader:
             self._partitions[partition.key] = self._read_columns(partition)
         return self._partitions[partition.key]
 
-    def _read_columns(self, partition: Output) -> RowProvenance:
+    def _read_columns(self, partition: Output) -> Shaped[np.ndarray, " rows"]:
         uri = partition.uri(self._run_uri)
-        utterances, speakers, mean_log_z = scan_checked(self._store, uri, read_partition_provenance)
+        utterances, names, mean_log_z = scan_checked(self._store, uri, read_partition_provenance)
         found = self._find_sources(partition, set(utterances))
         missing = set(utterances) - found.keys()
         if missing:
@@ -223,14 +219,11 @@ class ProvenanceReader:
                 f"{partition.key}: {min(missing)} is in none of its {num_files} source files: "
                 "another version made the partitions; repartition into a fresh --run"
             )
-        numbers = [self._speakers.setdefault(name, len(self._speakers)) for name in speakers]
-        files, positions = zip(*(found[name] for name in utterances), strict=True)
-        return RowProvenance(
-            np.array(files, np.int64),
-            np.array(numbers, np.int64),
-            np.array(positions, np.int64),
-            mean_log_z,
-        )
+        rows = np.empty(len(utterances), PROVENANCE)
+        rows["file"], rows["position"] = zip(*(found[name] for name in utterances), strict=True)
+        rows["speaker"] = [self._speakers.setdefault(name, len(self._speakers)) for name in names]
+        rows["mean_log_z"] = mean_log_z
+        return rows
 
     def _find_sources(self, partition: Output, wanted: set[str]) -> dict[str, tuple[int, int]]:
         """Return the file's number and the source position of each of the wanted utterances."""
@@ -278,36 +271,22 @@ def collect_samples(
     """Return the samples in order, in one batch a step, and their batches by rank and step."""
     # Batches of different sub-epochs or ranks are further apart than the largest lag.
     stride = num_steps + max(LAGS)
-    batches, rank_batches, sources, positions = [], [], [], []
+    batches, rank_batches, segments, starts = [], [], [], []
     for sub_epoch, number, minibatches in steps:
         for minibatch in minibatches:
             size, rank = len(minibatch.rows), sub_epoch * num_ranks + minibatch.rank
             batches.append(np.full(size, sub_epoch * stride + number))
             rank_batches.append(np.full(size, rank * stride + number))
-            found = _provenance_of(minibatch, reader)
-            sources.append(found)
-            # A chunk's first frame orders the segments of one utterance.
-            positions.append(found.positions << START_BITS | minibatch.starts)
+            places = zip(minibatch.partitions, minibatch.rows.tolist(), strict=True)
+            segments += [reader.read(partition)[row] for partition, row in places]
+            starts.append(minibatch.starts)
+    found = np.array(segments, PROVENANCE)
+    # A chunk's first frame orders the segments of one utterance.
+    positions = found["position"] << START_BITS | np.concatenate(starts)
     samples = Samples(
-        np.concatenate(batches),
-        np.concatenate([each.files for each in sources]),
-        np.concatenate([each.speakers for each in sources]),
-        np.concatenate(positions),
-        np.concatenate([each.mean_log_z for each in sources]),
+        np.concatenate(batches), found["file"], found["speaker"], positions, found["mean_log_z"]
     )
     return samples, np.concatenate(rank_batches)
-
-
-def _provenance_of(minibatch: MinibatchRows, reader: ProvenanceReader) -> RowProvenance:
-    """Return the provenance of each segment of a minibatch."""
-    partitions = [reader.read(partition) for partition in minibatch.partitions]
-    rows = list(zip(partitions, minibatch.rows.tolist(), strict=True))
-    return RowProvenance(
-        np.array([partition.files[row] for partition, row in rows]),
-        np.array([partition.speakers[row] for partition, row in rows]),
-        np.array([partition.positions[row] for partition, row in rows]),
-        np.array([partition.mean_log_z[row] for partition, row in rows]),
-    )
 
 
 ORDER_FIGURES = {"mean_displacement", "median_displacement"}

@@ -202,30 +202,6 @@ def _gather_rows(
     return gathered.view(group.size(), len(values))
 
 
-class PendingGather:
-    """PendingGather is a pending gather of equally many values, while this rank works on."""
-
-    def __init__(self, values: Int32[Tensor, " values"], group: ProcessGroup, purpose: str) -> None:
-        self._group, self._purpose = group, purpose
-        self._shape = (group.size(), len(values))
-        self._gathered = values.new_empty(group.size() * len(values))
-        with explaining_failure(f"gather of {purpose}", group):
-            self._work = group.all_gather_single(self._gathered, values)
-            self._arrival: Arrival | None = None
-            if not is_read_at_once(values.device):
-                wait_for(self._work, values, f"gather of {purpose}")
-                self._arrival = Arrival(self._gathered)
-
-    def rows(self) -> Int32[Tensor, "ranks values"]:
-        """Wait for every rank's values; return them on the CPU."""
-        if self._arrival is not None:
-            return self._arrival.values().view(self._shape)
-        purpose = f"gather of {self._purpose}"
-        with explaining_failure(purpose, self._group):
-            wait_for(self._work, self._gathered, purpose)
-        return self._gathered.view(self._shape)
-
-
 class Arrival:
     """Arrival copies values to the host, which works on meanwhile."""
 
@@ -377,6 +353,28 @@ class PendingExchange:
         A message for memory that is gone stops gloo's connection, of all exchanges of two ranks.
         """
         _abandoned.append(self)
+
+
+class PendingGather:
+    """PendingGather is a pending gather of equally many values, while this rank works on."""
+
+    def __init__(self, values: Int32[Tensor, " values"], group: ProcessGroup, purpose: str) -> None:
+        self._shape = group.size(), len(values)
+        gathered = values.new_empty(group.size() * len(values))
+        self._pending = PendingExchange(
+            lambda: group.all_gather_single(gathered, values),
+            gathered,
+            group,
+            f"gather of {purpose}",
+        )
+        # A GPU's stream waits for the others here, and the host when it reads.
+        is_late = not is_read_at_once(values.device)
+        self._arrival = Arrival(self._pending.wait()) if is_late else None
+
+    def rows(self) -> Int32[Tensor, "ranks values"]:
+        """Wait for every rank's values; return them on the CPU."""
+        found = self._pending.wait() if self._arrival is None else self._arrival.values()
+        return found.view(self._shape)
 
 
 def start_sum(values: Shaped[Tensor, "..."], group: ProcessGroup, purpose: str) -> PendingExchange:
