@@ -159,7 +159,6 @@ def _task_number(output: Output) -> int:
 LINE_BITS = 20
 """Bits of a line's number; a selection file of 2^20 utterances would hold 58 days of speech."""
 
-
 PROVENANCE = np.dtype(
     [("file", np.int64), ("speaker", np.int64), ("position", np.int64), ("mean_log_z", np.float64)]
 )
@@ -242,7 +241,6 @@ class ProvenanceReader:
 
 START_BITS = 20
 """Bits of a segment's first frame."""
-
 
 TrainingStep = tuple[int, int, list[MinibatchRows]]
 """A sub-epoch, the number of a step in it, and the ranks' minibatches in that step."""

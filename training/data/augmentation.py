@@ -29,33 +29,26 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Masks:
-    """Masks holds for each utterance the intervals [starts, stops) of one axis; some are empty."""
-
-    starts: Int64[np.ndarray, "utterances masks"]
-    stops: Int64[np.ndarray, "utterances masks"]
-
-
 def draw_masks(
     words: UInt64[np.ndarray, "utterances twice_masks"],
     sizes: Int64[np.ndarray, " utterances"],
     max_width: int,
     max_share: float,
-) -> Masks:
-    """Turn each pair of 64 random bits into a mask of 0..`max_width` out of `sizes` cells.
+) -> Int64[np.ndarray, "utterances masks 2"]:
+    """Turn each pair of 64 random bits into a mask [start, stop) of 0..`max_width` cells.
 
-    Widths are uniform, then places are (Park et al., F and T). All masks of an utterance cover at
-    most `max_share` of it together; p of Park et al. bounds each alone.
+    An utterance has `sizes` cells. Widths are uniform, then places are (Park et al., F and T). All
+    masks of an utterance cover at most `max_share` of it together; p of Park et al. bounds each
+    alone.
     """
-    starts, stops = (np.zeros((len(words), words.shape[1] // 2), np.int64) for _ in range(2))
+    masks = np.zeros((len(words), words.shape[1] // 2, 2), np.int64)
     left = np.floor(max_share * sizes).astype(np.int64)
-    for mask in range(starts.shape[1]):
-        widths = _uniform(words[:, 2 * mask], np.minimum(left, max_width))
-        starts[:, mask] = _uniform(words[:, 2 * mask + 1], sizes - widths)
-        stops[:, mask] = starts[:, mask] + widths
+    for number in range(masks.shape[1]):
+        widths = _uniform(words[:, 2 * number], np.minimum(left, max_width))
+        starts = _uniform(words[:, 2 * number + 1], sizes - widths)
+        masks[:, number] = np.stack([starts, starts + widths], axis=-1)
         left -= widths
-    return Masks(starts, stops)
+    return masks
 
 
 def _uniform(
@@ -208,13 +201,11 @@ class Augmenter:
         bins = np.full_like(counts, NUM_BINS)
         in_frequency = draw_masks(words[:, number:], bins, config.frequency_mask_bins, 1.0)
         # Plain numbers index arrays in a third of the time.
-        first = firsts[:, np.newaxis]
-        spans = np.stack([first + in_time.starts, first + in_time.stops], axis=-1)
+        spans = firsts[:, np.newaxis, np.newaxis] + in_time
         for start, stop in spans.reshape(-1, 2).tolist():
             frames[start:stop] = 0
-        bands = np.stack([in_frequency.starts, in_frequency.stops], axis=-1).tolist()
         ends = (firsts + counts).tolist()
-        for begin, end, own in zip(firsts.tolist(), ends, bands, strict=True):
+        for begin, end, own in zip(firsts.tolist(), ends, in_frequency.tolist(), strict=True):
             for start, stop in own:
                 frames[begin:end, start:stop] = 0
 

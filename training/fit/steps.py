@@ -35,7 +35,6 @@ from training.settings.model_training import Precision, TrainingSettings
 VALIDATION = SubEpoch(True, 0, 1, 0, False, 0.0, is_validation=True)
 """The speakers left out, in chunks, always at offset 0: losses of epochs are comparable."""
 
-
 NO_DEVELOPMENT = (
     "no utterance of the development speakers is aligned: need at least one for newbob's loss: "
     "list others in dev.speakers"

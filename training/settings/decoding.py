@@ -14,10 +14,9 @@ from pipeline.runs.names import LANGUAGE_MODEL_SETTINGS, UNKNOWN_WORDS_SETTING
 from pipeline.runs.sealed_json import typed_record
 from pipeline.steps.targets import TargetsConfig
 from training.entry_point import EntryPoint, FactoryName, Settings, require_not_given
+from training.settings import MAX_ORDER, AcousticScale
 
-MAX_ORDER = 10
 NgramOrder = Annotated[int, Range(1, MAX_ORDER)]
-AcousticScale = Annotated[float, Range(1e-6, 1000)]
 Beam = Annotated[float, Range(1e-3, 1e6)]
 Uri = Annotated[str, Text(0, 4096)]
 

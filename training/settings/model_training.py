@@ -14,7 +14,8 @@ from infra.settings import LATER, Items, Range, Seed, Text, check_ranges
 from pipeline.filterbank import NUM_BINS
 from pipeline.records import WITHOUT_PLACEMENT
 from pipeline.runs.names import BASELINE, STUDENT, TEACHER
-from training.settings.decoding import AcousticScale, LatticeConfig
+from training.settings import AcousticScale
+from training.settings.decoding import LatticeConfig
 from training.settings.trainers import (
     AdamConfig,
     OptimizerConfig,

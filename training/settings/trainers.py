@@ -65,7 +65,6 @@ class AdamwConfig:
 
 OptimizerConfig: TypeAlias = SgdConfig | AdamConfig | AdamwConfig
 
-
 Density = Annotated[float, Range(1e-5, 1)]
 Bits = Annotated[int, Range(2, 8)]
 ErrorDecay = Annotated[float, Range(0, 1)]
@@ -101,7 +100,6 @@ BlockLearningRate = Annotated[float, Range(1e-6, 1000)]
 RanksOfTier = Annotated[int, Range(1, 1_000_000, zero="a host's ranks")]
 MixingSeed = Annotated[int, Range(0, 2**63 - 1)]
 """A seed of what all ranks draw alike: permutations, partners."""
-
 
 Form = Literal["nesterov", "as_printed"]
 OptimizerState = Literal["keep", "average", "reset"]
@@ -400,7 +398,6 @@ TrainerConfig: TypeAlias = (
     | RandPsgdConfig
     | D1dPsgdConfig
 )
-
 
 TRAINERS: Mapping[str, type[TrainerConfig]] = {
     config().name: config for config in get_args(TrainerConfig)

@@ -51,7 +51,6 @@ KS = (1, 5, 10, 20, 40)
 FrameValues: TypeAlias = Float64[np.ndarray, " frames"]
 Distributions: TypeAlias = Float64[np.ndarray, "frames senones"]
 
-
 CostValues: TypeAlias = FrameValues | Bool[np.ndarray, " frames"]
 KBestCosts: TypeAlias = Mapping[str, CostValues]
 """The costs of k columns by name, frame by frame.

@@ -293,10 +293,12 @@ class Gtc(Trainer):
 
     def set_up(self) -> None:
         """Begin with an empty residual."""
+        super().set_up()
         self._sum = ThresholdedSum(self.parameters.zeros(), self.config.gradient_threshold)
 
     def carry_over(self, old: FlatParameters) -> None:
         """Keep the residual of tensors that are still trained; that of frozen ones is dropped."""
+        super().carry_over(old)
         self._sum = self._sum.carried_over(old, self.parameters, self.num_steps)
 
     def exchange_gradients(self) -> None:

@@ -77,7 +77,6 @@ class Htm(Bmuf):
         if self._tiers.lower is None:
             super().exchange_gradients()
         else:
-            self._finite.check()
             self.parameters.set_gradients(self._sum_of_group(self._tiers.lower))
 
     def _sum_of_group(self, lower: ProcessGroup) -> Float[Tensor, " elements"]:
