@@ -61,9 +61,9 @@ from pipeline.runs.names import (
 )
 from training.models.parameter_count import num_parameters
 from training.settings.decoding import OwnTeacherConfig
+from training.settings.model_training import Precision
 from training.settings.models import FactoryConfig
 from training.settings.recipe import Recipe, check_phones, check_ranks
-from training.settings.values import Precision
 
 RANKS = Range(1, 1024)
 """The ranks that one host may start."""

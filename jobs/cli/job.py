@@ -57,8 +57,7 @@ from pipeline.runs.names import (
 from pipeline.runs.sealed_json import read_sealed, seal, typed_value
 from pipeline.steps.selection.increment import MAY_DIFFER
 from pipeline.steps.selection.select import SELECTED
-from training.checkpoints.place import newest_place
-from training.data.sub_epochs import trained_share
+from training.data.sub_epochs import newest_place, trained_share
 from training.fit.model_specs import Fit
 from training.settings.recipe import Recipe, read_recipe
 

@@ -59,7 +59,7 @@ from pipeline.steps.ingestion.placed_audio import Simulation
 from training.align.labelled import CorpusLexicon, UnknownWords
 from training.decode.lexicon import Lexicon, decode_lexicon, rare_phones
 from training.decode.ngrams import RestrictedArpa, read_arpa
-from training.evaluate.language_model import LanguageModelFile, TextSentences
+from training.evaluate.language_model import LanguageModelFile, num_unknown
 
 
 def read_language_model(uri: str) -> LanguageModelFile:
@@ -183,8 +183,8 @@ def _note(setting: str, file: LanguageModelFile, lexicon: Lexicon | None) -> str
         missing = arpa.num_missing_words if isinstance(arpa, RestrictedArpa) else 0
         said = f"{missing} of the {len(words)} words of {LEXICON_FILE} are not in it"
     else:
-        text = file.sentences(words) if lexicon else file.text()
-        missing = text.num_unknown if isinstance(text, TextSentences) else 0
+        sentences = file.sentences(words) if lexicon else file.text()
+        missing = num_unknown(sentences) if lexicon else 0
         said = f"{missing} of its words are not in {LEXICON_FILE}"
     return f"{said}, and will be in no hypothesis" if missing else ""
 

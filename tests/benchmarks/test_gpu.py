@@ -12,7 +12,7 @@ from tests.benchmarks.reader import read_all
 from tests.training.algorithms.gtc import interpreted
 from training.algorithms.gtc.encoding import take_message
 from training.distributed import process_group
-from training.settings.values import Precision
+from training.settings.model_training import Precision
 
 pytestmark = pytest.mark.chaos
 

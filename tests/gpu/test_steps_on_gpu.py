@@ -21,7 +21,7 @@ from tests.training.training_settings import training_settings
 from training.distributed.checks import all_finite
 from training.fit.steps import GradientGraphs, GradientNorms, compute_gradients, take_steps
 from training.models.precision import set_float32_products
-from training.settings.values import Precision
+from training.settings.model_training import Precision
 
 pytestmark = pytest.mark.gpu
 

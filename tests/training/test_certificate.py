@@ -104,14 +104,13 @@ def test_provenance_is_that_of_the_selection_files(run: tuple[ObjectStore, str])
     for output in read_manifest(store, run_uri, "partitions/unlabelled").outputs:
         found = reader.read(output)
         rows = read_partition(read_output(store, run_uri, output))
-        assert found.files.tolist() == [lines[row.utterance_id] for row in rows]
+        assert found["file"].tolist() == [lines[row.utterance_id] for row in rows]
         kbests = [row.targets for row in rows if isinstance(row.targets, KBest)]
         means = [kbest.log_z.astype(np.float64).mean() for kbest in kbests]
-        np.testing.assert_allclose(found.mean_log_z, means)
-        positions |= {
-            row.utterance_id: position for row, position in zip(rows, found.positions, strict=True)
-        }
-        speakers |= set(zip([row.speaker_id for row in rows], found.speakers, strict=True))
+        np.testing.assert_allclose(found["mean_log_z"], means)
+        names = [row.utterance_id for row in rows]
+        positions |= dict(zip(names, found["position"].tolist(), strict=True))
+        speakers |= set(zip([row.speaker_id for row in rows], found["speaker"], strict=True))
     assert len(speakers) == len({name for name, _ in speakers}) == 36
 
     # The names of written_run's utterances number files within buckets, speakers and utterances.

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from training.algorithms.block_filter import BlockFilter
-from training.settings.trainers import block_momentum_for
+from training.settings.trainers import BmufConfig
 
 
 def broadcast_models(block_filter: BlockFilter, num_blocks: int) -> tuple[list[Tensor], Tensor]:
@@ -87,7 +87,8 @@ def test_block_momentum_solves_eq_5(
     num_models: int, zeta: float, constant: float, eta: float
 ) -> None:
     """eta solves zeta / (N (1 - eta)) = C."""
-    assert block_momentum_for(num_models, zeta, constant) == eta
+    config = BmufConfig(block_learning_rate=zeta, momentum_constant=constant)
+    assert config.block_momentum_of(num_models) == eta
     assert zeta / (num_models * (1 - eta)) == constant
 
 
@@ -106,13 +107,12 @@ def test_only_nesterov_starts_ahead_by_an_earlier_stages_update() -> None:
         assert (state.global_model, state.broadcast_model, state.update) == (2.0, broadcast, 6.0)
 
 
-@pytest.mark.parametrize(
-    ("num_models", "zeta", "constant"), [(2, 1.0, 0.1), (4, 1.0, 0.2499), (4, 0.0, 0.0)]
-)
+@pytest.mark.parametrize(("num_models", "zeta", "constant"), [(2, 1.0, 0.1), (4, 1.0, 0.2499)])
 def test_refuses_a_momentum_constant_that_no_momentum_has(
     num_models: int, zeta: float, constant: float
 ) -> None:
-    """A constant below zeta / N, for which eta would be negative, and one of 0 are refused."""
+    """A constant below zeta / N, for which eta would be negative, is refused."""
     bound = f"need at least block_learning_rate / N = {zeta} / {num_models}, or the block momentum"
+    config = BmufConfig(block_learning_rate=zeta, momentum_constant=constant)
     with pytest.raises(ValueError, match=f"momentum_constant = {constant}: {bound}"):
-        block_momentum_for(num_models, zeta, constant)
+        config.block_momentum_of(num_models)

@@ -14,11 +14,11 @@ from pipeline.kbest import KBest
 from pipeline.splicing import STACK, num_low_rate_frames
 from training.data.augmentation import (
     alignment_at_speed,
+    features_at_speed,
     kbest_at_speed,
     num_frames_at_speed,
     positions_at_speed,
 )
-from training.data.speed_features import features_at_speed
 
 SPEEDS = st.floats(0.5, 2)
 

@@ -56,7 +56,7 @@ def test_heldout_words_are_those_of_evaluation(
             words = decode(exported.graph, scored, exported.settings.decoder)
             expected[row.utterance_id] = tuple(words)
     heard = transcribe_heldout(store, run_uri, corpus_uri, recipe.features, exported, piece_s)
-    assert {each.utterance.utterance_id: each.words for each in heard} == expected
+    assert {utterance.utterance_id: words for utterance, words in heard} == expected
     assert len(set(expected.values())) > 1
 
 

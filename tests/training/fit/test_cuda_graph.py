@@ -31,9 +31,9 @@ from training.fit.steps import (
 from training.fit.training_loop import Fitting
 from training.models.acoustic_model import AcousticModel
 from training.models.lstm import LstmModel
+from training.settings.model_training import Precision
 from training.settings.models import LstmConfig
 from training.settings.recipe import CheckpointConfig
-from training.settings.values import Precision
 
 pytestmark = pytest.mark.chaos
 

@@ -4,7 +4,7 @@ import numpy as np
 
 from training.decode.graph import DecodingGraph
 from training.sequence_training.lattice_decoder import (
-    LatticeBeams,
+    Beams,
     ReferencedLattice,
     decode_with_reference,
 )
@@ -13,7 +13,7 @@ from training.sequence_training.lattice_decoder import (
 def search_without_end(
     graph: DecodingGraph,
     log_likelihoods: np.ndarray,
-    beams: LatticeBeams,
+    beams: Beams,
     reference: np.ndarray,
     unsearchable: np.ndarray,
 ) -> ReferencedLattice:

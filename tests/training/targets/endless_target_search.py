@@ -5,14 +5,14 @@ import numpy as np
 from training.decode.graph import DecodingGraph
 from training.sequence_training.forward_backward import StatePosteriors
 from training.sequence_training.lattice_decoder import (
-    LatticeBeams,
+    Beams,
     LatticeError,
     decode_posteriors,
 )
 
 
 def failing_search(
-    graph: DecodingGraph, scores: np.ndarray, beams: LatticeBeams, unread: int, endless: int
+    graph: DecodingGraph, scores: np.ndarray, beams: Beams, unread: int, endless: int
 ) -> StatePosteriors:
     """Decode as usual, but for utterances of `unread` frames, and of `endless` ones."""
     while len(scores) == endless:

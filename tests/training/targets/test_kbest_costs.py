@@ -40,14 +40,14 @@ def test_costs_are_sums_over_the_senones(k: int) -> None:
         best = sorted(range(SENONES), key=lambda each, t=t: -t[each])[:k]
         mass = math.fsum(t[each] for each in best)
         target = [t[each] / mass if each in best else 0 for each in range(SENONES)]
-        assert found.mass[frame] == pytest.approx(mass)
-        assert found.agrees[frame] == (p.index(max(p)) in best)
-        assert found.errors["renormalized"][frame] == pytest.approx(
+        assert found["mass"][frame] == pytest.approx(mass)
+        assert found["agreement"][frame] == (p.index(max(p)) in best)
+        assert found["calibration_error_renormalized"][frame] == pytest.approx(
             t[best[0]] / mass - t[best[0]], abs=1e-12
         )
         full = [a - b for a, b in zip(p, t, strict=True)]
         angle = degrees([a - b for a, b in zip(p, target, strict=True)], full)
-        assert found.angles["renormalized"][frame] == pytest.approx(angle, abs=1e-4)
+        assert found["angle_renormalized"][frame] == pytest.approx(angle, abs=1e-4)
 
 
 @pytest.mark.parametrize("k", [1, 5, 20])
@@ -66,26 +66,26 @@ def test_angles_are_those_of_the_losses_gradients(k: int) -> None:
         full = torch.softmax(given.detach(), -1) - t
         cosines = torch.nn.functional.cosine_similarity(gradient, full, dim=-1)[0]
         expected = np.degrees(np.arccos(cosines.numpy().clip(-1, 1)))
-        np.testing.assert_allclose(found.angles[form], expected, atol=1e-4)
+        np.testing.assert_allclose(found[f"angle_{form}"], expected, atol=1e-4)
 
 
 def test_only_the_renormalized_head_is_too_sure() -> None:
     """The other forms fit the teacher's best probability, within float16 where it is stored."""
     teacher, student = logits(3)
     found = kbest_costs(teacher, student, 10, 5)
-    assert (found.errors["renormalized"] > 1e-3).all()
-    assert found.errors["ghost"].max() < 1e-12
-    assert found.errors["sampled"].max() < 2**-9
+    assert (found["calibration_error_renormalized"] > 1e-3).all()
+    assert found["calibration_error_ghost"].max() < 1e-12
+    assert found["calibration_error_sampled"].max() < 2**-9
 
 
 def test_all_senones_cost_nothing() -> None:
     """Whatever the form, the gradient is the full one, within float16 where it is stored."""
     teacher, student = logits(4)
     found = kbest_costs(teacher, student, SENONES, 5)
-    np.testing.assert_allclose(found.mass, 1)
-    assert found.agrees.all()
+    np.testing.assert_allclose(found["mass"], 1)
+    assert found["agreement"].all()
     for form in FORMS:
-        assert found.angles[form].max() < 0.2
+        assert found[f"angle_{form}"].max() < 0.2
 
 
 def test_drawn_columns_are_fewer_than_all() -> None:
@@ -101,6 +101,6 @@ def test_sums_are_means_over_all_frames() -> None:
         sums.add({5: kbest_costs(teacher[part], student[part], 5, 1)})
     found = sums.means()
     assert found["num_frames"] == 30
-    assert found["k"]["5"]["mass"] == pytest.approx(whole.mass.mean())
-    assert found["k"]["5"]["agreement"] == pytest.approx(whole.agrees.mean())
-    assert found["k"]["5"]["angle_ghost"] == pytest.approx(whole.angles["ghost"].mean())
+    assert found["k"]["5"]["mass"] == pytest.approx(whole["mass"].mean())
+    assert found["k"]["5"]["agreement"] == pytest.approx(whole["agreement"].mean())
+    assert found["k"]["5"]["angle_ghost"] == pytest.approx(whole["angle_ghost"].mean())

@@ -41,8 +41,8 @@ from training.decode.graph import GrammarWeights, decoding_graph, encode_graph
 from training.decode.ngrams import witten_bell_arpa
 from training.models.store import load_model
 from training.sequence_training.forward_backward import state_posteriors
-from training.sequence_training.lattice_decoder import LatticeBeams, decode_lattice
-from training.settings.decoding import EvaluationConfig, LatticeTargetsConfig
+from training.sequence_training.lattice_decoder import decode_lattice
+from training.settings.decoding import EvaluationConfig, LatticeConfig, LatticeTargetsConfig
 from training.targets import lattice_targets
 from training.targets.lattice_targets import Score, build_target_graph, open_lattice_teacher
 from training.targets.teacher import decode_logits, serve_logits, serve_teacher
@@ -126,7 +126,7 @@ def test_targets_are_those_of_each_utterances_lattice(toy_run: Path) -> None:
         spliced = torch.from_numpy(splice(frames, row.offset).astype(np.float32))
         posteriors = trained.model.utterance_logits([spliced])[0].softmax(dim=1)
         scores = (SCALE * (posteriors.log() - trained.log_priors)).numpy()
-        lattice = decode_lattice(graph, scores, LatticeBeams(30.0, 10.0))
+        lattice = decode_lattice(graph, scores, LatticeConfig(2, 30.0, 10.0))
         each = state_posteriors(lattice, scores)
         expected = 0.5 * posteriors.numpy()
         expected[each.frames, each.senones] += 0.5 * each.probabilities

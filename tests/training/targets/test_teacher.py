@@ -230,7 +230,7 @@ def test_selects_what_the_host_does(drawn: tuple[np.ndarray, int]) -> None:
     """Senones and logits to the bit, with many ties; log Z within float16's last place."""
     logits, k = drawn
     expected = select_kbest(logits, k)
-    (found,) = select_on_device([torch.from_numpy(logits)], k).on_host()
+    (found,) = select_on_device([torch.from_numpy(logits)], k)
     assert isinstance(found, KBest)
     np.testing.assert_array_equal(found.senones, expected.senones)
     np.testing.assert_array_equal(found.logits, expected.logits)
@@ -241,7 +241,7 @@ def test_utterances_are_selected_in_one_piece() -> None:
     """Each has its own rows, of any length; random logits of 3,183 senones."""
     generator = torch.Generator().manual_seed(0)
     utterances = [torch.randn(length, 3183, generator=generator) * 4 for length in (3, 1, 20)]
-    for found, logits in zip(select_on_device(utterances, 20).on_host(), utterances, strict=True):
+    for found, logits in zip(select_on_device(utterances, 20), utterances, strict=True):
         expected = select_kbest(logits.numpy(), 20)
         assert isinstance(found, KBest)
         np.testing.assert_array_equal(found.senones, expected.senones)
@@ -254,7 +254,7 @@ def test_logits_that_are_not_finite_are_their_utterances_error(poison: float) ->
     """The utterances before and after keep their targets."""
     utterances = [torch.zeros(2, 5), torch.zeros(3, 5), torch.zeros(1, 5)]
     utterances[1][2, 4] = poison
-    first, failed, last = select_on_device(utterances, 2).on_host()
+    first, failed, last = select_on_device(utterances, 2)
     assert isinstance(failed, ValueError)
     assert "NaN or infinity" in str(failed)
     assert [len(each.log_z) for each in (first, last)] == [2, 1]
