@@ -10,7 +10,7 @@ from typing import Any, Literal
 from infra.settings import ConfigurationError
 from jobs.cli.command_line import Answer, Query, main
 from jobs.cli.job import Job
-from pipeline.runs.names import STUDENT, evaluated_models
+from pipeline.runs.names import STUDENT
 
 SCORED_PIECE_S = 0.3
 """The score hears audio in pieces of this length, as `transcribe` does by default."""
@@ -22,10 +22,7 @@ def export(job: Job) -> Answer:
     if path.is_dir() or not path.parent.is_dir():
         what = "is a folder" if path.is_dir() else f"{path.parent} is no folder"
         raise ConfigurationError(f"--out {path}: {what}: name a file, such as student.zip")
-    names = evaluated_models(
-        recipe.sequence_training.models, recipe.num_teachers, recipe.targets.rounds
-    )
-    if name not in names:
+    if name not in (names := recipe.evaluated_models):
         raise ConfigurationError(f"--model {name}: need one of {', '.join(names)}")
     try:
         # Other commands need no ONNX.

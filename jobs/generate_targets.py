@@ -20,12 +20,12 @@ from pipeline.runs.engine import Distribute, StepResult
 from pipeline.runs.manifest import subsets_of_run
 from pipeline.runs.names import (
     DEV,
+    ONLY_ROUND,
     TARGETS_GRAPH_STEP,
     TARGETS_TUNING_STEP,
     TEACHER,
     TargetsRound,
     features_step,
-    labelling_models,
     model_step,
     targets_rounds,
 )
@@ -78,10 +78,8 @@ def searches(job: Job) -> bool:
 
 def due_rounds(job: Job) -> Iterator[tuple[TargetsRound, Sequence[str]]]:
     """Yield the first round, and each later one whose teachers are trained, with its models."""
-    recipe = job.recipe
-    trained_on, ensemble = recipe.sequence_training.models, recipe.num_teachers
-    for each in targets_rounds(recipe.targets.rounds):
-        models = labelling_models(trained_on, ensemble, each)
+    for each in targets_rounds(job.recipe.targets.rounds):
+        models = job.recipe.labelling_models(each)
         trained = (job.has(model_step(name)) for name in models)
         if each.number == 1 or all(trained):
             yield each, models
@@ -127,7 +125,7 @@ def tune_search(job: Job, distribute: Distribute) -> list[StepResult]:
 
 def first_model(job: Job) -> str:
     """Name the model that labels alone, or first of an ensemble, in the first round."""
-    return labelling_models(job.recipe.sequence_training.models, job.recipe.num_teachers)[0]
+    return job.recipe.labelling_models(ONLY_ROUND)[0]
 
 
 @dataclass(frozen=True, slots=True)

@@ -127,10 +127,7 @@ class CurvePoint(TypedDict):
 
 def build_report(job: Job) -> dict[str, Any]:
     """Collect the contents of report.json."""
-    recipe = job.recipe
-    models = evaluated_models(
-        recipe.sequence_training.models, recipe.num_teachers, recipe.targets.rounds
-    )
+    recipe, models = job.recipe, job.recipe.evaluated_models
     subsets = subsets_of_run(job.store, job.run_uri, features_step)
     manifests = manifests_of(job, subsets, models)
     ingests = ingests_of(job.store, (*reversed(job.bases), job.run_uri))
