@@ -7,14 +7,16 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 
 from infra.cluster import INSTANCE_TYPES, Cluster, require_dependencies
 from infra.settings import AUTO, ConfigurationError, Range, mebibytes, printable
 from infra.spark.host_environment import find_java_home, require_environment
 from infra.store.object_store import AccessDenied, StoreError, join_uri
-from infra.store.uris import require_within, resolve_prefix
+from infra.store.uris import require_within, resolve_audio, resolve_prefix
 from jobs.cli.arguments import (
+    LANGUAGE_MODEL,
     add_device_argument,
     add_extends_argument,
     add_ranks_arguments,
@@ -26,14 +28,15 @@ from jobs.cli.command_line import fail
 from jobs.cli.host import choose_device, gpus_for
 from jobs.cli.job import Job, job_parser, open_job, require_base
 from jobs.cli.megahour import CHECK
-from jobs.ingestion.sources import (
+from jobs.ingest_sources import (
     has_new_lexicon,
-    language_model_notes,
     new_lexicon_bytes,
     phone_notes,
+    read_language_model,
     read_lexicon,
     require_replaceable,
     require_usable_manifests,
+    stored_name,
     vocabulary_notes,
 )
 from jobs.run_table import (
@@ -53,12 +56,17 @@ from pipeline.runs.names import (
     DEV,
     HELDOUT,
     LABELLED,
+    LANGUAGE_MODEL_FILES,
+    LANGUAGE_MODEL_SETTINGS,
     LEXICON_FILE,
     METADATA_FOLDER,
     STORE_CHECK_FOLDER,
     STUDENT,
     TEACHER,
 )
+from training.decode.lexicon import Lexicon
+from training.decode.ngrams import RestrictedArpa, read_arpa
+from training.evaluate.language_model import LanguageModelFile, TextSentences
 from training.models.parameter_count import num_parameters
 from training.settings.decoding import OwnTeacherConfig
 from training.settings.models import FactoryConfig
@@ -162,7 +170,7 @@ def _language_notes(by_step: Mapping[str, Job], arguments: argparse.Namespace) -
     if recipe.targets.source == "lattice":
         searching.append(GENERATE_TARGETS)
     readers = [by_step[step] for step in searching]
-    notes = list(language_model_notes(readers, lexicon))
+    notes = list(_language_model_notes(readers, lexicon))
     if lexicon is not None:
         # What ingest will say, or refuse.
         if (data := new_lexicon_bytes(by_step[INGEST])) is not None:
@@ -170,6 +178,70 @@ def _language_notes(by_step: Mapping[str, Job], arguments: argparse.Namespace) -
             notes += phone_notes(data)
         notes += vocabulary_notes(by_step[INGEST], lexicon)
     return notes
+
+
+def _language_model_notes(readers: Sequence[Job], lexicon: Lexicon | None) -> Iterator[str]:
+    """Read the files that evaluation names, and yield what hypotheses will lack by them.
+
+    Raises ConfigurationError for a file that one of the `readers` could not use, hours later, and
+    for a language model that no setting of the recipe names.
+    """
+    job = readers[0]
+    evaluation, given = job.recipe.evaluation, job.arguments.language_model
+    if given and stored_name(given) not in (evaluation.arpa, evaluation.language_model_text):
+        setting = "arpa" if ".arpa" in stored_name(given) else "language_model_text"
+        raise ConfigurationError(
+            f"{LANGUAGE_MODEL} {printable(given)}: the recipe does not use "
+            f"it: set evaluation.{setting} = {stored_name(given)!r}"
+        )
+    for setting in LANGUAGE_MODEL_SETTINGS:
+        name: str = getattr(evaluation, setting)
+        if not name:
+            continue
+        where = f"evaluation.{setting} = {printable(name)!r}"
+        uri = resolve_audio(job.corpus_uri, name)
+        try:
+            for each in readers:
+                require_within(uri, each.store.allowed_prefixes)
+            if uri != name and lexicon is None:  # ingested, and there is no corpus yet
+                continue
+            note = _missing_words(setting, _language_model_file(job, name), lexicon)
+        except (OSError, StoreError, ValueError) as error:
+            raise ConfigurationError(f"{where}: {error}") from error
+        if note:
+            yield f"{where}: {note}"
+
+
+def _language_model_file(job: Job, name: str) -> LanguageModelFile:
+    """Read a file where it is now: where ingest will take it from, or in the store."""
+    arguments = job.arguments
+    if name not in LANGUAGE_MODEL_FILES:
+        return LanguageModelFile.read(job.store, job.corpus_uri, name)
+    if arguments.kaldi_dir:
+        path = Path(arguments.kaldi_dir) / name
+        if not path.is_file():
+            raise ValueError(f"{path} is no file: put it there, or name the URI of another")
+        return LanguageModelFile.at(path)
+    if arguments.language_model:
+        return read_language_model(arguments.language_model)
+    uri = join_uri(job.corpus_uri, name)
+    if arguments.manifest and not job.store.exists(uri):
+        raise ValueError(f"{uri} is absent: give {LANGUAGE_MODEL} URI")
+    return LanguageModelFile.read(job.store, job.corpus_uri, name)
+
+
+def _missing_words(setting: str, file: LanguageModelFile, lexicon: Lexicon | None) -> str:
+    """Say which words no hypothesis will have; without a lexicon, only read the file."""
+    words = lexicon.pronunciations.keys() if lexicon else ()
+    if setting == "arpa":
+        arpa = file.arpa(words) if lexicon else read_arpa(file.text())
+        missing = arpa.num_missing_words if isinstance(arpa, RestrictedArpa) else 0
+        said = f"{missing} of the {len(words)} words of {LEXICON_FILE} are not in it"
+    else:
+        text = file.sentences(words) if lexicon else file.text()
+        missing = text.num_unknown if isinstance(text, TextSentences) else 0
+        said = f"{missing} of its words are not in {LEXICON_FILE}"
+    return f"{said}, and will be in no hypothesis" if missing else ""
 
 
 def _ranks(arguments: argparse.Namespace) -> Mapping[str, int]:

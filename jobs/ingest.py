@@ -23,7 +23,7 @@ from jobs.cli.arguments import (
 from jobs.cli.command_line import Step, StepResults, main
 from jobs.cli.job import Job
 from jobs.cli.spark_steps import distribute_on_spark
-from jobs.ingestion.sources import (
+from jobs.ingest_sources import (
     announce_lexicon,
     ingestion_of,
     put_lexicon,

@@ -18,8 +18,8 @@ from typing import Any
 from infra.settings import ConfigurationError, read_file, read_record, read_toml
 from jobs.cli.arguments import Parser, recipe_path
 from jobs.cli.command_line import fail
+from jobs.plan import LINE_WIDTH, aligned, count, size
 from jobs.planning.calibration import json_object
-from jobs.planning.plan_table import LINE_WIDTH, aligned, count, size
 from training.cost_model.step_time import CostModel, ScalingCalibration, ScalingWorkload
 from training.cost_model.trainer_choice import (
     ANY_RANKS,

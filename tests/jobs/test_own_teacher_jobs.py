@@ -13,8 +13,7 @@ from jobs import evaluate
 from jobs.cli import spark_steps
 from jobs.cli.job import open_job
 from jobs.generate_targets import STEP, tune_search
-from jobs.planning.run_plan import plan_run
-from jobs.planning.workload import planned_workload
+from jobs.planning.run_plan import plan_run, planned_workload
 from jobs.retry import later_steps
 from jobs.run_table import EVALUATE, step_configs, written_steps
 from pipeline.records import Tally
