@@ -73,10 +73,6 @@ from training.settings.models import FactoryConfig
 from training.settings.recipe import Recipe, check_phones, check_ranks
 from training.settings.values import Precision
 
-RANKS = Range(1, 1024)
-"""The ranks that one host may start."""
-
-
 def main() -> None:
     """Parse the command line and check; exit with 0 or 2."""
     arguments = _parser().parse_args()
@@ -245,13 +241,9 @@ def _missing_words(setting: str, file: LanguageModelFile, lexicon: Lexicon | Non
 
 
 def _ranks(arguments: argparse.Namespace) -> Mapping[str, int]:
-    for name in ("supervised_ranks", "student_ranks"):
-        if not RANKS.admits(number := getattr(arguments, name)):
-            option = name.replace("_", "-")
-            raise ConfigurationError(f"--{option} {printable(str(number))}: need {RANKS.need}")
     supervised = arguments.supervised_ranks
-    trained = {BASELINE: supervised, TEACHER: supervised, STUDENT: arguments.student_ranks}
-    return {ALIGNER: 1, **trained}
+    student: int = arguments.student_ranks
+    return {ALIGNER: 1, BASELINE: supervised, TEACHER: supervised, STUDENT: student}
 
 
 def _check_host(cluster: Cluster) -> None:

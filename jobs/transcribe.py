@@ -5,7 +5,6 @@ arecord -f S16_LE -r 16000 -c 1 | megahour transcribe - --model student.zip
 
 import argparse
 import json
-import math
 import signal
 import sys
 import time
@@ -21,7 +20,7 @@ import numpy as np
 from jaxtyping import Float32
 
 from infra.settings import ConfigurationError, Range, printable
-from jobs.cli.arguments import Parser
+from jobs.cli.arguments import Parser, number_in
 from pipeline.audio.conversion import RATES_HZ, AudioConversion
 from pipeline.audio.decode import decode_audio
 from pipeline.audio.errors import AudioError
@@ -201,26 +200,13 @@ def transcribe_arguments() -> argparse.Namespace:
     add("source", metavar="FILE|-|MIC", help=text)
     add("--model", required=True, metavar="FILE", help="archive of megahour export")
     text = f"audio that is heard at a time, {PIECE_MS.need}; default 300"
-    add("--piece-ms", type=_number(PIECE_MS), default=300, metavar="MS", help=text)
+    add("--piece-ms", type=number_in(PIECE_MS), default=300, metavar="MS", help=text)
     text = (
         f"pause that ends an utterance, {PAUSE_S.need}; default 0 for files, else {LIVE_PAUSE_S:g}"
     )
-    add("--pause-s", type=_number(PAUSE_S), metavar="SECONDS", help=text)
+    add("--pause-s", type=number_in(PAUSE_S), metavar="SECONDS", help=text)
     add("--json", action="store_true", help="print all as lines of JSON on standard output")
     return parser.parse_args()
-
-
-def _number(bounds: Range) -> Any:  # noqa: ANN401 - argparse calls it
-    def read(text: str) -> float:
-        try:
-            value = float(text)
-        except ValueError:
-            value = math.nan
-        if not bounds.admits(value):
-            raise argparse.ArgumentTypeError(f"{printable(text)}: need {bounds.need}")
-        return value
-
-    return read
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ Error messages show no password. This module imports neither NumPy nor Spark nor
 import argparse
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -47,6 +47,9 @@ INGEST_OPTIONS = (*SOURCE_OPTIONS, *PLACEMENT_OPTIONS, DEV_SHARE)
 
 DEFAULT_SPEAKER_BUCKETS = 16
 
+RANKS = Range(1, 1024)
+"""The ranks that one host may start."""
+
 AUTO, ON_CPU = "auto", "cpu"
 DEVICE = re.compile(rf"{AUTO}|{ON_CPU}|cuda(:(?P<number>[0-9]{{1,4}}))?")
 """The values of --device."""
@@ -72,6 +75,21 @@ def add_log_argument(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def number_in(bounds: Range, kind: type[int] | type[float] = float) -> Callable[[str], float]:
+    """Return a function by which argparse reads a number of this kind within these bounds."""
+
+    def read(text: str) -> float:
+        try:
+            number = kind(text)
+        except ValueError:
+            number = math.nan
+        if not bounds.admits(number):
+            raise argparse.ArgumentTypeError(f"{printable(text)}: need {bounds.need}")
+        return number
+
+    return read
+
+
 def add_ranks_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments that decide on how many ranks a run trains."""
     for option, models, default in (
@@ -79,7 +97,8 @@ def add_ranks_arguments(parser: argparse.ArgumentParser) -> None:
         ("--student-ranks", "the student", 4),
     ):
         text = f"processes that train {models}, default {default}"
-        parser.add_argument(option, type=int, default=default, metavar="N", help=text)
+        one = number_in(RANKS, int)
+        parser.add_argument(option, type=one, default=default, metavar="N", help=text)
 
 
 def add_source_arguments(parser: argparse.ArgumentParser, *, required: bool) -> None:
@@ -144,7 +163,7 @@ def add_manifest_arguments(
     add(LOCALE, help="the locale of rows, or of a directory's speakers, without one; or und")
     add(
         "--speaker-buckets",
-        type=int,
+        type=number_in(Range(1, 100_000), int),
         metavar="N",
         help="speaker buckets of the metadata, each read by one task of a selection; default "
         f"{DEFAULT_SPEAKER_BUCKETS}; take about one for each million utterances",
@@ -212,7 +231,7 @@ def add_dev_share_argument(parser: argparse.ArgumentParser) -> None:
     """Add the share of the labelled speakers that become development speakers."""
     parser.add_argument(
         DEV_SHARE,
-        type=_dev_share,
+        type=number_in(DEV_SHARES),
         default=0.0,
         metavar="SHARE",
         help="share of the labelled speakers, chosen by a hash of their ids, on which language "
@@ -220,16 +239,6 @@ def add_dev_share_argument(parser: argparse.ArgumentParser) -> None:
         "manifests' speakers each is drawn alone, about that share of them. Where dev.speakers or "
         "a manifest dev=URI has them, leave it out",
     )
-
-
-def _dev_share(text: str) -> float:
-    try:
-        share = float(text)
-    except ValueError:
-        share = math.nan
-    if not DEV_SHARES.admits(share):
-        raise argparse.ArgumentTypeError(f"{printable(text)}: need {DEV_SHARES.need}")
-    return share
 
 
 def recipe_path(recipe: str) -> str | Traversable:
@@ -278,7 +287,6 @@ def given_options(arguments: argparse.Namespace, options: Sequence[str]) -> list
     for option in options:
         given = getattr(arguments, option[2:].replace("-", "_"), None)
         for value in given if isinstance(given, list) else [given]:
-            # 0 buckets are given, and refused.
             if value not in (None, "") and (value or option != DEV_SHARE):
                 found += [option, str(value)]
     return found

@@ -60,8 +60,8 @@ def test_all_is_well(run_job: RunJob, kaldi_dir: Path) -> None:
     ("options", "parts"),
     [
         (("--student-ranks", "3"), ("student: trainer: group_size = 2: need a divisor of 3",)),
-        (("--student-ranks", "0"), ("--student-ranks 0: need 1..1024",)),
-        (("--supervised-ranks", "1025"), ("--supervised-ranks 1025: need 1..1024",)),
+        (("--student-ranks", "0"), ("--student-ranks: 0: need 1..1024",)),
+        (("--supervised-ranks", "1025"), ("--supervised-ranks: 1025: need 1..1024",)),
         (
             ("--student-ranks", "2", "--set", "student.trainer.block_learning_rate=1.5"),
             ("student: trainer: momentum_constant = 1.0: need at least",),
