@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from infra.cluster import INSTANCE_TYPES, Cluster, require_dependencies
-from infra.settings import AUTO, ConfigurationError, Range, mebibytes, printable
+from infra.settings import AUTO, ConfigurationError, mebibytes, printable
 from infra.spark.host_environment import find_java_home, require_environment
 from infra.store.object_store import AccessDenied, StoreError, join_uri
 from infra.store.uris import require_within, resolve_audio, resolve_prefix
@@ -72,6 +72,7 @@ from training.settings.decoding import OwnTeacherConfig
 from training.settings.models import FactoryConfig
 from training.settings.recipe import Recipe, check_phones, check_ranks
 from training.settings.values import Precision
+
 
 def main() -> None:
     """Parse the command line and check; exit with 0 or 2."""

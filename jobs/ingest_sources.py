@@ -13,7 +13,7 @@ from itertools import chain
 from pathlib import Path
 
 from infra.log_lines import log
-from infra.settings import ConfigurationError, Range, printable
+from infra.settings import ConfigurationError, printable
 from infra.store.object_store import ObjectNotFound, ObjectStore, join_uri
 from infra.store.uris import normalize_uri
 from jobs.cli.arguments import (
