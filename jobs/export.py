@@ -3,7 +3,6 @@
 megahour export --recipe demo --run runs/demo --out student.zip
 """
 
-import argparse
 from pathlib import Path
 from typing import Any, Literal
 
@@ -62,20 +61,6 @@ def export(job: Job) -> Answer:
     return Answer(True, "\n".join(lines), document)
 
 
-def export_arguments() -> argparse.Namespace:
-    """Parse the command line."""
-    parser = QUERY.parser()
-    add = parser.add_argument
-    add("--out", required=True, metavar="FILE", help="the archive to write, a zip file")
-    text = f"model of the run, such as student_smbr or baseline; default {STUDENT}"
-    add("--model", default=STUDENT, metavar="NAME", help=text)
-    text = "round weights to 8 bits: a third of the bytes; only onnxruntime reads it; add --score"
-    add("--int8", action="store_true", help=text)
-    text = "transcribe the held-out audio with the written archive, and print its word error rate"
-    add("--score", action="store_true", help=text)
-    return parser.parse_args()
-
-
 QUERY = Query(
     name="export",
     description="Export a model for devices. The archive holds the network as ONNX, with its "
@@ -88,4 +73,13 @@ QUERY = Query(
 )
 
 if __name__ == "__main__":
-    main(QUERY, export_arguments())
+    parser = QUERY.parser()
+    add = parser.add_argument
+    add("--out", required=True, metavar="FILE", help="the archive to write, a zip file")
+    text = f"model of the run, such as student_smbr or baseline; default {STUDENT}"
+    add("--model", default=STUDENT, metavar="NAME", help=text)
+    text = "round weights to 8 bits: a third of the bytes; only onnxruntime reads it; add --score"
+    add("--int8", action="store_true", help=text)
+    text = "transcribe the held-out audio with the written archive, and print its word error rate"
+    add("--score", action="store_true", help=text)
+    main(QUERY, parser.parse_args())

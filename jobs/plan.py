@@ -231,41 +231,32 @@ def _totals(plan: RunPlan) -> list[str]:
         f"Student pipeline (without baseline and teacher): {duration(plan.days * 86_400)}, {cost}.",
         f"Kept in the store: {size(kept)}, {a_month} a month.",
     ]
-    lines += [
-        f"{step.step} asks for {count(step.gets_per_s)} objects a second: what it reads must be "
-        f"spread over {ceil(step.gets_per_s / S3_READS_PER_PREFIX_S)} prefixes."
-        for step in plan.steps
-        if step.gets_per_s > S3_READS_PER_PREFIX_S
-    ]
-    lines += [
-        f"{step.step} spills up to {size(step.spilled_bytes)} on each instance, whose local disk "
-        f"has {size(step.disk_gibibytes << 30)}{_shortage(step)}."
-        for step in plan.steps
-        if step.spilled_bytes
-    ]
+    for step in plan.steps:
+        if step.gets_per_s > S3_READS_PER_PREFIX_S:
+            lines.append(
+                f"{step.step} asks for {count(step.gets_per_s)} objects a second: what it reads "
+                f"must be spread over {ceil(step.gets_per_s / S3_READS_PER_PREFIX_S)} prefixes."
+            )
+    for step in plan.steps:
+        if step.spilled_bytes:
+            disk = step.disk_gibibytes << 30
+            is_short = step.spilled_bytes > disk
+            remedy = ": too little, raise disk_gibibytes in its cluster file" if is_short else ""
+            lines.append(
+                f"{step.step} spills up to {size(step.spilled_bytes)} on each instance, whose "
+                f"local disk has {size(disk)}{remedy}."
+            )
     hours = plan.workload.hours(UNLABELLED)
-    goal = PAPER_DAYS["student pipeline"] * hours / PAPER_HOURS
-    parts = f"{PAPER_DAYS['data']} of data, {PAPER_DAYS['student']} of training"
+    goal_days = PAPER_DAYS["student pipeline"] * hours / PAPER_HOURS
+    goal = (
+        f"The goal is the paper's 12 days for 1e6 hours, {duration(goal_days * 86_400)} for these"
+    )
     if hours == PAPER_HOURS:
-        lines.append(
-            f"The goal is the paper's 12 days ({parts}; 003 VIII-B1): {_ratio(plan, goal)}."
-        )
-    else:
-        lines.append(
-            f"The goal is the paper's 12 days for 1e6 hours, {duration(goal * 86_400)} for these: "
-            f"{_ratio(plan, goal)}."
-        )
-    return lines
-
-
-def _shortage(step: StepPlan) -> str:
-    is_short = step.spilled_bytes > step.disk_gibibytes << 30
-    return ": too little, raise disk_gibibytes in its cluster file" if is_short else ""
-
-
-def _ratio(plan: RunPlan, goal_days: float) -> str:
+        parts = f"{PAPER_DAYS['data']} of data, {PAPER_DAYS['student']} of training"
+        goal = f"The goal is the paper's 12 days ({parts}; 003 VIII-B1)"
     ratio = plan.days / goal_days
-    return f"{1 / ratio:,.3g} times as fast" if ratio <= 1 else f"{ratio:,.3g} times as long"
+    speed = f"{1 / ratio:,.3g} times as fast" if ratio <= 1 else f"{ratio:,.3g} times as long"
+    return [*lines, f"{goal}: {speed}."]
 
 
 def _grounds(plan: RunPlan, calibration: Calibration) -> list[str]:

@@ -6,7 +6,6 @@ megahour report --recipe demo --run runs/new --compare runs/old
 megahour report --recipe demo --run runs/mine --oracle runs/oracle
 """
 
-import argparse
 import sys
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
@@ -248,8 +247,7 @@ STEP = Step(
 )
 
 
-def parsed() -> argparse.Namespace:
-    """Read the command line."""
+if __name__ == "__main__":
     parser = STEP.parser()
     parser.add_argument(
         "--curve",
@@ -273,8 +271,4 @@ def parsed() -> argparse.Namespace:
         "share of that baseline's gain that teacher and student recover, with intervals over "
         "speakers. docs/tutorial.md says how to make one",
     )
-    return parser.parse_args()
-
-
-if __name__ == "__main__":
-    main(STEP, parsed())
+    main(STEP, parser.parse_args())

@@ -88,21 +88,14 @@ def planned_workload(
             f"utterances per request = {utterances_per_request}: need 1 to "
             f"{MAX_UTTERANCES_PER_REQUEST}, what memory holds of one request's audio"
         )
-    subsets = {UNLABELLED: hours, **others}
-    return Workload(
-        tuple(
-            _planned(name, some, max(round(some * 3600 / utterance_seconds), 1))
-            for name, some in subsets.items()
-            if some
-        ),
-        utterances_per_request=utterances_per_request,
-    )
-
-
-def _planned(name: str, hours: float, records: int) -> Subset:
-    buckets = max(1, round(hours / BUCKET_HOURS))
-    objects = max(buckets, ceil(records / METADATA_OBJECT_RECORDS))
-    return Subset(name, records, objects, (hours / buckets,) * buckets)
+    subsets = []
+    for name, some in {UNLABELLED: hours, **others}.items():
+        if some:
+            records = max(round(some * 3600 / utterance_seconds), 1)
+            buckets = max(1, round(some / BUCKET_HOURS))
+            objects = max(buckets, ceil(records / METADATA_OBJECT_RECORDS))
+            subsets.append(Subset(name, records, objects, (some / buckets,) * buckets))
+    return Workload(tuple(subsets), utterances_per_request=utterances_per_request)
 
 
 def run_workload(store: ObjectStore, run_uri: str, budget_hours: float) -> Workload | None:
@@ -212,7 +205,12 @@ def plan_part(step: str, volume: Volume, cluster: Cluster, calibration: Calibrat
             "S3 latency": rounds * (beside + in_turn),
             "devices": device / max(cluster.num_devices, cluster.num_executors),
         }
-    bounds["network"] = _network_seconds(volume, cluster, store)
+    gbit_per_s = (
+        inf if cluster.is_local else store.instance_gbit_per_s.get(cluster.instance_type, inf)
+    )
+    # Both ways at once: the busier way decides.
+    busier = max(volume.bytes_read, volume.bytes_written)
+    bounds["network"] = busier * 8e-9 / (gbit_per_s * cluster.num_instances)
     bound = max(bounds, key=lambda name: bounds[name])
     wall = SPARK_START_S + bounds[bound]
     hourly = cluster.num_instances * cluster.price_per_instance_hour
@@ -253,15 +251,6 @@ def _waits(volume: Volume, cluster: Cluster, store: StoreRates) -> tuple[float, 
     large = volume.requests.get - volume.small_reads + volume.requests.put
     moved = volume.bytes_written + (0 if volume.small_reads else volume.bytes_read)
     return large * store.request_seconds + moved / store.bytes_per_s, beside
-
-
-def _network_seconds(volume: Volume, cluster: Cluster, store: StoreRates) -> float:
-    if cluster.is_local:
-        return 0.0
-    gbit_per_s = store.instance_gbit_per_s.get(cluster.instance_type, inf)
-    # Both ways at once: the busier way decides.
-    busier = max(volume.bytes_read, volume.bytes_written)
-    return busier * 8e-9 / (gbit_per_s * cluster.num_instances)
 
 
 BESIDE_THE_PIPELINE = (ALIGN, TRAIN_BASELINE, TRAIN_TEACHER, EVALUATE)
