@@ -21,7 +21,7 @@ from jobs.cli.arguments import (
     add_extends_argument,
     add_ranks_arguments,
     add_source_arguments,
-    require_used_options,
+    require_source_options,
     subset_and_uri,
 )
 from jobs.cli.command_line import fail
@@ -118,7 +118,7 @@ def check(arguments: argparse.Namespace) -> tuple[Job, Sequence[str]]:
 
     Return the first step's job, and what the user may want to change though it works.
     """
-    require_used_options(arguments)
+    require_source_options(arguments)
     ranks = _ranks(arguments)
     by_step = {step: open_job(step, arguments) for step in STEPS}
     jobs = list(by_step.values())

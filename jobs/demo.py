@@ -14,6 +14,7 @@ from jobs.cli.arguments import (
     KALDI_DIR,
     ON_CPU,
     Parser,
+    add_recipe_arguments,
     add_run_arguments,
     given_options,
     recipe_path,
@@ -48,9 +49,7 @@ def _parse_arguments() -> argparse.Namespace:
         "error rates and a report. The same command resumes an interrupted demo.",
         epilog=EXIT_CODES,
     )
-    parser.add_argument(
-        "--recipe", default="demo", help="TOML file, or a name in jobs/recipes: default demo"
-    )
+    add_recipe_arguments(parser, default="demo")
     # Models of a minute's training, on two and four ranks: a host has rarely as many GPUs.
     add_run_arguments(parser, device=ON_CPU)
     for subset in ("labelled", "unlabelled"):

@@ -15,9 +15,8 @@ from pathlib import Path
 from infra.cluster import Cluster, load_cluster
 from infra.settings import ConfigurationError, printable
 from infra.store.object_store import ObjectStore, StoreError, normalize_uri
-from jobs.cli.arguments import Parser, recipe_path
+from jobs.cli.arguments import Parser, add_recipe_arguments, recipe_path
 from jobs.cli.command_line import fail
-from jobs.cli.job import add_recipe_arguments
 from jobs.planning.calibration import Calibration, read_calibration
 from jobs.planning.run_plan import (
     DOLLARS_A_GIGABYTE_MONTH,

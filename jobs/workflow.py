@@ -24,13 +24,14 @@ from jobs.cli.arguments import (
     add_extends_argument,
     add_placement_arguments,
     add_ranks_arguments,
+    add_recipe_arguments,
     add_source_arguments,
     given_options,
     recipe_path,
     require_source_options,
 )
 from jobs.cli.command_line import fail
-from jobs.cli.job import add_recipe_arguments, require_extendable, written_manifests
+from jobs.cli.job import require_extendable, written_manifests
 from jobs.run import (
     JOBS,
     Launch,

@@ -65,6 +65,26 @@ class Parser(argparse.ArgumentParser):
         super().error(printable(message))
 
 
+def add_recipe_arguments(parser: argparse.ArgumentParser, default: str | None = None) -> None:
+    """Add --recipe, required unless it has a default, and --set."""
+    parser.add_argument(
+        "--recipe",
+        required=default is None,
+        default=default,
+        help="TOML file, or a name in jobs/recipes: "
+        + (f"default {default}" if default else "demo, recorded, placements, hours_1m"),
+    )
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="SECTION.KEY=VALUE",
+        help="replace one value of the recipe; repeat it for more",
+    )
+    # Training steps name the trainer of their section here.
+    parser.set_defaults(trainers={})
+
+
 def add_log_argument(parser: argparse.ArgumentParser) -> None:
     """Add the format of the lines on standard error; steps that a run starts have its own."""
     parser.add_argument(
@@ -253,13 +273,6 @@ def recipe_path(recipe: str) -> str | Traversable:
 def add_run_arguments(parser: argparse.ArgumentParser, device: str = AUTO) -> None:
     """Add the arguments that decide where all steps run, and on how many ranks they train."""
     parser.add_argument("--run", required=True, help="folder or s3:// URI that holds the run")
-    parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="SECTION.KEY=VALUE",
-        help="replace one value of the recipe; repeat it for more",
-    )
     add_extends_argument(parser)
     add_steps_arguments(parser)
     add_ranks_arguments(parser)
@@ -293,35 +306,29 @@ def given_options(arguments: argparse.Namespace, options: Sequence[str]) -> list
 
 
 def require_source_options(arguments: argparse.Namespace) -> None:
-    """Raise ConfigurationError for options of another source than what is ingested."""
-    require_used_options(arguments)
-    require_manifest_options(arguments)
+    """Raise ConfigurationError for options of another source than what is ingested.
 
-
-def require_used_options(arguments: argparse.Namespace) -> None:
-    """Raise ConfigurationError for options of manifests without one, which would be passed over."""
-    if arguments.manifest:
-        return
-    taken = (LOCALE,) if arguments.kaldi_dir else ()
-    names = [name for name in MANIFEST_OPTIONS if name not in taken]
-    if unused := given_options(arguments, names)[::2]:
-        source = KALDI_DIR if arguments.kaldi_dir else f"no {MANIFEST}"
-        in_directory = arguments.kaldi_dir and unused[0] in (LEXICON, LANGUAGE_MODEL)
-        remedy = "put the files into the directory" if in_directory else f"leave out {unused[0]}"
-        raise ConfigurationError(f"{source}: with {MANIFEST} alone: {', '.join(unused)}: {remedy}")
-
-
-def require_manifest_options(arguments: argparse.Namespace) -> None:
-    """Raise ConfigurationError for a share of speakers that no manifest has, or that one lists."""
-    if not (arguments.manifest and arguments.dev_share):
-        return
-    subsets = {subset_and_uri(each)[0] for each in arguments.manifest}
-    if DEV in subsets:
-        remedy = f"leave out --dev-share, or {MANIFEST} {DEV}=URI"
-        raise ConfigurationError(f"--dev-share: the development speakers are given: {remedy}")
-    if LABELLED not in subsets:
-        need = f"need {MANIFEST} {LABELLED}=URI, or leave it out"
-        raise ConfigurationError(f"--dev-share: a share of the labelled speakers: {need}")
+    Also for a share of development speakers that no manifest has, or that one lists. Not every
+    command takes a Kaldi directory and such a share.
+    """
+    kaldi_dir = getattr(arguments, "kaldi_dir", None)
+    if not arguments.manifest:
+        taken = (LOCALE,) if kaldi_dir else ()
+        names = [name for name in MANIFEST_OPTIONS if name not in taken]
+        if unused := given_options(arguments, names)[::2]:
+            source = KALDI_DIR if kaldi_dir else f"no {MANIFEST}"
+            is_beside = kaldi_dir and unused[0] in (LEXICON, LANGUAGE_MODEL)
+            remedy = "put the files into the directory" if is_beside else f"leave out {unused[0]}"
+            said = f"with {MANIFEST} alone: {', '.join(unused)}"
+            raise ConfigurationError(f"{source}: {said}: {remedy}")
+    elif getattr(arguments, "dev_share", 0.0):
+        subsets = {subset_and_uri(each)[0] for each in arguments.manifest}
+        if DEV in subsets:
+            remedy = f"leave out --dev-share, or {MANIFEST} {DEV}=URI"
+            raise ConfigurationError(f"--dev-share: the development speakers are given: {remedy}")
+        if LABELLED not in subsets:
+            need = f"need {MANIFEST} {LABELLED}=URI, or leave it out"
+            raise ConfigurationError(f"--dev-share: a share of the labelled speakers: {need}")
 
 
 def subset_and_uri(text: str) -> tuple[str, str]:
