@@ -19,15 +19,7 @@ from jobs.cli.arguments import (
     given_options,
     recipe_path,
 )
-from jobs.run import (
-    EXIT_CODES,
-    Launch,
-    check,
-    exit_with,
-    launches_of,
-    run_chosen,
-    run_steps,
-)
+from jobs.run import EXIT_CODES, Launch, check, exit_with, launches_of, run_chosen, run_steps
 from jobs.synthesis.corpus import SynthesisConfig
 from pipeline.runs.names import REPORT_STEP
 from training.settings.recipe import read_recipe

@@ -30,12 +30,7 @@ from pipeline.runs.names import (
     targets_rounds,
 )
 from pipeline.steps.audio_source import AudioSource
-from pipeline.steps.targets import (
-    FeatureSource,
-    FrameSource,
-    Teacher,
-    generate_targets,
-)
+from pipeline.steps.targets import FeatureSource, FrameSource, Teacher, generate_targets
 from training.align.network_alignment import read_tree
 from training.evaluate.slices import ModelsToDecode
 from training.evaluate.tuning import tune

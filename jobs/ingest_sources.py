@@ -16,11 +16,7 @@ from infra.log_lines import log
 from infra.settings import ConfigurationError, printable
 from infra.store.object_store import ObjectNotFound, ObjectStore, join_uri
 from infra.store.uris import normalize_uri
-from jobs.cli.arguments import (
-    DEFAULT_SPEAKER_BUCKETS,
-    LANGUAGE_MODEL,
-    subset_and_uri,
-)
+from jobs.cli.arguments import DEFAULT_SPEAKER_BUCKETS, LANGUAGE_MODEL, subset_and_uri
 from jobs.cli.job import Job
 from pipeline.audio.conversion import NO_CONVERSION
 from pipeline.records import composed

@@ -55,11 +55,7 @@ def transcribe(arguments: argparse.Namespace) -> None:
     """Print words as they are recognized, and at the end what they cost."""
     # After the command line: --help needs no extra.
     from training.export.archive import read_archive  # noqa: PLC0415
-    from training.export.recognizer import (  # noqa: PLC0415
-        ROW_S,
-        Recognizer,
-        StreamingModel,
-    )
+    from training.export.recognizer import ROW_S, Recognizer, StreamingModel  # noqa: PLC0415
 
     exported = read_archive(Path(arguments.model))
     is_file = arguments.source not in (STANDARD_INPUT, MICROPHONE)

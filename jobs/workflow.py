@@ -32,13 +32,7 @@ from jobs.cli.arguments import (
 )
 from jobs.cli.command_line import fail
 from jobs.cli.job import require_extendable, written_manifests
-from jobs.run import (
-    JOBS,
-    Launch,
-    launches_of,
-    shared_arguments,
-    step_environment,
-)
+from jobs.run import JOBS, Launch, launches_of, shared_arguments, step_environment
 from jobs.run_table import INGEST, STEPS
 from pipeline.runs.increment import require_beside
 from training.settings.recipe import Recipe, read_recipe

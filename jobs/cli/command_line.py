@@ -18,15 +18,7 @@ from infra.settings import ConfigurationError, printable
 from infra.store.object_store import PrefixError, StoreError, join_uri
 from infra.task_metrics import REQUESTS
 from jobs.cli.arguments import add_extends_argument
-from jobs.cli.job import (
-    Job,
-    begin,
-    begun_changes,
-    end,
-    job_parser,
-    open_job,
-    withdraw,
-)
+from jobs.cli.job import Job, begin, begun_changes, end, job_parser, open_job, withdraw
 from jobs.cli.megahour import ended_by_closed_pipe
 from jobs.cli.record import (
     describe,

@@ -14,13 +14,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from infra.cluster import Cluster, load_cluster
-from infra.settings import (
-    ConfigurationError,
-    canonical_json,
-    holds_password,
-    printable,
-    shown,
-)
+from infra.settings import ConfigurationError, canonical_json, holds_password, printable, shown
 from infra.store.object_store import ObjectNotFound, ObjectStore, join_uri, normalize_uri
 from infra.task_metrics import TaskTotals
 from infra.torchrun import launched_rank
@@ -28,12 +22,7 @@ from jobs.cli.arguments import Parser, add_log_argument, add_recipe_arguments, r
 from jobs.run_table import STEPS, Written, step_configs, written, written_steps
 from pipeline.records import Tally
 from pipeline.runs.commit import commit_uris, each_commit
-from pipeline.runs.increment import (
-    BaseStep,
-    chain_of,
-    read_bases,
-    require_beside,
-)
+from pipeline.runs.increment import BaseStep, chain_of, read_bases, require_beside
 from pipeline.runs.manifest import Manifest, changes, is_finished, manifest_uri, read_manifest
 from pipeline.runs.names import (
     ALIGNMENTS_FOLDER,

@@ -19,12 +19,7 @@ from jobs.cli.host import describe_commit, describe_machine
 from jobs.cli.job import Job, conflicts, require_from_zero, require_time
 from jobs.run_table import optional_steps
 from pipeline.runs.manifest import Manifest, listed, manifest_uri
-from pipeline.runs.names import (
-    CHECKPOINTS_FOLDER,
-    MODELS_FOLDER,
-    folder_of,
-    job_record,
-)
+from pipeline.runs.names import CHECKPOINTS_FOLDER, MODELS_FOLDER, folder_of, job_record
 from pipeline.runs.sealed_json import (
     NamedObject,
     named_objects,

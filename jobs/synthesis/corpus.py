@@ -59,14 +59,7 @@ class SynthesisConfig:
 
 
 LABELLED_ACCENTS = ("en-us", "en")
-UNLABELLED_ACCENTS = (
-    "en-us",
-    "en-us-nyc",
-    "en",
-    "en-gb-x-rp",
-    "en-gb-x-gbcwmd",
-    "en-gb-scotland",
-)
+UNLABELLED_ACCENTS = ("en-us", "en-us-nyc", "en", "en-gb-x-rp", "en-gb-x-gbcwmd", "en-gb-scotland")
 HELDOUT_ACCENTS = ("en-gb-x-gbclan",)
 # A 12-minute BLSTM errs on 52 % of DP1 frames so, on 59 % with 4 variants of one accent (one seed).
 NUM_LABELLED_VARIANTS = 12
