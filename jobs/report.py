@@ -261,7 +261,7 @@ if __name__ == "__main__":
         metavar="RUN",
         help="a reported run: set its rates, hours, seconds and settings beside this run's, and "
         "test the difference of each model's errors over the same speakers. Choose a recipe by the "
-        "development speakers' rates, so that no held-out speaker has a part in it",
+        "development speakers' rates, so that no held-out speaker influences the choice",
     )
     parser.add_argument(
         "--oracle",

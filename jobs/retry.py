@@ -117,8 +117,8 @@ QUERY = Query(
     "now: access was denied, objects were missing, files have been replaced; and from those of "
     "target generation, for utterances that the teacher failed at. The commits of the tasks with "
     "such rows are removed, and the manifest of their step. The same `megahour run`, or job, as "
-    "before then does these tasks again, and the books balance. "
-    "Use it while no step of the run is at work. It may be killed and given again.",
+    "before then does these tasks again, and its counts balance. "
+    "Use it while no step of the run is running. It may be killed and started again.",
     exit_codes="0 done or nothing to do, 1 refused (later steps were made from these rows) or "
     "failed, 2 bad usage or recipe.",
     answer=retry,

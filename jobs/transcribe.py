@@ -99,7 +99,7 @@ def pieces(source: str, piece_samples: int) -> Iterator[Samples]:
 
 
 def microphone_pieces(piece_samples: int) -> Iterator[Samples]:
-    """Yield what the default microphone hears, until Ctrl-C."""
+    """Yield what the default microphone records, until Ctrl-C."""
     try:
         sounddevice = import_module("sounddevice")
     except (ImportError, OSError) as error:  # OSError where PortAudio is missing
@@ -119,8 +119,8 @@ def microphone_pieces(piece_samples: int) -> Iterator[Samples]:
                 yield samples_of(bytes(data))
     except sounddevice.PortAudioError as error:
         raise ConfigurationError(
-            f"MIC: {printable(str(error))}: choose an input that hears 16 kHz as your system's "
-            f"default, of those that python -m sounddevice lists, or pipe: {PIPE}"
+            f"MIC: {printable(str(error))}: choose an input that records at 16 kHz as your "
+            f"system's default, of those that python -m sounddevice lists, or pipe: {PIPE}"
         ) from error
 
 
@@ -195,7 +195,7 @@ def transcribe_arguments() -> argparse.Namespace:
     text = "audio file; - is standard input, raw 16 kHz 16-bit mono PCM or WAV; MIC the microphone"
     add("source", metavar="FILE|-|MIC", help=text)
     add("--model", required=True, metavar="FILE", help="archive of megahour export")
-    text = f"audio that is heard at a time, {PIECE_MS.need}; default 300"
+    text = f"length of the pieces in which audio is read, {PIECE_MS.need}; default 300"
     add("--piece-ms", type=number_in(PIECE_MS), default=300, metavar="MS", help=text)
     text = (
         f"pause that ends an utterance, {PAUSE_S.need}; default 0 for files, else {LIVE_PAUSE_S:g}"

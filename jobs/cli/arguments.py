@@ -204,7 +204,7 @@ def add_placement_arguments(parser: argparse.ArgumentParser) -> None:
         HELDOUT_PLACEMENTS,
         metavar="NAMES|N|N:NAMES",
         help="the same for held-out speakers and for development speakers, on whom models are "
-        "tuned; each of the two hears rooms and noises of its own; default: those of --placements",
+        "tuned; each of the two gets rooms and noises of its own; default: those of --placements",
     )
     parser.add_argument(
         PLACEMENT_SEED,
