@@ -88,9 +88,12 @@ class Step:
             made = row.writes(job.recipe)
             inherited = [each.name for each in made if each.in_increment == "inherited"]
             inherit(job.store, job.run_uri, job.bases[0], inherited)
-        # Some manifest is missing, and some input is there.
-        is_due = not all(job.has(each) for each in there_or_needed(job, writes))
-        begins = job.is_leader and is_due and (not reads or any(map(job.has, reads)))
+        # The leader begins where a manifest is missing, and some input of the step is there.
+        begins = (
+            job.is_leader
+            and not all(map(job.has, there_or_needed(job, writes)))
+            and (not reads or any(map(job.has, reads)))
+        )
         if begins:
             job.store.check(join_uri(job.run_uri, STORE_CHECK_FOLDER))
             begin(job, row.writes(job.recipe))
