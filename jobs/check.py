@@ -143,7 +143,10 @@ def check(arguments: argparse.Namespace) -> tuple[Job, Sequence[str]]:
     _check_own_teacher(jobs[0].recipe)
     _check_models(jobs[0].recipe, ranks)
     if arguments.ingested:
-        _require_corpus(by_step[SELECT_UTTERANCES])
+        reader = by_step[SELECT_UTTERANCES]
+        if not reader.store.list(metadata := join_uri(reader.corpus_uri, METADATA_FOLDER)):
+            remedy = "name what to ingest by --kaldi-dir or --manifest, or set corpus.uri"
+            raise ConfigurationError(f"{metadata} holds no metadata: {remedy}")
     require_base(jobs)
     notes = _language_notes(by_step, arguments)
     try:
@@ -336,14 +339,6 @@ def _check_own_teacher(recipe: Recipe) -> None:
 
 def _host_mebibytes() -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") >> 20
-
-
-def _require_corpus(job: Job) -> None:
-    """Raise ConfigurationError if there is no metadata yet."""
-    uri = join_uri(job.corpus_uri, METADATA_FOLDER)
-    if not job.store.list(uri):
-        remedy = "name what to ingest by --kaldi-dir or --manifest, or set corpus.uri"
-        raise ConfigurationError(f"{uri} holds no metadata: {remedy}")
 
 
 def _require_lexicon(job: Job, arguments: argparse.Namespace) -> None:

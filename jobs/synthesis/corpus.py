@@ -23,7 +23,7 @@ import soundfile
 from infra.log_lines import progress_bar
 from infra.settings import Range, Seed, check_ranges
 from jobs.synthesis.acoustics import babble, draw_rooms, draw_talkers, pink_noise, tonal_noise
-from jobs.synthesis.sentences import Lexicon, draw_sentence, lexicon_lines, make_lexicon
+from jobs.synthesis.sentences import Lexicon, draw_sentence, make_lexicon
 from jobs.synthesis.speech import (
     PhoneSegment,
     SpeechSynthesizer,
@@ -426,7 +426,9 @@ def write_tables(
             for each in utterances
             for phone in each.phones
         ],
-        "lexicon.txt": lexicon_lines(lexicon),
+        "lexicon.txt": [
+            f"{word} {' '.join(phones)}" for word, some in lexicon.items() for phones in some
+        ],
         **{
             f"{subset}.speakers": [speaker.speaker_id for speaker, _ in pairs]
             for subset, pairs in subsets.items()
