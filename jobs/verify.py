@@ -14,11 +14,7 @@ from jobs.cli.record import read_job_record
 from jobs.cli.spark_steps import distribute_on_spark
 from jobs.run_table import STEPS, optional_steps, step_configs, written_steps
 from pipeline.audit.verify import Expectation, Verification, sweep, verify_run
-from pipeline.runs.names import (
-    DEV,
-    SCRATCH_FOLDER,
-    features_step,
-)
+from pipeline.runs.names import DEV, SCRATCH_FOLDER, features_step
 from training.settings.recipe import Recipe, read_recipe
 
 

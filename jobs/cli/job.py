@@ -14,26 +14,15 @@ from datetime import UTC, datetime
 from typing import Any
 
 from infra.cluster import Cluster, load_cluster
-from infra.settings import (
-    ConfigurationError,
-    canonical_json,
-    holds_password,
-    printable,
-    shown,
-)
+from infra.settings import ConfigurationError, canonical_json, holds_password, printable, shown
 from infra.store.object_store import ObjectNotFound, ObjectStore, join_uri, normalize_uri
 from infra.task_metrics import TaskTotals
 from infra.torchrun import launched_rank
-from jobs.cli.arguments import Parser, add_log_argument, recipe_path
+from jobs.cli.arguments import Parser, add_log_argument, add_recipe_arguments, recipe_path
 from jobs.run_table import STEPS, Written, step_configs, written, written_steps
 from pipeline.records import Tally
 from pipeline.runs.commit import commit_uris, each_commit
-from pipeline.runs.increment import (
-    BaseStep,
-    chain_of,
-    read_bases,
-    require_beside,
-)
+from pipeline.runs.increment import BaseStep, chain_of, read_bases, require_beside
 from pipeline.runs.manifest import Manifest, changes, is_finished, manifest_uri, read_manifest
 from pipeline.runs.names import (
     ALIGNMENTS_FOLDER,
@@ -112,26 +101,6 @@ def job_parser(name: str, description: str, exit_codes: str) -> argparse.Argumen
     add("--json", action="store_true", help="print one JSON object on standard output")
     add_log_argument(parser)
     return parser
-
-
-def add_recipe_arguments(parser: argparse.ArgumentParser, default: str | None = None) -> None:
-    """Add --recipe, required unless it has a default, and --set."""
-    parser.add_argument(
-        "--recipe",
-        required=default is None,
-        default=default,
-        help="TOML file, or a name in jobs/recipes: "
-        + (f"default {default}" if default else "demo, recorded, placements, hours_1m"),
-    )
-    parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="SECTION.KEY=VALUE",
-        help="replace one value of the recipe; repeat it for more",
-    )
-    # Training steps name the trainer of their section here.
-    parser.set_defaults(trainers={})
 
 
 def open_job(name: str, arguments: argparse.Namespace) -> Job:

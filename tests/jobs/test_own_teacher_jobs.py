@@ -12,14 +12,14 @@ from infra.cluster import load_cluster
 from jobs import evaluate
 from jobs.cli import spark_steps
 from jobs.cli.job import open_job
-from jobs.generate_targets import STEP, tune_search
-from jobs.planning.run_plan import plan_run
-from jobs.planning.workload import planned_workload
+from jobs.generate_targets import STEP, prepare_search
+from jobs.planning.run_plan import plan_run, planned_workload
 from jobs.retry import later_steps
 from jobs.run_table import EVALUATE, step_configs, written_steps
 from pipeline.records import Tally
 from pipeline.runs.names import (
     DEV,
+    TARGETS_GRAPH_STEP,
     TEACHER,
     UNLABELLED,
     evaluated_models,
@@ -88,7 +88,8 @@ def test_its_search_is_not_tuned(options: tuple[str, ...]) -> None:
     arguments = STEP.parser().parse_args([*options, "--set", "targets.source='lattice'"])
     job = open_job(STEP.name, arguments)
     finish(job.store, job.run_uri, features_step(DEV), Tally(), ())
-    assert tune_search(job, serially) == []
+    found = prepare_search(job, serially)
+    assert [each.manifest.step for each in found] == [TARGETS_GRAPH_STEP]
 
 
 def test_in_a_second_round_a_sibling_labels(options: tuple[str, ...], run_one: RunOne) -> None:

@@ -13,8 +13,7 @@ import pytest
 
 from infra.cluster import load_cluster
 from infra.store.object_store import ObjectStore, join_uri
-from jobs.planning.run_plan import plan_run, store_plan
-from jobs.planning.workload import planned_workload
+from jobs.planning.run_plan import plan_run, planned_workload, store_plan
 from jobs.run import JOBS
 from jobs.run_table import STEPS as RUN_TABLE
 from jobs.run_table import optional_steps, step_configs, written_steps

@@ -18,7 +18,13 @@ from infra.settings import (
     read_toml,
 )
 from pipeline.placement_versions import Versions
-from pipeline.runs.names import TEACHER, section_of
+from pipeline.runs.names import (
+    TEACHER,
+    TargetsRound,
+    evaluated_models,
+    labelling_models,
+    section_of,
+)
 from pipeline.steps.features import ExtractionConfig
 from pipeline.steps.repartition import RepartitionConfig
 from pipeline.steps.selection.select import SelectionConfig
@@ -247,6 +253,17 @@ class Recipe:
     def num_labelling(self) -> int:
         """Return how many teachers label in the first round."""
         return len(self.targets.teacher.members) or self.teacher.ensemble
+
+    @property
+    def evaluated_models(self) -> tuple[str, ...]:
+        """Return the models that are scored, by name."""
+        return evaluated_models(
+            self.sequence_training.models, self.num_teachers, self.targets.rounds
+        )
+
+    def labelling_models(self, targets_round: TargetsRound) -> tuple[str, ...]:
+        """Return the models that label the targets of a round; none if the user's own label."""
+        return labelling_models(self.sequence_training.models, self.num_teachers, targets_round)
 
 
 def check_ranks(recipe: Recipe, section: str, num_ranks: int) -> None:

@@ -1,5 +1,6 @@
 """Write a small Kaldi data directory, and change its tables; ingest manifests without Spark."""
 
+from collections.abc import Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from infra.store.object_store import ObjectStore
 from jobs.cli import spark_steps
 from pipeline.audio.placements import Acoustics
 from pipeline.runs.manifest import Output
+from pipeline.runs.names import DEV, HELDOUT, LABELLED, UNLABELLED
 from pipeline.steps.ingestion.kaldi_directory import DirectoryIngestion, PlannedCopy, plan_copy
 from pipeline.steps.ingestion.placed_audio import Simulation
 from tests.job_programs import RunJob
@@ -95,10 +97,14 @@ def small_acoustics(
 ) -> None:
     """Simulate in these rooms; seed 1 exchanges those of training and of held-out speakers."""
     training, heldout, development = acoustics
-    drawn = {0: (training, heldout), 1: (heldout, training)}
+
+    def draw(seed: int, subsets: Sequence[str]) -> dict[str, Acoustics]:
+        trained, scored = (heldout, training) if seed else (training, heldout)
+        drawn = {LABELLED: trained, UNLABELLED: trained, HELDOUT: scored, DEV: development}
+        return {subset: drawn[subset] for subset in subsets}
+
     for module in ("jobs.ingest", "jobs.synthesis.corpus"):
-        monkeypatch.setattr(f"{module}.draw_acoustics", drawn.__getitem__)
-        monkeypatch.setattr(f"{module}.draw_development_acoustics", lambda _: development)
+        monkeypatch.setattr(f"{module}.draw_acoustics", draw)
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 
 from infra.settings import ConfigurationError
 from jobs import scaling as job
-from jobs.planning.plan_table import LINE_WIDTH
+from jobs.plan import LINE_WIDTH
 from jobs.scaling import ACCURACY, HOLD_OUT, parse_ranks, read_scaling
 from tests.job_programs import RunJob
 from tests.training.cost_model.speed_up_fit import V100, WORKLOAD, held_out_rows
