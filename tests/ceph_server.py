@@ -197,5 +197,5 @@ def ceph_endpoint() -> Iterator[str]:
 
 @pytest.fixture
 def ceph_bucket(ceph_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Return a fresh bucket's name; the environment points boto3 to its server."""
+    """Return a fresh bucket's name; the environment points boto3 and s3fs to its server."""
     return fresh_bucket(ceph_endpoint, monkeypatch)

@@ -71,7 +71,7 @@ def s3_endpoint() -> Iterator[str]:
 
 @pytest.fixture
 def s3_bucket(s3_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Return a fresh bucket's name; the environment points boto3 to its server."""
+    """Return a fresh bucket's name; the environment points boto3 and s3fs to its server."""
     return fresh_bucket(s3_endpoint, monkeypatch)
 
 

@@ -203,50 +203,12 @@ def _not_listed(store: "S3Store", folder: str, uris: list[str]) -> list[str]:
 R = TypeVar("R")
 
 MAX_CONNECTIONS = 64
-BLOCK_BYTES = 8 * 2**20
-"""A file in S3 is read in blocks of so many bytes."""
-
 CONNECT_TIMEOUT_S = 5.0
 READ_TIMEOUT_S = 20.0
 FIRST_CONTACT_LIMIT_S = 20.0
 _RANGE_NOT_SATISFIABLE = 416
 _DIRECTORY_BUCKET = "--x-s3"
 """The end of the name of each bucket in S3 Express One Zone, and of no other."""
-
-
-class _ObjectFile(io.RawIOBase):
-    """_ObjectFile reads an object by ranges; one that is replaced meanwhile is an error.
-
-    S3 gives no digest of a range, so the caller detects corrupt bytes
-    (`infra/store/object_store.py`).
-    """
-
-    def __init__(self, store: "S3Store", info: ObjectInfo) -> None:
-        self._store, self._info, self._place = store, info, 0
-
-    def readable(self) -> bool:
-        """Return True."""
-        return True
-
-    def seekable(self) -> bool:
-        """Return True."""
-        return True
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        """Go to a byte that is counted from the object's start, from here, or from its end."""
-        self._place = offset + (0, self._place, self._info.num_bytes)[whence]
-        return self._place
-
-    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
-        """Request as many bytes as there is room for, or what is left of the object."""
-        num_bytes = min(len(buffer), self._info.num_bytes - self._place)
-        if num_bytes <= 0:
-            return 0
-        info = self._info
-        data = self._store.fetch_range(info.uri, self._place, num_bytes, info.etag).data
-        buffer[: len(data)] = data
-        self._place += len(data)
-        return len(data)
 
 
 class S3Store:
@@ -278,15 +240,14 @@ class S3Store:
 
         return self._perform(uri, attempt)
 
-    def fetch_range(self, uri: str, start: int, num_bytes: int, if_etag: str = "") -> FetchedRange:
-        """Read some bytes of the object, unless its ETag is now another than the one given."""
-        asked = {"Range": f"bytes={start}-{start + num_bytes - 1}"}
-        if if_etag:
-            asked["IfMatch"] = f'"{if_etag}"'
+    def fetch_range(self, uri: str, start: int, num_bytes: int) -> FetchedRange:
+        """Read some bytes of the object."""
 
         def attempt(client: Any, address: dict[str, str]) -> FetchedRange | None:  # noqa: ANN401
             try:
-                answer = client.get_object(**address, **asked)
+                answer = client.get_object(
+                    **address, Range=f"bytes={start}-{start + num_bytes - 1}"
+                )
             except ClientError as error:
                 if http_status(error) != _RANGE_NOT_SATISFIABLE:
                     raise
@@ -360,7 +321,10 @@ class S3Store:
 
     def open(self, uri: str) -> BinaryIO:
         """Open the object for reading and seeking, in blocks of 8 MB."""
-        return io.BufferedReader(_ObjectFile(self, self.head(uri)), BLOCK_BYTES)
+        from infra.store.s3_file import S3File  # noqa: PLC0415
+
+        file: BinaryIO = S3File(self.head(uri), self._perform)
+        return file
 
     def check(self, folder: str) -> None:
         """Raise StoreError unless the store refuses a second conditional write and lists by key."""

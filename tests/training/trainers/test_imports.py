@@ -6,7 +6,7 @@ from importlib.resources import files
 from pathlib import Path
 
 ROOT = Path(__file__).parents[3]
-HEAVY = ("pyspark", "py4j", "kaldi_decoder", "kaldifst", "kaldi_native_fbank", "boto3")
+HEAVY = ("pyspark", "py4j", "kaldi_decoder", "kaldifst", "kaldi_native_fbank", "boto3", "s3fs")
 
 
 def test_trainers_import_neither_spark_nor_kaldi() -> None:
