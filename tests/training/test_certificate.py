@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +14,6 @@ from jobs.certify import format_certificate
 from pipeline.kbest import KBest
 from pipeline.records import parse_utterance
 from pipeline.runs.manifest import manifest_uri, read_manifest, read_output
-from pipeline.runs.names import COMMAND_LINE_SETTINGS
 from pipeline.shards import read_partition
 from pipeline.steps.repartition import RepartitionConfig, repartition
 from tests.small_corpus import local_store, serially
@@ -71,22 +70,6 @@ def test_an_augmented_reading_order_is_certified(run: tuple[ObjectStore, str]) -
         num_steps.append(statistics["whole_utterances"]["num_steps"])
     remove_certificate(run_uri)
     assert num_steps[1] > 1.4 * num_steps[0]
-
-
-def test_an_order_over_other_offsets_than_the_targets_is_refused(
-    run: tuple[ObjectStore, str],
-) -> None:
-    """Its lengths would be those of frames without targets."""
-    store, run_uri = run
-    remove_certificate(run_uri)
-    rotating = small_fit("targets.offsets=all")
-    with pytest.raises(ValueError, match="partitions/unlabelled: its targets are at one offset"):
-        certify_run(rotating, store, run_uri, CertificateConfig(2, 4, 1))
-
-
-def test_settings_of_its_command_line_are_no_recipes() -> None:
-    """Verification takes these from the certificate's manifest."""
-    assert tuple(field.name for field in fields(CertificateConfig)) == COMMAND_LINE_SETTINGS
 
 
 def test_provenance_is_that_of_the_selection_files(run: tuple[ObjectStore, str]) -> None:
@@ -333,15 +316,3 @@ def test_the_first_steps_read_few_partitions(
     next(sub_epoch_steps(dataset, SubEpoch(False, 0, 1, 0, False, 0.1), 0))
     assert len(opened) == 2
     assert len(dataset.unlabelled) > 5
-
-
-def test_rows_are_indices_into_the_stored_partition(dataset: Dataset) -> None:
-    """If four ranks share a partition row by row, rank 2 has every fourth row."""
-    dataset = replace(dataset, world_size=4)
-    found = [
-        np.unique(minibatch.rows % 4)
-        for minibatch in rank_steps(
-            replace(dataset, rank=2), SubEpoch(False, 0, 1, 0, False, 0.1), 0
-        )
-    ]
-    assert all(rows.tolist() == [2] for rows in found)

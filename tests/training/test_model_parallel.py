@@ -155,17 +155,6 @@ def test_one_bit_sgd_of_parts_is_that_of_whole_models() -> None:
             torch.testing.assert_close(state[name], tensor, atol=1e-5, rtol=1e-3)
 
 
-@pytest.mark.parametrize("name", sorted(MODELS))
-def test_one_bit_sgd_trains_parts_on_real_ranks(rank_pool: RankPool, name: str) -> None:
-    """2 x 2 gloo ranks have the simulated ones' bits, with biases too, and the loss falls."""
-    simulated = simulate_ranks(4, train_split_by_one_bit, MODELS[name], 2)
-    real = rank_pool.run(4, train_split_by_one_bit, MODELS[name], 2)
-    for (state, losses), (other, real_losses) in zip(simulated, real, strict=True):
-        assert losses == real_losses
-        assert losses[-1] < losses[0]
-        assert all(torch.equal(tensor, other[name]) for name, tensor in state.items())
-
-
 def bytes_of_a_step(group: ProcessGroup) -> int:
     part = split_model(feed_forward(), group)
     traffic = Traffic()
@@ -207,16 +196,6 @@ def test_refuses_a_bidirectional_lstm() -> None:
     """Only the student's form of an LSTM is split."""
     with pytest.raises(ValueError, match="a split LSTM of another form"):
         simulate_ranks(2, split, LstmModel(LstmConfig(1, 4, True, 0, 0.0), NUM_SENONES))
-
-
-def divide_by_three(group: ProcessGroup) -> None:
-    ParallelRanks.of(group, 3)
-
-
-def test_refuses_nodes_of_unequal_size() -> None:
-    """Four ranks make no nodes of three."""
-    with pytest.raises(ValueError, match="num_parts = 3: need a divisor of 4"):
-        simulate_ranks(4, divide_by_three)
 
 
 def use_otherwise(group: ProcessGroup, precision: str) -> None:

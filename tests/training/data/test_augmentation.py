@@ -8,40 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.filterbank import NUM_BINS
-from tests.training.data.partition_rows import row
-from training.data.augmentation import Augmenter, draw_masks
+from training.data.augmentation import Augmenter
 from training.settings.model_training import AugmentationConfig
-
-
-def test_the_default_changes_nothing() -> None:
-    """One speed, which is that of the recording, and no mask."""
-    config = AugmentationConfig()
-    assert config == AugmentationConfig((1.0,), 0, 10, 0, 20, 0.2)
-    assert not config.changes_speed
-    assert AugmentationConfig(speed=(1.0, 0.9)).changes_speed
-    rows = [row(1, 30, soft=False)]
-    assert Augmenter(config, 1, 2).at_speed(rows) is rows
-
-
-def test_the_mean_stretch_is_that_of_the_speeds() -> None:
-    """Half the speed takes twice the time: 1.5 times on average with the speed as it is."""
-    assert AugmentationConfig(speed=(0.5, 1.0)).mean_stretch == 1.5
-    assert AugmentationConfig(speed=(2.0,)).mean_stretch == 0.5
-
-
-@pytest.mark.parametrize("soft", [False, True])
-@pytest.mark.parametrize(("num_frames", "expected"), [(4, 4), (5, 9), (6, 11)])
-def test_rows_of_less_than_five_frames_keep_their_speed(
-    soft: bool, num_frames: int, expected: int
-) -> None:
-    """They have no low-rate frame at some offset; five frames at half the speed are nine."""
-    given = row(1, num_frames, soft)
-    augmenter = Augmenter(AugmentationConfig(speed=(0.5,)), 1, 2)
-    (found,) = augmenter.at_speed([given])
-    assert len(found.features) == expected
-    assert (found is given) == (num_frames == 4)
-    counted = augmenter.num_frames([given.utterance_id], np.array([num_frames]))
-    assert counted.tolist() == [expected]
 
 
 @pytest.mark.parametrize(
@@ -128,14 +96,3 @@ def test_masks_are_those_of_the_reference(masks, seed, sub_epoch, lengths) -> No
     config = AugmentationConfig(**masks)
     expected = reference(config, seed, sub_epoch, lengths)
     assert np.array_equal(masked(config, seed, sub_epoch, lengths), expected)
-
-
-def test_widths_and_places_are_uniform_to_the_very_ends() -> None:
-    """Widths 0 to T are as frequent, and a mask may hold the first frame and the last one."""
-    words = np.random.default_rng(0).integers(2**64, size=(30_000, 2), dtype=np.uint64)
-    masks = draw_masks(words, np.full(30_000, 10), 5, 1.0)
-    widths = (masks.stops - masks.starts).ravel()
-    assert np.abs(np.bincount(widths, minlength=6) / 5000 - 1).max() < 0.06
-    places = masks.starts.ravel()[widths == 4]
-    assert len(np.bincount(places)) == 7
-    assert np.abs(np.bincount(places) * 7 / len(places) - 1).max() < 0.12

@@ -22,7 +22,6 @@ from training.data.augmentation import Augmenter
 from training.data.dataset import Dataset, SubEpochPlan, reshard
 from training.data.minibatch import BufferFrames, Minibatch
 from training.data.sub_epochs import SubEpoch
-from training.data.targets import HardTargetRows
 from training.fit.steps import VALIDATION
 from training.settings.model_training import AugmentationConfig
 
@@ -130,16 +129,6 @@ def test_a_resumed_sub_epoch_is_augmented_alike(dataset: Dataset) -> None:
     assert contents(taken_over) == sum(whole[0][2:] + whole[1][2:], Counter())
 
 
-def test_speeds_are_drawn_as_often_as_they_are_listed() -> None:
-    """A speed that is listed twice has half of the utterances."""
-    names = [f"utterance-{number}" for number in range(6000)]
-    drawn = Augmenter(AugmentationConfig(speed=(1.0, 0.5, 1.0, 2.0)), 1, 2)
-    counts = Counter(drawn.num_frames(names, np.full(6000, 101)).tolist())
-    assert counts.keys() == {101, 201, 51}
-    assert abs(counts[101] / 3000 - 1) < 0.06
-    assert abs(counts[201] / 1500 - 1) < 0.09
-
-
 def test_validation_is_never_augmented(dataset: Dataset) -> None:
     """Losses of epochs are comparable: the utterances left out are read as they are stored."""
     held = replace(dataset, validation_one_in=4)
@@ -186,18 +175,3 @@ def test_without_masks_at_speed_1_every_bit_is_kept(config: AugmentationConfig, 
     plain = BufferFrames.of(rows, 1)
     assert made.features.tobytes() == plain.features.tobytes()
     assert np.array_equal(made.counts, plain.counts)
-
-
-@pytest.mark.parametrize(("speed", "num_frames"), [(0.5, 179), (2.0, 45)])
-def test_labels_follow_an_utterances_speed(speed: float, num_frames: int) -> None:
-    """Features and labels keep step: if frame t holds t, both are speed x t at that speed."""
-    times = np.arange(90)
-    stored = replace(
-        row(0, 90), features=np.tile(times[:, np.newaxis], NUM_BINS).astype(np.float16)
-    )
-    augmenter = Augmenter(AugmentationConfig(speed=(speed,)), 1, 2)
-    made = BufferFrames.of([stored], 0, augmenter)
-    assert isinstance(made.targets, HardTargetRows)
-    heard = np.minimum(np.arange(num_frames) * speed, 89)[: num_frames // 3 * 3]
-    assert np.array_equal(made.features[1:, ::NUM_BINS].ravel(), heard)
-    assert np.array_equal(made.targets.labels[1:], np.rint(heard[1::3]))

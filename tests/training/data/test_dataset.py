@@ -21,7 +21,7 @@ from training.data import row_order
 from training.data.dataset import Dataset, LatticeShards
 from training.data.minibatch import BufferFrames, Minibatch
 from training.data.row_order import Lengths
-from training.data.sub_epochs import SubEpoch, supervised_sub_epochs
+from training.data.sub_epochs import SubEpoch
 from training.sequence_training.lattice_decoder import LatticeArc, make_lattice
 from training.sequence_training.smbr import Smbr
 
@@ -104,16 +104,6 @@ def test_all_ranks_and_shares_together_see_every_frame_once(
                 assert len(batches) == plan.num_minibatches()
                 seen += sum(map(frames_seen, batches), Counter())
     assert seen == frames_once(labelled, num_partitions)
-
-
-def test_an_epoch_of_each_offset_sees_all_frames(whole: Dataset) -> None:
-    """Three epochs of labelled data begin their low-rate frames at 0, 1 and 2 (003 II-B)."""
-    seen: Counter[tuple[int, int]] = Counter()
-    for index, each in enumerate(supervised_sub_epochs([0.1] * 3, 3)):
-        for batch in whole.plan(each, index).minibatches():
-            seen += frames_seen(batch)
-    begun = {frame for number, frame in seen if number == 48}
-    assert begun == set(range(FRAME_COUNTS[48] - 2))
 
 
 def test_the_same_sub_epoch_reads_the_same_minibatches_again(whole: Dataset) -> None:

@@ -170,15 +170,6 @@ def test_an_epoch_has_the_frames_of_all_nights(nights: Nights) -> None:
     assert set(chain.values()) == {1}
 
 
-def test_training_on_a_chain_resumes_exactly(nights: Nights) -> None:
-    """Two ranks stop within a sub-epoch, and one continues: no frame is lost or read twice."""
-    run_uri = nights.run_uri("night-2")
-    found = simulate_ranks(2, read_nights, run_uri, 2, None)
-    rest = simulate_ranks(1, read_nights, run_uri, 10_000, found[0][1])
-    total = sum((heard for heard, _ in (*found, *rest)), Heard())
-    assert total == simulate_ranks(1, read_nights, run_uri, 10_000, None)[0][0]
-
-
 def test_rows_of_all_nights_have_a_provenance(nights: Nights) -> None:
     """The certificate finds each row's file and line, also of a base's partition."""
     run_uri = nights.run_uri("night-2")

@@ -13,7 +13,7 @@ from infra.store.object_store import ObjectStore
 from pipeline.shards import PartitionRow
 from tests.training.data.partition_rows import row, write
 from training.data import row_order
-from training.data.dataset import Dataset, SubEpochPlan, reshard
+from training.data.dataset import Dataset, SubEpochPlan
 from training.data.sub_epochs import SubEpoch
 from training.fit.steps import VALIDATION
 from training.settings.model_training import AugmentationConfig
@@ -131,19 +131,6 @@ def test_some_placements_are_read_as_from_partitions_of_these(
     chosen, alone = plan(whole, SOME, place), plan(filtered, AugmentationConfig(), place)
     assert chosen.num_minibatches() == alone.num_minibatches()
     assert equal(inputs(chosen), inputs(alone))
-
-
-@pytest.mark.parametrize("utterances", [False, True])
-def test_the_rest_of_a_sub_epoch_is_of_these_placements(whole: Dataset, utterances: bool) -> None:
-    """Three ranks began it, two go on: what both read is what three read without a break."""
-    sub_epoch = SubEpoch(False, 0, 1, 0, utterances, 0.1)
-    three = [plan(whole, SOME, (sub_epoch, 1, rank, 3)) for rank in range(3)]
-    begun = [batch for each in three for batch in inputs(each.cut(0, 2))]
-    ranks = (replace(whole, augmentation=SOME, rank=rank, world_size=2) for rank in range(2))
-    rest = [inputs(reshard(rank, sub_epoch, 1, [[2, 2, 2]])) for rank in ranks]
-    every = [batch for each in three for batch in inputs(each)]
-    read = [batch.numpy().tobytes() for batch in (*begun, *rest[0], *rest[1])]
-    assert sorted(read) == sorted(batch.numpy().tobytes() for batch in every)
 
 
 def test_validation_hears_all_placements(whole: Dataset) -> None:

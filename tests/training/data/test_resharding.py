@@ -56,11 +56,6 @@ def names(plan: SubEpochPlan) -> list[tuple[int, int, int]]:
     ]
 
 
-def contents(plan: SubEpochPlan, start: int = 0) -> list[bytes]:
-    """All frames of each minibatch."""
-    return [batch.features.numpy().tobytes() for batch in plan.minibatches(start)]
-
-
 @settings(max_examples=25, deadline=None)
 @given(st.data())
 def test_each_minibatch_is_on_one_rank_whatever_the_worlds(dataset: Dataset, data) -> None:
@@ -86,14 +81,6 @@ def test_each_minibatch_is_on_one_rank_whatever_the_worlds(dataset: Dataset, dat
     for plan in plans:
         seen.update(names(plan))
     assert seen == expected
-
-
-def test_the_same_world_resumes_with_the_minibatches_that_are_left(dataset: Dataset) -> None:
-    """In the old ranks' order, one rank after the other."""
-    sub_epoch = SubEpoch(False, 0, 1, 0, False, 0.1)
-    left = [contents(plan, 4) for plan in plans_of(dataset, sub_epoch, 2)]
-    rest = contents(reshard(dataset, sub_epoch, INDEX, [[4, 4]]))
-    assert rest == left[0] + left[1]
 
 
 def test_new_ranks_together_read_few_buffers_twice(dataset: Dataset, opened: list[str]) -> None:

@@ -5,7 +5,6 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
@@ -13,7 +12,6 @@ import pytest
 import torch
 
 from infra.store.object_store import ObjectNotFound, ObjectStore
-from pipeline.runs.manifest import Output
 from tests.training.data.partition_rows import row, write
 from training.data import row_order
 from training.data.dataset import Dataset, SubEpochPlan
@@ -113,19 +111,6 @@ def test_so_many_buffers_are_prefetched_and_no_more(
     assert next(minibatches, None) is None
 
 
-def test_s3_is_read_ahead_to_the_same_bits(plan: SubEpochPlan, s3_bucket: str) -> None:
-    """Its client is used by the trainer's thread and the reader's."""
-    local = plan.ranges[0].dataset
-    run_uri = f"s3://{s3_bucket}/run"
-    remote = replace(local, store=ObjectStore((run_uri,)), run_uri=run_uri)
-    for output in local.labelled:
-        data = local.store.get(f"{local.run_uri}/{output.key}")
-        remote.store.put(f"{run_uri}/{output.key}", data)
-    again = list(remote.plan(plan.sub_epoch, 0).minibatches(buffers_ahead=2))
-    assert len(again) == plan.num_minibatches()
-    assert all(map(equal, plan.minibatches(), again))
-
-
 def test_closing_early_ends_the_thread(plan: SubEpochPlan) -> None:
     """Closed, dropped or left by an exception of the trainer's."""
     minibatches = plan.minibatches()
@@ -155,18 +140,6 @@ def test_an_error_of_the_store_reaches_the_trainer(plan: SubEpochPlan) -> None:
         next(minibatches)
     assert isinstance(raised.value.__cause__, FileNotFoundError)
     assert readers() == []
-
-
-def test_damage_reaches_the_trainer(plan: SubEpochPlan) -> None:
-    """A partition whose bytes are not those of its manifest is no data."""
-    dataset = plan.ranges[1].dataset
-    output: Output = plan.ranges[1].buffer.parts[0].output
-    uri = f"{dataset.run_uri}/{output.key}"
-    data = bytearray(dataset.store.get(uri))
-    data[1000] ^= 1
-    dataset.store.put(uri, bytes(data))
-    with pytest.raises(ValueError, match="SHA-256"):
-        list(plan.minibatches())
 
 
 def test_a_process_ends_though_its_minibatches_were_not_taken(tmp_path: Path) -> None:

@@ -94,27 +94,6 @@ def test_sums_as_gloo_does(eight_ranks: RankPool, num_ranks: int, num_values: in
     assert all_equal([*simulated, *eight_ranks.run(num_ranks, add_numbers, num_values)])
 
 
-@pytest.mark.chaos
-def test_128_ranks() -> None:
-    """128 synchronous ranks, as in the papers' largest runs, equal one on all minibatches."""
-    models = simulate_ranks(128, train_alike)
-    model = small_model()
-    optimizer = sgd(model)
-    for step in range(2):
-        take_step(model, optimizer, step, *range(128))
-    assert all_equal(models)
-    torch.testing.assert_close(models[0], weights(model))
-
-
-def train_alike(group: ProcessGroup) -> Tensor:
-    model = small_model()
-    optimizer = sgd(model)
-    with Synchronous(model, optimizer, group=group):
-        for step in range(2):
-            take_step(model, optimizer, step, group.rank())
-    return weights(model)
-
-
 def test_each_rank_has_its_own_random_numbers() -> None:
     """A rank draws the numbers that it would draw alone, and the caller's state is unchanged."""
     before = torch.get_rng_state()

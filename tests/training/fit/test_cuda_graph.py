@@ -1,7 +1,5 @@
 """Steps by a recorded graph, on a CPU, are those without one; weights keep their memory."""
 
-import shutil
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,8 +14,7 @@ from tests.training.fit.host_reads import look_late
 from tests.training.fit.recorded_graph import Recorder
 from tests.training.fit.small_fits import copy_stopped, fit, small_fit, write_run
 from tests.training.training_settings import training_settings
-from training.data import row_order
-from training.data.minibatch import BufferFrames, Minibatch, Targets
+from training.data.minibatch import Minibatch, Targets
 from training.data.targets import GhostTargets, HardTargets, SoftTargets
 from training.distributed.simulated_group import simulate_ranks
 from training.fit import steps, train_model
@@ -121,34 +118,6 @@ def test_a_step_that_waits_for_the_device_is_not_captured(recorder: Recorder) ->
     recorder.on_host.add(given.lengths.data_ptr())
     with pytest.raises(RuntimeError, match="not permitted when stream is capturing"):
         GradientGraphs(trainee, compute, (NUM_CHUNKS, FRAMES))(given)
-
-
-@pytest.mark.parametrize("name", ["gtc", "bmuf"])
-def test_trainers_train_by_graphs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recorder: Recorder, name: str
-) -> None:
-    """A student's fit with a checkpoint at each step has the bits of one without graphs."""
-    monkeypatch.setattr(row_order, "CHUNK_FRAMES", 8)
-    make = BufferFrames.minibatches
-
-    def on_host(*args: Any) -> Iterator[Minibatch]:
-        for made in make(*args):
-            recorder.on_host.add(made.lengths.data_ptr())
-            yield made
-
-    monkeypatch.setattr(BufferFrames, "minibatches", on_host)
-    write_run(tmp_path / "run")
-    what = small_fit(name, student=True, group_size=2, minibatch_frames=32)
-    what = replace(what, model=replace(what.model, dropout=0.0))
-    stored = []
-    for is_captured in (False, True):
-        shutil.copytree(tmp_path / "run", folder := tmp_path / str(is_captured))
-        monkeypatch.setattr(steps, "is_captured_on", lambda _, now=is_captured: now)
-        stored.append([data for _, data in simulate_ranks(2, fit, folder, what)])
-    assert stored[0] == stored[1]
-    # Four graphs: of each rank, for hard and soft targets.
-    assert len(recorder.recordings) == 4
-    assert all(each.num_replays > 2 for each in recorder.recordings)
 
 
 class FlatFitting(Fitting):

@@ -203,17 +203,3 @@ def test_a_higher_rate_allows_smaller_minibatches_alone() -> None:
     assert low.num_frames == max(SIZES)
     assert high.num_frames < low.num_frames
     assert len(high.accuracies) <= SIZES.index(high.num_frames) + 2
-
-
-@pytest.mark.parametrize("sizes", [(), (16, 8), (8, 8), (0, 8)])
-def test_refuses_sizes_out_of_order(sizes: tuple[int, ...]) -> None:
-    """Sizes ascend from 1, as the error says."""
-    with pytest.raises(ValueError, match="need ascending numbers of frames, from 1"):
-        simulate_ranks(1, select_of, sizes)
-
-
-def select_of(group: ProcessGroup, sizes: tuple[int, ...]) -> None:
-    model = nn.Linear(1, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    trainer = Synchronous(model, optimizer, group=group)
-    select_minibatch(sizes, lambda _: 0.0, model, optimizer, trainer)

@@ -86,16 +86,6 @@ def test_a_fit_says_where_it_resumes(
     assert line.endswith(f"train student: resume after step {step}, in sub-epoch 0 of 6")
 
 
-def test_ranks_that_cannot_form_groups_are_refused(tmp_path: Path) -> None:
-    """The message names the group size and the number of ranks."""
-    what = small_fit("htm", True, group_size=2, checkpoints=EVERY_STEP)
-    write_run(tmp_path)
-    simulate_ranks(2, fit, tmp_path, what)
-    copy_stopped(tmp_path, what, 1, tmp_path / "stopped")
-    with pytest.raises(ValueError, match="group_size = 2: need a divisor of 3, the number of"):
-        simulate_ranks(3, fit, tmp_path / "stopped", what)
-
-
 def test_a_recipe_chooses_newbob_and_how_often_to_save() -> None:
     """Its rates are the schedule's bounds; how often it is saved changes nothing of the work."""
     plain = baseline_fit(read_recipe(recipe_path("demo")))

@@ -91,17 +91,3 @@ def test_the_papers_models_have_the_papers_sizes() -> None:
 
     assert 23.5 < millions(False) < 25.5
     assert 66 < millions(True) < 69
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ((0, 8, False, 3, 0.0), r"num_\w+ = 0: need 1\.\."),
-        ((1, 8, True, 3, 0.0), "bidirectional"),
-        ((1, 8, False, 0, 1.0), "dropout"),
-    ],
-)
-def test_impossible_models_are_refused(values, message: str) -> None:
-    """The message names the value and the bound."""
-    with pytest.raises(ValueError, match=message):
-        LstmConfig(*values)

@@ -174,13 +174,6 @@ def test_a_search_without_end_is_a_ledger_row(
     assert "the search took more than 1 s of CPU time: lower the beam" in found
 
 
-def test_too_many_losses_end_the_step(tmp_path: Path) -> None:
-    """One of eight is more than a tenth: the error has the reason and the count."""
-    place = write_toy_run(tmp_path)
-    with pytest.raises(LossBudgetExceededError, match=r"1 of 8 .*10.00%.*lattice_failed"):
-        simulate_ranks(1, partial(decode, place=place, loss_budget=0.1))
-
-
 @pytest.mark.parametrize("num_ranks", [1, 2])
 def test_too_many_losses_end_the_step_before_all_is_decoded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_ranks: int

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from training.models.losses import ghost_cross_entropy, kbest_cross_entropy
-from training.targets.kbest_costs import FORMS, CostSums, kbest_costs, num_drawn
+from training.targets.kbest_costs import FORMS, kbest_costs, num_drawn
 
 SENONES = 45
 
@@ -91,16 +91,3 @@ def test_all_senones_cost_nothing() -> None:
 def test_drawn_columns_are_fewer_than_all() -> None:
     """4 of 20, and one of few; a single column is the best."""
     assert [num_drawn(k) for k in (1, 2, 5, 10, 20, 40)] == [0, 1, 1, 2, 4, 8]
-
-
-def test_sums_are_means_over_all_frames() -> None:
-    """Of pieces of different lengths, each frame counts once."""
-    teacher, student = logits(6, 30)
-    sums, whole = CostSums(), kbest_costs(teacher, student, 5, 1)
-    for part in (slice(0, 7), slice(7, 30)):
-        sums.add({5: kbest_costs(teacher[part], student[part], 5, 1)})
-    found = sums.means()
-    assert found["num_frames"] == 30
-    assert found["k"]["5"]["mass"] == pytest.approx(whole.mass.mean())
-    assert found["k"]["5"]["agreement"] == pytest.approx(whole.agrees.mean())
-    assert found["k"]["5"]["angle_ghost"] == pytest.approx(whole.angles["ghost"].mean())

@@ -21,13 +21,12 @@ from tests.whole_path.processes import TINY
 from training.models.precision import set_float32_products
 from training.settings.decoding import MemberConfig, OwnTeacherConfig, WindowsConfig
 from training.settings.recipe import read_recipe
-from training.targets.own_teacher import check_untrained, hears, serve_own_logits, serve_own_teacher
+from training.targets.own_teacher import check_untrained, serve_own_logits, serve_own_teacher
 from training.targets.teacher import (
     PooledTeacher,
     decode_logits,
     decode_targets,
     encode_input,
-    kept_logits,
     kept_targets,
 )
 
@@ -189,17 +188,6 @@ def test_a_teacher_of_other_senones_starts_no_server(pools: list[DevicePool]) ->
         list(teacher(inputs()))
 
 
-def test_long_audio_goes_in_windows(pools: list[DevicePool]) -> None:
-    """A window of frames is the window of their samples."""
-    arguments = {"teacher": canonical_json(named("listening")), "num_senones": str(NUM_SENONES)}
-    serve = "training.targets.own_teacher:serve_own_logits"
-    pools.append(DevicePool(serve, arguments, ("cpu",), 400, idle_timeout_s=2.0))
-    windows = WindowsConfig(window_frames=9, overlap_frames=2)
-    teacher = PooledTeacher(pools[0], windows, kept_logits, np.concatenate)
-    for one, other in zip(teacher(inputs(480)), expected(480, scale=100.0), strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-4)
-
-
 @pytest.mark.parametrize(
     ("config", "message"),
     [
@@ -275,15 +263,6 @@ def test_what_cannot_be_is_refused(override: str, message: str) -> None:
     """Each with the setting and a remedy, when the recipe is read."""
     with pytest.raises(ConfigurationError, match=message):
         recipe_with(override)
-
-
-def test_a_declaration_can_be_written_as_an_attribute() -> None:
-    """`hears` sets it, and returns the factory itself."""
-
-    def factory() -> None: ...
-
-    assert hears("audio")(factory) is factory
-    assert factory.hears == "audio"  # type: ignore[attr-defined]
 
 
 def test_logits_of_half_precision_are_taken() -> None:

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from pipeline.runs.engine import LossBudgetExceededError
-from pipeline.runs.manifest import Manifest, is_finished
+from pipeline.runs.manifest import is_finished
 from pipeline.runs.names import TARGETS_STEP
 from tests.training.targets.faulty_teachers import Faults, batches
 from tests.training.targets.faulty_toy_run import (
@@ -53,25 +53,6 @@ def test_the_loss_budget_bounds_what_the_teacher_fails_at(toy_run: ToyRun) -> No
     assert not (toy_run.folder / "batches").exists()
 
 
-def test_batches_that_do_not_fit_are_halved(toy_run: ToyRun) -> None:
-    """The utterance that does not fit alone is a ledger row with torch's own error."""
-    # A server of its own, as it remembers for a while what did not fit.
-    manifest = toy_run.on("cpu#3").label(Faults(memory_frames=30), 0.1)
-    toy_run.assert_others_whole(manifest, [LONG])
-    detail = toy_run.lost(manifest)[LONG]
-    assert detail.startswith("OutOfMemoryError: CUDA out of memory: 5")
-    assert kinds_of_faults() == {"out of memory"}
-    assert max(len(each.seeds) for each in batches(toy_run.folder)) >= 3
-
-
-def test_a_server_killed_in_a_batch_loses_nothing(toy_run: ToyRun) -> None:
-    """Of two tasks at once; a second server computes what the first had, in the same batches."""
-    faults = Faults(killing_once=[SEEDS[ALIKE[2]]], delayed=[SEEDS[LONG]])
-    toy_run.assert_undisturbed(toy_run.label(faults, 0.0, at_once))
-    assert len({each.process for each in batches(toy_run.folder)}) == 2
-    assert kinds_of_faults() == {"server lost"}
-
-
 def test_an_utterance_that_kills_each_server_is_lost_alone(toy_run: ToyRun) -> None:
     """After three servers it is a ledger row; what was with it in the first is labelled."""
     name = ALIKE[3]
@@ -100,7 +81,3 @@ def test_two_drivers_of_one_run_write_each_target_once(toy_run: ToyRun) -> None:
         for manifest in threads.map(lambda _: alone.resume(distribute=at_once), range(2)):
             toy_run.assert_undisturbed(manifest)
     assert len(batches(toy_run.folder)) > NUM_BATCHES
-
-
-def labelled(run: ToyRun) -> Manifest:
-    return run.label(Faults())

@@ -179,35 +179,6 @@ def test_windows_are_of_like_length() -> None:
     assert windows(70, WindowsConfig(70, 10))[0].kept == slice(0, 70)
 
 
-def posteriors_in_windows(
-    model: LstmModel, frames: torch.Tensor, config: WindowsConfig
-) -> np.ndarray:
-    parts = [
-        model.utterance_logits([frames[each.heard.start : each.heard.stop]])[0][each.kept]
-        for each in windows(len(frames), config)
-    ]
-    return torch.cat(parts).softmax(dim=1).numpy()
-
-
-def test_the_overlap_bounds_what_a_cut_changes() -> None:
-    """A bidirectional model's posteriors: 0.07 apart without overlap, 0.0002 with 30 frames."""
-    torch.manual_seed(0)
-    config = LstmConfig(2, 24, bidirectional=True, look_ahead=0, dropout=0.0)
-    model = LstmModel(config, 20).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.mul_(3)  # an untrained model hardly remembers
-    frames = torch.randn(600, NUM_INPUTS, generator=torch.Generator().manual_seed(1))
-    whole = model.utterance_logits([frames])[0].softmax(dim=1).numpy()
-    none, some, enough = (
-        np.abs(posteriors_in_windows(model, frames, WindowsConfig(100, overlap)) - whole).max()
-        for overlap in (0, 10, 30)
-    )
-    assert none > 0.05
-    assert none > some > 0.01
-    assert enough < 0.0005
-
-
 def test_an_overlap_leaves_something_to_label() -> None:
     """Twice the overlap must be less than the window."""
     with pytest.raises(ValueError, match=r"overlap_frames = 50: need less than half of .* = 100"):

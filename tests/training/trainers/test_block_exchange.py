@@ -208,48 +208,6 @@ def test_leaders_cannot_change_within_a_block() -> None:
         simulate_ranks(4, stop_within, [2, 4])
 
 
-def spoil(group: ProcessGroup, make: Any, num_steps: int) -> str:
-    model = small_model()
-    optimizer = sgd(model)
-    try:
-        with make(model, optimizer, group=group):
-            for step in range(num_steps):
-                take_step(model, optimizer, step, group.rank())
-                if step == 3 and group.rank() == 2:
-                    model[0].weight.grad = torch.full_like(model[0].weight, torch.nan)
-                    optimizer.step()
-                elif step == 3:
-                    optimizer.step()
-    except FloatingPointError as error:
-        return str(error)
-    return "no error"
-
-
-@pytest.mark.parametrize("code", sorted(CODES))
-@pytest.mark.parametrize("make", [make_bmuf, partial(make_htm, size=1)])
-def test_a_nan_ends_all_ranks(rank_pool: RankPool, make: Any, code: str) -> None:
-    """A NaN of one rank is in its message: all name it and its step at the block's end."""
-    for message in rank_pool.run(4, spoil, partial(make, code=CODES[code]), 6):
-        assert "the gradient of rank 2 holds a NaN or an infinity, first at step 5" in message
-
-
-def differ(group: ProcessGroup) -> str:
-    model = small_model()
-    try:
-        with make_bmuf(model, sgd(model), group=group, code=TopK(density=0.1 + group.rank() / 10)):
-            pass
-    except ValueError as error:
-        return str(error)
-    return "no error"
-
-
-def test_ranks_must_have_one_code(rank_pool: RankPool) -> None:
-    """Another density on one rank is named on entering, before a message has another length."""
-    for message in rank_pool.run(2, differ):
-        assert "block_exchange: TopK(name='top_k', density=0.2" in message
-        assert "on rank 1" in message
-
-
 def test_a_checkpoint_of_another_code_is_refused() -> None:
     """The message names both codes."""
     (rank,) = simulate_ranks(1, train, partial(make_bmuf, code=TopK()), 2)

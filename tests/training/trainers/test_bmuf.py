@@ -32,31 +32,6 @@ def momentum_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> Tensor:
     return torch.cat([m.reshape(-1).clone() for m in momenta if m is not None] or [torch.empty(0)])
 
 
-def train_in_two_parts(group: ProcessGroup) -> list[Tensor]:
-    """Leaving at a block's end and entering again, and never leaving."""
-    finals = []
-    for parts in ([range(12)], [range(6), range(6, 12)]):
-        model = small_model()
-        optimizer = sgd(model)
-        trainer = Bmuf(model, optimizer, group=group, block_size=BLOCK_SIZE)
-        for part in parts:
-            with trainer:
-                for step in part:
-                    take_step(model, optimizer, step, group.rank())
-        finals.append(weights(model))
-    return finals
-
-
-def test_one_rank_is_plain_sgd(rank_pool: RankPool) -> None:
-    """With N = 1, zeta = 1 and C = 1, eta is 0 and nothing is changed, bitwise."""
-    (rank,) = rank_pool.run(1, train, 7, {})
-    model = small_model()
-    optimizer = sgd(model)
-    for step in range(7):
-        take_step(model, optimizer, step, 0)
-    assert torch.equal(rank["final"], weights(model))
-
-
 def test_optimizer_momentum_at_a_blocks_end(rank_pool: RankPool) -> None:
     """Kept: each rank its own; averaged: their mean; reset: gone."""
     ranks = {
@@ -70,13 +45,6 @@ def test_optimizer_momentum_at_a_blocks_end(rank_pool: RankPool) -> None:
     assert torch.equal(*ranks["average"])
     torch.testing.assert_close(ranks["average"][0], sum(ranks["keep"]) / 2)
     assert [len(momentum) for momentum in ranks["reset"]] == [0, 0]
-
-
-@pytest.mark.parametrize("num_ranks", [1, 2])
-def test_leaving_at_a_blocks_end_changes_nothing(rank_pool: RankPool, num_ranks: int) -> None:
-    """Left to be evaluated and entered again, training continues bitwise as if never left."""
-    for finals in rank_pool.run(num_ranks, train_in_two_parts):
-        assert torch.equal(*finals)
 
 
 def train_on_minibatches(

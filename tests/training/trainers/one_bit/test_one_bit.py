@@ -240,20 +240,3 @@ def test_other_optimizers_are_refused() -> None:
 
     with pytest.raises(ValueError, match=r"type Adam: need .*optimizer = \{ name = .sgd., mom"):
         simulate_ranks(1, make)
-
-
-def test_settings_out_of_range_are_refused() -> None:
-    """By value and bound."""
-
-    def make(group: ProcessGroup, **settings: Any) -> None:
-        model = small_model()
-        OneBit(model, sgd(model, 0.0), group=group, **settings)
-
-    with pytest.raises(ValueError, match="num_unquantized_steps = -1: need 0"):
-        simulate_ranks(1, partial(make, num_unquantized_steps=-1))
-    with pytest.raises(ValueError, match=r"momentum = 1\.0"):
-        simulate_ranks(1, partial(make, momentum=1.0))
-    raw = AdaGrad(place=AdaGradPlace.RAW)
-    simulate_ranks(1, partial(make, adagrad=raw))
-    with pytest.raises(ValueError, match=r"adagrad\.place = 'raw' on 2 ranks: need 1 rank"):
-        simulate_ranks(2, partial(make, adagrad=raw))

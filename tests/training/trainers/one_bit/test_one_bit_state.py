@@ -137,18 +137,6 @@ def own_gradient(weights_of: dict[str, Tensor]) -> Tensor:
     return torch.cat([p.grad.reshape(-1) for p in model.parameters() if p.grad is not None])
 
 
-@pytest.mark.parametrize("place", ["partial", "aggregate", "smoothed", "nowhere"])
-def test_resharded_states_are_trained_on(place: str) -> None:
-    """From 4 ranks to 3 and to 1, all ranks agree, and the state of 1 is trained on by 2."""
-    settings = {"adagrad": AdaGrad(place=AdaGradPlace(place)), "num_unquantized_steps": 7}
-    states = [encode_state(state) for state in resharded(saved(4, **settings), 3)]
-    steps = range(NUM_STEPS, NUM_STEPS + 4)
-    ranks = simulate_ranks(3, resume, settings, states, steps)
-    assert all_equal([models[-1] for models, _ in ranks])
-    one = [encode_state(state) for state in resharded(saved(1, **settings), 2)]
-    assert all_equal([models[-1] for models, _ in simulate_ranks(2, resume, settings, one, steps)])
-
-
 def test_another_number_of_ranks_needs_resharding() -> None:
     """A rank's stripe means nothing to other numbers of ranks."""
     states = simulate_ranks(4, stop, {})
