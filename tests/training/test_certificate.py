@@ -194,15 +194,6 @@ def test_one_shard_a_group_gives_one_file_a_rank(tmp_path: Path) -> None:
     assert figure["uniform"] == pytest.approx(6, rel=0.1)
 
 
-def test_a_sub_epoch_of_one_step_is_no_order(run: tuple[ObjectStore, str]) -> None:
-    """A sub-epoch of one step is refused, and the message says what to change."""
-    store, run_uri = run
-    remove_certificate(run_uri)
-    fit = small_fit("student.minibatch_frames=10_000_000", "student.num_passes=1")
-    with pytest.raises(ValueError, match="no sub-epoch has two steps"):
-        certify_run(fit, store, run_uri, CertificateConfig(1, 8, 1))
-
-
 def test_partitions_of_other_sources_are_refused(tmp_path: Path) -> None:
     """An utterance that is in none of its group's files raises an error."""
     store, run_uri, _ = local_store(tmp_path)
@@ -297,22 +288,3 @@ def test_all_steps_of_all_ranks_read_each_utterance_once(dataset: Dataset) -> No
     assert [len(step) for step in steps] == [
         sum(count > number for count in counts) for number in range(max(counts))
     ]
-
-
-def test_the_first_steps_read_few_partitions(
-    dataset: Dataset, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The first step opens two partitions, not all of the sub-epoch's."""
-    monkeypatch.setattr(row_order, "BUFFER_FRAMES", 40)
-    opened = []
-
-    def counting(store: ObjectStore, uri: str):
-        opened.append(uri)
-        return plainly(store, uri)
-
-    plainly = ObjectStore.open
-    monkeypatch.setattr(ObjectStore, "open", counting)
-    dataset = replace(dataset, world_size=1)
-    next(sub_epoch_steps(dataset, SubEpoch(False, 0, 1, 0, False, 0.1), 0))
-    assert len(opened) == 2
-    assert len(dataset.unlabelled) > 5

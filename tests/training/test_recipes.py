@@ -18,7 +18,6 @@ from training.settings.trainers import (
     HtmConfig,
     SgdConfig,
     SynchronousConfig,
-    describe_trainers,
 )
 
 TINY = Path(__file__).parents[1] / "whole_path" / "tiny.toml"
@@ -176,12 +175,6 @@ def test_one_bit_brings_its_optimizer_and_refuses_others() -> None:
     for optimizer in (AdamConfig(), SgdConfig()):
         with pytest.raises(ValueError, match=r"need optimizer = \{ name = .sgd., momentum = 0 \}"):
             replace(recipe.student, optimizer=optimizer)
-
-
-def test_help_describes_each_trainer() -> None:
-    """One sentence a trainer, which begins with its name."""
-    sentences = describe_trainers().split(". ")
-    assert len({sentence.split(":")[0] for sentence in sentences}) == len(TRAINERS)
 
 
 @pytest.mark.parametrize(

@@ -177,17 +177,6 @@ def test_leaders_send_the_mean_of_their_ranks() -> None:
     assert [rank["bytes"] for rank in ranks] == [leader_bytes, vector_bytes] * 2
 
 
-def refuse(group: ProcessGroup, ranks_per_leader: int) -> None:
-    model = small_model()
-    make_bmuf(model, sgd(model), group=group, ranks_per_leader=ranks_per_leader)
-
-
-def test_refuses_leaders_of_uneven_groups() -> None:
-    """Each leader has equally many ranks."""
-    with pytest.raises(ValueError, match="ranks_per_leader = 3: need a divisor of 4"):
-        simulate_ranks(4, refuse, 3)
-
-
 def stop_within(group: ProcessGroup, leaders: list[int]) -> None:
     """Load a state of within a block for another number of leaders."""
     model = small_model()
@@ -206,24 +195,6 @@ def test_leaders_cannot_change_within_a_block() -> None:
         ValueError, match="ranks_per_leader: the checkpoint was written with 2, this"
     ):
         simulate_ranks(4, stop_within, [2, 4])
-
-
-def test_a_checkpoint_of_another_code_is_refused() -> None:
-    """The message names both codes."""
-    (rank,) = simulate_ranks(1, train, partial(make_bmuf, code=TopK()), 2)
-    (exact,) = simulate_ranks(1, train, make_bmuf, 2)
-
-    def load(group: ProcessGroup, state: dict[str, Any], code: TopK | None) -> None:
-        model = small_model()
-        make_bmuf(model, sgd(model), group=group, code=code).load_state_dict(state)
-
-    with pytest.raises(
-        ValueError, match=r"block_exchange: .*'density': 0\.03.* has .*'density': 0"
-    ):
-        simulate_ranks(1, load, rank["state"], TopK(density=0.5))
-    with pytest.raises(ValueError, match=r"block_exchange: .* with None, .*'top_k'"):
-        simulate_ranks(1, load, exact["state"], TopK())
-    simulate_ranks(1, load, exact["state"], None)
 
 
 def stop(group: ProcessGroup, make: Any) -> tuple[bytes, Tensor]:
@@ -293,13 +264,3 @@ def test_one_leader_takes_up_what_more_had_not_sent(num_new: int, code: str) -> 
         ):
             torch.testing.assert_close(after - before, sum(residuals), rtol=0, atol=1e-6)
             assert not residual.any()
-
-
-def test_a_partial_block_is_sent_at_leaving() -> None:
-    """Leaving after a step of the second block sends a message as the block's end does."""
-    top_k = TopK(density=0.1)
-    message_bytes = 4 * num_message_words(NUM_ELEMENTS, top_k)
-    ranks = simulate_ranks(2, train, partial(make_bmuf, code=top_k), 4)
-    assert [rank["bytes"] for rank in ranks] == [2 * message_bytes] * 2
-    assert all_equal([rank["final"] for rank in ranks])
-    assert torch.any(flat(ranks[0]["state"]["block_residuals"]) != 0)

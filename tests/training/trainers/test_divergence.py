@@ -140,29 +140,6 @@ def test_parameters_that_are_replaced_are_named(what: str) -> None:
             simulate_ranks(2, train, name, change, num_steps, 2)
 
 
-def test_modules_without_trained_parameters_may_change() -> None:
-    """Another activation, and an average of the model that begins within the block."""
-
-    def change(parts: Parts, _: int) -> None:
-        parts[0][1] = nn.ReLU()
-        parts[0].average = nn.Linear(2, 2).requires_grad_(False)
-
-    assert all_equal(simulate_ranks(2, leave_changed, change))
-
-
-def leave_changed(group: ProcessGroup, change: Callable[[Parts, int], None]) -> Tensor:
-    parts = build(group, "synchronous")
-    inputs = torch.ones(1, 5)
-    with parts[2]:
-        for step in range(3):
-            parts[1].zero_grad()
-            parts[0][2](parts[0][1](parts[0][0](inputs))).sum().backward()
-            parts[1].step()
-            if step == 1:
-                change(parts, group.rank())
-    return weights(parts[0][2])
-
-
 def thaw_between(group: ProcessGroup, name: str) -> dict[str, Any]:
     """Train with the first layer frozen, then with all; the last layer differs on every rank."""
     parts = build(group, name)

@@ -79,14 +79,6 @@ def test_disjoint_worlds_do_not_meet(rank_pool: RankPool, name: str) -> None:
     assert not all_equal(together)
 
 
-def test_disjoint_two_tier_worlds_do_not_meet() -> None:
-    """Two structures of two groups of two beside each other, where torch has no default group."""
-    assert not dist.is_initialized()
-    together = simulate_ranks(8, train_apart, TRAINERS["htm"])
-    pairs = zip(together, alone(8, TRAINERS["htm"]), strict=True)
-    assert all(all_equal(list(pair)) for pair in pairs)
-
-
 @pytest.mark.parametrize("name", TRAINERS)
 def test_steps_need_no_default_group(rank_pool: RankPool, name: str) -> None:
     """After entering no exchange asks for torch's default group: neither tier, nor leaving."""

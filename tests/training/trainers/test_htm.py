@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from tests.training.trainers.ranks import RankPool, all_equal, sgd, small_model, take_step, weights
+from tests.training.trainers.ranks import RankPool, sgd, small_model, take_step, weights
 from training.distributed.simulated_group import simulate_ranks
 from training.trainers import Bmuf, Gtc, Htm
 
@@ -29,36 +29,6 @@ def train(
             take_step(model, optimizer, step, *range(first, first + data_ranks))
             models.append(weights(model))
     return [*models, weights(model)]
-
-
-def residuals_around_a_block(group: ProcessGroup) -> tuple[Tensor, Tensor]:
-    """Residuals before and after a block's end; its step has no gradients to add."""
-    model = small_model()
-    optimizer = sgd(model)
-    trainer = Htm(model, optimizer, group=group, group_size=2, block_size=2, gradient_threshold=1e6)
-    with trainer:
-        take_step(model, optimizer, 0, group.rank())
-        before = trainer.state_dict()["residuals"]["0.weight"]
-        optimizer.zero_grad()
-        optimizer.step()
-        return before, trainer.state_dict()["residuals"]["0.weight"]
-
-
-def refuse(group: ProcessGroup) -> str:
-    model = small_model()
-    try:
-        Htm(
-            model,
-            sgd(model),
-            group=group,
-            group_size=3,
-            block_size=2,
-            block_momentum=0.5,
-            gradient_threshold=TAU,
-        )
-    except ValueError as error:
-        return str(error)
-    return "no error"
 
 
 def htm(group_size: int, tau: float = TAU, **settings: Any) -> dict[str, Any]:
@@ -91,46 +61,10 @@ def test_one_group_is_gtc(rank_pool: RankPool, num_ranks: int, tau: float) -> No
     assert all_same(ours, theirs)
 
 
-def test_groups_share_a_model_within_a_block(rank_pool: RankPool) -> None:
-    """Within a block a group has one model, and another group another; at its end all have one."""
-    ranks = rank_pool.run(4, train, "Htm", htm(2))
-    for step in range(8):
-        models = [rank[step] for rank in ranks]
-        assert torch.equal(models[0], models[1])
-        assert torch.equal(models[2], models[3])
-        assert torch.equal(models[0], models[2]) == ((step + 1) % 3 == 0)
-    assert all_equal([rank[-1] for rank in ranks])
-
-
-def test_a_group_is_one_worker_of_bmuf(rank_pool: RankPool) -> None:
-    """Unquantized, two groups of two are BMUF on two ranks with both ranks' data, N := M."""
-    tiers = rank_pool.run(4, train, "Htm", htm(2, tau=0.0))
-    workers = rank_pool.run(2, train, "Bmuf", {"block_size": 3}, 2)
-    torch.testing.assert_close(tiers[0], workers[0], rtol=1e-4, atol=1e-5)
-
-
-def test_residuals_survive_a_block(rank_pool: RankPool) -> None:
-    """Gradients that were not sent in one block are sent in a later one."""
-    for before, after in rank_pool.run(4, residuals_around_a_block):
-        assert torch.any(before != 0)
-        assert torch.equal(before, after)
-
-
-def test_refuses_uneven_groups(rank_pool: RankPool) -> None:
-    """Groups have equal sizes."""
-    for message in rank_pool.run(4, refuse):
-        assert message == "group_size = 3: need a divisor of 4, the number of ranks"
-
-
 def group_size(group: ProcessGroup) -> int:
     model = small_model()
     settings = {"block_size": 2, "gradient_threshold": 1.0}
     return Htm(model, sgd(model), group=group, **settings).config.group_size
-
-
-def test_a_host_is_a_group(rank_pool: RankPool) -> None:
-    """Ranks of one host form one group."""
-    assert rank_pool.run(4, group_size) == [4] * 4
 
 
 @pytest.mark.parametrize(

@@ -193,18 +193,6 @@ def test_models_that_ranks_cannot_exchange_are_refused(name: str) -> None:
         simulate_ranks(1, lambda group: Synchronous(model, sgd(model), group=group))
 
 
-def test_a_default_device_without_values_is_refused() -> None:
-    """New tensors of exchanges would hold nothing."""
-
-    def scenario(group: ProcessGroup) -> None:
-        model = small_model()
-        with torch.device("meta"):
-            Synchronous(model, sgd(model), group=group)
-
-    with pytest.raises(ValueError, match="the default device is meta"):
-        simulate_ranks(1, scenario)
-
-
 def refusals_of_wrapped_models(group: ProcessGroup) -> dict[str, str]:
     mesh = DeviceMesh.from_group(group, "cpu", mesh_dim_names=("ranks",))
     sharded = nn.Sequential(nn.Linear(2, 1))

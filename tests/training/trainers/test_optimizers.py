@@ -20,7 +20,7 @@ from tests.training.trainers.ranks import (
 )
 from training.distributed.checks import FiniteCheck
 from training.distributed.simulated_group import simulate_ranks
-from training.trainers import AdPsgd, Bmuf, Gtc, Trainer
+from training.trainers import AdPsgd, Gtc, Trainer
 
 ALL: dict[str, tuple[type[Trainer], dict[str, Any]]] = {
     **TRAINERS,
@@ -148,33 +148,6 @@ def test_a_compiled_step_exchanges(rank_pool: RankPool, name: str) -> None:
     assert all_equal([*compiled, *plain])
 
 
-def factored_moments(group: ProcessGroup, optimizer_state: str) -> dict[str, Tensor]:
-    """Adafactor's state after a block: row and column means, and the step counter."""
-    model = small_model()
-    optimizer = torch.optim.Adafactor(model.parameters(), lr=0.05)
-    trainer = Bmuf(model, optimizer, group=group, block_size=3, optimizer_state=optimizer_state)
-    with trainer:
-        for step in range(3):
-            take_step(model, optimizer, step, group.rank())
-    return {
-        f"{name} {key}": value.clone()
-        for name, parameter in model.named_parameters()
-        for key, value in optimizer.state[parameter].items()
-    }
-
-
-def test_factored_moments_are_averaged() -> None:
-    """Those of rows and columns have not the parameter's shape; counters remain as they are."""
-    kept = simulate_ranks(3, factored_moments, "keep")
-    averaged = simulate_ranks(3, factored_moments, "average")
-    assert {"0.weight row_var", "0.weight col_var", "0.bias variance"} < kept[0].keys()
-    for name, value in averaged[0].items():
-        assert all_equal([rank[name] for rank in averaged])
-        mean = torch.stack([rank[name] for rank in kept]).mean(0)
-        torch.testing.assert_close(value, mean)
-        assert name.endswith("step") == all_equal([rank[name] for rank in kept])
-
-
 def train_with_a_nan(group: ProcessGroup, name: str, what: float, bad_step: int) -> str:
     """Rank 1's gradient holds a value in one element of one step."""
     model = small_model()
@@ -205,12 +178,6 @@ def test_a_gradient_that_is_not_finite_ends_all_ranks(
     for message in rank_pool.run(2, train_with_a_nan, name, what, 2):
         assert message.startswith(f"after {num_before} steps: the gradient of rank 1 holds a NaN")
         assert "first at step 2" in message
-
-
-def test_a_partial_block_is_looked_at_on_leaving() -> None:
-    """Step 7 is the first of the last block, which leaving ends."""
-    for message in simulate_ranks(2, train_with_a_nan, "bmuf", float("nan"), 7):
-        assert "the gradient of rank 1 holds a NaN or an infinity, first at step 7" in message
 
 
 def test_a_sum_that_overflows_is_said_so() -> None:

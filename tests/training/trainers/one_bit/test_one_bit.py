@@ -10,14 +10,12 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from tests.training.trainers.ranks import RankPool, all_equal, sgd, small_model, take_step, weights
-from training.algorithms.one_bit import TwoStageAggregation, columns_of, stripes_of
 from training.distributed.simulated_group import SimulatedGroup, SimulatedLink, simulate_ranks
 from training.settings.trainers import AdaGrad, AdaGradPlace
 from training.trainers import OneBit, Synchronous
 
 PLAIN = AdaGrad(place=AdaGradPlace.NOWHERE)
 PLAINEST: dict[str, Any] = {"momentum": 0.0, "adagrad": PLAIN}
-SHAPES = {"weight": (6, 8), "bias": (6,)}
 ALWAYS = 10**6
 
 
@@ -72,51 +70,6 @@ def test_no_gradient_is_lost(rank_pool: RankPool, num_ranks: int, double_bufferi
     total = sum(rank["total"] for rank in ranks)
     torch.testing.assert_close(ranks[0]["applied"] + kept, total, rtol=0, atol=1e-12)
     assert bool(kept.any()) == (num_ranks > 1)
-
-
-def train_alike(group: ProcessGroup, place: str, num_unquantized_steps: int) -> Tensor:
-    model = linear()
-    optimizer = torch.optim.SGD(model.parameters(), lr=2.0**-6)
-    adagrad = AdaGrad(place=AdaGradPlace(place))
-    trainer = OneBit(
-        model,
-        optimizer,
-        group=group,
-        momentum=0.5,
-        adagrad=adagrad,
-        num_unquantized_steps=num_unquantized_steps,
-    )
-    with trainer:
-        for step in range(12):
-            set_gradients(model, step, 0, 1 if group.size() > 1 else 4)
-            optimizer.step()
-    return weights(model)
-
-
-def train_alone(place: str) -> Tensor:
-    """One rank that quantizes four times the gradient, by the equations without a trainer."""
-    columns = columns_of(SHAPES)
-    adagrad = AdaGrad(place=AdaGradPlace(place))
-    aggregation = TwoStageAggregation(stripes_of(columns, 1), 0.5, adagrad)
-    model = linear()
-    vector = weights(model)
-    state = aggregation.begin(0, vector)
-    for step in range(12):
-        sent = aggregation.take_messages(state, set_gradients(model, step, 0, 4))
-        second = aggregation.take_aggregate(0, state, sent)
-        vector -= 2.0**-6 * aggregation.update([second], vector)
-    return vector
-
-
-@pytest.mark.parametrize("place", ["nowhere", "aggregate", "smoothed"])
-def test_ranks_with_equal_data_are_one(rank_pool: RankPool, place: str) -> None:
-    """Four ranks equal one that quantizes four times the gradient, bitwise: 4 g is exact.
-
-    Unquantized, they equal this trainer on one rank, which never quantizes.
-    """
-    assert all_equal([train_alone(place), *rank_pool.run(4, train_alike, place, 0)])
-    (alone,) = rank_pool.run(1, train_alike, place, 0)
-    assert all_equal([alone, *rank_pool.run(4, train_alike, place, ALWAYS)])
 
 
 def train(group: ProcessGroup, num_unquantized_steps: int | None) -> Tensor:
