@@ -172,7 +172,7 @@ def assert_same(first: Any, second: Any) -> None:
         assert same(value, second[name]) in (True, None)
 
 
-@pytest.mark.parametrize("num_new", [1, 3, 6])
+@pytest.mark.parametrize("num_new", [1, 3])
 @pytest.mark.parametrize("name", sorted(TRAINERS))
 def test_training_resumes_on_another_number_of_ranks(name: str, num_new: int) -> None:
     """All ranks begin with one model and end with another; the count of steps continues."""

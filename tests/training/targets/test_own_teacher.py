@@ -10,7 +10,7 @@ import pytest
 import torch
 from scipy.special import softmax
 
-from infra.devices.device_pool import DeviceError, DevicePool, _private_directory
+from infra.devices.device_pool import DevicePool, _private_directory
 from infra.settings import ConfigurationError, canonical_json, plain, read_record
 from pipeline.kbest import KBest, TeacherFailure, joined, select_kbest
 from pipeline.splicing import NUM_INPUTS
@@ -180,12 +180,11 @@ def test_a_wrong_answer_is_its_utterances_failure(pools: list[DevicePool]) -> No
             np.testing.assert_array_equal(each.senones, select_kbest(logits, 5).senones)
 
 
-def test_a_teacher_of_other_senones_starts_no_server(pools: list[DevicePool]) -> None:
-    """One that no utterance suits is found out by noise, and the error has its words."""
-    pool = pool_of(pools, named("always_wrong"))
-    teacher = PooledTeacher(pool, WindowsConfig(), partial(kept_targets, CONFIG), joined)
-    with pytest.raises(DeviceError, match=r"logits of shape \(16, 31\): need \(16, 30\)"):
-        list(teacher(inputs()))
+def test_a_teacher_of_other_senones_is_refused() -> None:
+    """One that no utterance suits is found out by noise, before a server answers anything."""
+    function = serve_own_logits("cpu", canonical_json(named("always_wrong")), str(NUM_SENONES))
+    with pytest.raises(ValueError, match=r"logits of shape \(16, 31\): need \(16, 30\)"):
+        function.check()
 
 
 @pytest.mark.parametrize(

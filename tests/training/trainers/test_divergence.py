@@ -28,7 +28,7 @@ from training.distributed import collectives
 from training.distributed.simulated_group import simulate_ranks
 from training.settings.trainers import TopK
 from training.trainers import Bmuf, Htm, OneBit, SparseLoco, Synchronous, Trainer
-from training.trainers.trainer import STEPS_BETWEEN_COMPARISONS
+from training.trainers import trainer as trainer_module
 
 EVERYTHING = TopK(density=1.0)
 TRAINERS: dict[str, tuple[type[Trainer], dict[str, Any]]] = {
@@ -48,7 +48,14 @@ NAMES = [
 """One trainer of each kind of exchange; the others share its comparison."""
 
 NUM_RANKS = 4
+STEPS_BETWEEN = 4
 Parts = tuple[nn.Module, torch.optim.Optimizer, Trainer]
+
+
+@pytest.fixture(autouse=True)
+def frequent_comparisons(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let simulated ranks compare their replicas after every fourth step."""
+    monkeypatch.setattr(trainer_module, "STEPS_BETWEEN_COMPARISONS", STEPS_BETWEEN)
 
 
 def optimizer_for(name: str, model: nn.Module) -> torch.optim.Optimizer:
@@ -223,7 +230,7 @@ def train_by_two(group: ProcessGroup) -> Tensor:
         Synchronous(model, optimizers[0], group=group),
         Bmuf(model, optimizers[1], group=group, block_size=3),
     ):
-        for step in range(2 * STEPS_BETWEEN_COMPARISONS + 1):
+        for step in range(2 * STEPS_BETWEEN + 1):
             take_step(model, optimizers[0], step, group.rank())
             optimizers[1].step()
             take_step(teacher, optimizers[2], step, group.rank())
@@ -284,9 +291,9 @@ SHARED = [
 def test_a_replica_that_drifts_is_found(name: str) -> None:
     """At the next comparison of the steps, and at leaving: it names tensor and rank, of many."""
     message = r"parameter 2\.weight: digest \w{16} on rank 1, digest \w{16} on rank 0: replicas"
-    last = STEPS_BETWEEN_COMPARISONS + 5
+    last = STEPS_BETWEEN + 5
     with pytest.raises(ValueError, match=message):
-        simulate_ranks(NUM_RANKS, train, name, drift, last, last - 7)
+        simulate_ranks(NUM_RANKS, train, name, drift, last, 3)
     with pytest.raises(ValueError, match=message):
         simulate_ranks(NUM_RANKS, train, name, drift, 2, 2)
 
@@ -295,8 +302,8 @@ def agree_again(group: ProcessGroup) -> None:
     """Drift before the step whose replicas are compared; have one model again when leaving."""
     model, optimizer, trainer = build(group, "synchronous")
     with trainer:
-        for step in range(STEPS_BETWEEN_COMPARISONS):
-            if step + 1 == STEPS_BETWEEN_COMPARISONS:
+        for step in range(STEPS_BETWEEN):
+            if step + 1 == STEPS_BETWEEN:
                 drift((model, optimizer, trainer), group.rank())
             take_step(model, optimizer, step, group.rank())
         for p in model.parameters():
@@ -312,24 +319,20 @@ def test_leaving_looks_at_the_comparison_under_way() -> None:
 def test_real_ranks_find_a_drift(rank_pool: RankPool) -> None:
     """The comparison under way between gloo's ranks raises on every one of them."""
     for name in ("synchronous", "htm"):
-        for message in rank_pool.run(NUM_RANKS, message_of_drift, name):
+        for message in rank_pool.errors(NUM_RANKS, drift_between, name):
             assert "parameter 2.weight: digest" in message
             assert "on rank 1, digest" in message
 
 
-def message_of_drift(group: ProcessGroup, name: str) -> str:
-    last = STEPS_BETWEEN_COMPARISONS + 7
-    try:
-        train(group, name, drift, last, STEPS_BETWEEN_COMPARISONS - 1)
-    except ValueError as error:
-        return str(error)
-    return "no error"
+def drift_between(group: ProcessGroup, name: str) -> None:
+    between = trainer_module.STEPS_BETWEEN_COMPARISONS  # of the rank's own process
+    train(group, name, drift, between + 7, between - 1)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_changes_that_all_ranks_make_are_legal(name: str) -> None:
     """Weights clipped after a step remain so: replicas are equal, or a block averages them."""
-    last = STEPS_BETWEEN_COMPARISONS + 8
+    last = STEPS_BETWEEN + 8
     assert all_equal(simulate_ranks(NUM_RANKS, train, name, clip, last, last - 7))
 
 

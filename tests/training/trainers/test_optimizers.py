@@ -8,7 +8,6 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from tests.training.trainers.ranks import (
-    MIXING,
     TRAINERS,
     RankPool,
     all_equal,
@@ -27,10 +26,6 @@ ALL: dict[str, tuple[type[Trainer], dict[str, Any]]] = {
     "gtc unquantized": (Gtc, {"gradient_threshold": 0.0}),
     "ad_psgd": (AdPsgd, {"mixing_seed": 1}),
 }
-NAMES = (
-    *("synchronous", "gtc", "gtc unquantized", "bmuf", "bmuf top-k", "sparse_loco", "htm"),
-    *MIXING,
-)
 
 
 def make(group: ProcessGroup, name: str, model: nn.Module, optimizer: Any) -> Trainer:
@@ -67,13 +62,13 @@ def train_scaled(
     return weights(model)
 
 
-@pytest.mark.parametrize("name", [*NAMES, "one_bit", "ad_psgd"])
+@pytest.mark.parametrize("name", ["synchronous", "bmuf", "rand_psgd", "one_bit", "ad_psgd"])
 def test_a_gradient_scaler_is_refused(name: str) -> None:
     """At its first step on every rank, whether the scaler would skip it or not.
 
     Ranks would skip steps at different times. After leaving, the scaler is the optimizer's again.
     """
-    for fused, unscale in ((False, False), (False, True), (True, False), (True, True)):
+    for fused, unscale in ((False, True), (True, False)):
         with pytest.raises(ValueError, match=r"^GradScaler: each rank's.*use torch\.autocast"):
             simulate_ranks(4, train_scaled, name, fused, unscale)
 
@@ -108,7 +103,7 @@ def train_sparse(group: ProcessGroup, name: str, sparse: bool) -> Tensor:
     return weights(model)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ["synchronous", "gtc", "bmuf", "rand_psgd"])
 def test_sparse_gradients_are_exchanged_as_dense_ones(name: str) -> None:
     """An embedding with `sparse=True` is trained bitwise as one with dense gradients."""
     sparse, dense = (simulate_ranks(4, train_sparse, name, sparse) for sparse in (True, False))
@@ -141,7 +136,7 @@ def train_compiled(group: ProcessGroup, name: str, backend: str) -> Tensor:
     return weights(model)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ["synchronous", "bmuf"])
 def test_a_compiled_step_exchanges(rank_pool: RankPool, name: str) -> None:
     """`torch.compile` around `optimizer.step` leaves the exchanges to Python, bit for bit."""
     compiled, plain = (rank_pool.run(2, train_compiled, name, each) for each in ("aot_eager", ""))

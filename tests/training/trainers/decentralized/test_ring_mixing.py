@@ -43,7 +43,7 @@ def by_matrices(name: str, num_ranks: int) -> list[Weights]:
     return seen
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2, 3, 4, 7])
+@pytest.mark.parametrize("num_ranks", [1, 2, 7])
 @pytest.mark.parametrize("name", ["d_psgd", "rand_psgd", "d1d_psgd"])
 def test_ranks_follow_the_equations(name: str, num_ranks: int) -> None:
     """Each rank's model is its column of W_k after every step, and leaving gives the mean."""

@@ -117,41 +117,34 @@ def test_a_stage_is_one_exchange_of_all_tensors() -> None:
         assert seconds == pytest.approx(5 * 2)
 
 
-def train_with(group: ProcessGroup, value: float, settings: dict[str, Any], size: int) -> str:
-    """Rank 1 has a gradient of `value` in the second step, and the rest is NaN or not at once."""
-    model = nn.Linear(size, 3)
+def train_with(group: ProcessGroup, value: float, settings: dict[str, Any]) -> None:
+    """Rank 1 has a gradient of `value` in the second step."""
+    model = nn.Linear(4, 3)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    try:
-        with OneBit(model, optimizer, group=group, **settings):
-            for step in (1, 2):
-                for p in model.parameters():
-                    p.grad = torch.ones_like(p)
-                    if group.rank() == 1 and step == 2:
-                        p.grad.view(-1)[0] = value
-                optimizer.step()
-    except FloatingPointError as error:
-        return str(error)
-    return "no error"
+    with OneBit(model, optimizer, group=group, **settings):
+        for step in (1, 2):
+            for p in model.parameters():
+                p.grad = torch.ones_like(p)
+                if group.rank() == 1 and step == 2:
+                    p.grad.view(-1)[0] = value
+            optimizer.step()
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("place", ["aggregate", "partial"])
-@pytest.mark.parametrize("num_unquantized_steps", [0, ALWAYS])
-@pytest.mark.parametrize("double_buffering", [False, True])
+@pytest.mark.parametrize("value", [math.nan, -math.inf])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"adagrad": AdaGrad(place=AdaGradPlace.PARTIAL), "double_buffering": True},
+        {"num_unquantized_steps": ALWAYS},
+        {"num_unquantized_steps": ALWAYS, "double_buffering": True},
+    ],
+)
 def test_a_gradient_that_is_not_finite_stops_all_ranks(
-    rank_pool: RankPool,
-    value: float,
-    place: str,
-    num_unquantized_steps: int,
-    double_buffering: bool,
+    rank_pool: RankPool, value: float, settings: dict[str, Any]
 ) -> None:
     """The error names rank and step; with double buffering a step later, here on leaving."""
-    settings = {
-        "adagrad": AdaGrad(place=AdaGradPlace(place)),
-        "num_unquantized_steps": num_unquantized_steps,
-        "double_buffering": double_buffering,
-    }
-    for message in rank_pool.run(2, train_with, value, settings, 4):
+    for message in rank_pool.errors(2, train_with, value, settings):
         assert "rank 1 holds a NaN or an infinity, first at step 2" in message
 
 
