@@ -12,18 +12,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from infra.store.object_store import ObjectStore
 from pipeline.filterbank import NUM_BINS
 from pipeline.shards import PartitionRow
 from pipeline.splicing import STACK, num_low_rate_frames
-from tests.training.data.partition_rows import row, write
-from training.data import row_order
+from tests.training.data.partition_rows import dataset_in, row
 from training.data.augmentation import Augmenter
 from training.data.dataset import Dataset, SubEpochPlan, reshard
 from training.data.minibatch import BufferFrames, Minibatch
 from training.data.sub_epochs import SubEpoch
 from training.fit.steps import VALIDATION
 from training.settings.model_training import AugmentationConfig
+
+pytestmark = pytest.mark.usefixtures("small_buffers")
 
 MASKS = AugmentationConfig(time_masks=2, frequency_masks=2)
 SPEEDS = AugmentationConfig(speed=(0.9, 1.0, 1.1))
@@ -48,24 +48,13 @@ def rows_of(soft: bool, numbers: Sequence[int] = range(NUM_ROWS)) -> list[Partit
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     """One rank's view of five partitions of each kind."""
-    folder = str(tmp_path_factory.mktemp("augmented"))
-    store = ObjectStore((folder,))
-    kinds = [
-        tuple(
-            write(store, folder, f"{soft}-{n}", rows_of(soft, range(4 * n, 4 * n + 4)))
-            for n in range(NUM_ROWS // 4)
-        )
-        for soft in (False, True)
-    ]
-    return Dataset(store, folder, *kinds, 3, 256, 5, 0, 1)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def small_buffers():
-    """Give each rank several shuffle buffers."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(row_order, "BUFFER_FRAMES", 200)
-        yield
+    parts = [range(first, first + 4) for first in range(0, NUM_ROWS, 4)]
+    made = dataset_in(
+        tmp_path_factory.mktemp("augmented"),
+        labelled=[rows_of(False, part) for part in parts],
+        unlabelled=[rows_of(True, part) for part in parts],
+    )
+    return replace(made, minibatch_frames=256)
 
 
 def segments(batch: Minibatch) -> Counter[tuple[bytes, bytes]]:

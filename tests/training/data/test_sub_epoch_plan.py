@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from infra.store.object_store import ObjectNotFound, ObjectStore
-from tests.training.data.partition_rows import row, write
+from infra.store.object_store import ObjectNotFound
+from tests.training.data.partition_rows import dataset_in, row
 from training.data import row_order
-from training.data.dataset import Dataset, SubEpochPlan
+from training.data.dataset import SubEpochPlan
 from training.data.minibatch import Minibatch
 from training.data.sub_epochs import SubEpoch
 from training.data.targets import HardTargets
@@ -22,19 +22,13 @@ from training.data.targets import HardTargets
 NUM_PARTITIONS = 6
 
 
-@pytest.fixture(params=[False, True], ids=["chunks", "whole utterances"])
-def plan(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
-) -> SubEpochPlan:
+@pytest.fixture
+def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SubEpochPlan:
     """Plan a sub-epoch of six shuffle buffers, each of one partition with ten utterances."""
     monkeypatch.setattr(row_order, "BUFFER_FRAMES", 100)
-    store = ObjectStore((str(tmp_path),))
-    outputs = [
-        write(store, str(tmp_path), str(part), [row(10 * part + n, 40 + 7 * n) for n in range(10)])
-        for part in range(NUM_PARTITIONS)
-    ]
-    dataset = Dataset(store, str(tmp_path), tuple(outputs), (), 3, 64, 5, 0, 1)
-    made = dataset.plan(SubEpoch(True, 0, 1, 1, request.param, 0.1), 0)
+    parts = [[row(10 * part + n, 40 + 7 * n) for n in range(10)] for part in range(NUM_PARTITIONS)]
+    dataset = dataset_in(tmp_path, labelled=parts)
+    made = dataset.plan(SubEpoch(True, 0, 1, 1, False, 0.1), 0)
     assert len(made.ranges) == NUM_PARTITIONS
     return made
 
@@ -146,14 +140,12 @@ def test_a_process_ends_though_its_minibatches_were_not_taken(tmp_path: Path) ->
     """The thread that reads ahead does not keep a trainer that failed from exiting."""
     program = """
 import sys
-from infra.store.object_store import ObjectStore
-from tests.training.data.partition_rows import dataset_of, row, write
+from tests.training.data.partition_rows import dataset_in, row
 from training.data import row_order
 from training.data.sub_epochs import SubEpoch
 row_order.BUFFER_FRAMES = 100
-store = ObjectStore((sys.argv[1],))
-outputs = [write(store, sys.argv[1], str(n), [row(n, 400, True)]) for n in range(5)]
-plan = dataset_of(store, sys.argv[1], outputs).plan(SubEpoch(False, 0, 1, 0, False, 0.1), 0)
+dataset = dataset_in(sys.argv[1], unlabelled=[[row(n, 400, True)] for n in range(5)])
+plan = dataset.plan(SubEpoch(False, 0, 1, 0, False, 0.1), 0)
 kept = plan.minibatches()
 next(kept)
 raise SystemExit(7)
