@@ -49,7 +49,7 @@ def train(
     return own, model.weights.detach(), statistics, seconds
 
 
-@settings(max_examples=8)
+@settings(max_examples=5)
 @given(st.lists(st.sampled_from([0.1, 0.3, 1.0, 7.0]), min_size=1, max_size=6), st.integers(1, 3))
 def test_any_ranks_finish_and_agree(step_s: list[float], max_staleness: int) -> None:
     """However fast or slow ranks are, none waits for ever; all leave with the same model.
