@@ -1,4 +1,4 @@
-"""The two-tier method between real ranks: its limits are BMUF and GTC, bitwise."""
+"""BMUF and the two-tier method between real ranks: the limits of HTM are BMUF and GTC, bitwise."""
 
 import platform
 from itertools import cycle
@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
-from tests.training.trainers.ranks import RankPool, sgd, small_model, take_step, weights
+from tests.training.trainers.ranks import RankPool, all_equal, sgd, small_model, take_step, weights
 from training.distributed.simulated_group import simulate_ranks
 from training.trainers import Bmuf, Gtc, Htm
 
@@ -85,3 +85,79 @@ def test_refuses_uneven_hosts(hosts: str, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(platform, "node", lambda: next(names))
     with pytest.raises(ValueError, match=r"need equally many on each host.*or give group_size"):
         simulate_ranks(6, group_size)
+
+
+def momentum_after_a_block(group: ProcessGroup, option: str) -> Tensor:
+    """The optimizer's momentum at the end of a block of three steps."""
+    model = small_model()
+    optimizer = sgd(model)
+    with Bmuf(model, optimizer, group=group, block_size=3, optimizer_state=option):
+        for step in range(3):
+            take_step(model, optimizer, step, group.rank())
+        momenta = [optimizer.state[p].get("momentum_buffer") for p in model.parameters()]
+        return torch.cat(
+            [m.reshape(-1).clone() for m in momenta if m is not None] or [torch.empty(0)]
+        )
+
+
+def test_optimizer_momentum_at_a_blocks_end(rank_pool: RankPool) -> None:
+    """Kept: each rank its own; averaged: their mean; reset: gone."""
+    ranks = {
+        option: rank_pool.run(2, momentum_after_a_block, option)
+        for option in ("keep", "average", "reset")
+    }
+    assert not torch.equal(*ranks["keep"])
+    assert torch.equal(*ranks["average"])
+    torch.testing.assert_close(ranks["average"][0], sum(ranks["keep"]) / 2)
+    assert [len(momentum) for momentum in ranks["reset"]] == [0, 0]
+
+
+def train_in_parts(group: ProcessGroup, parts: list[range]) -> Tensor:
+    """Leave the trainer, and enter it again, between the parts."""
+    model = small_model()
+    optimizer = sgd(model)
+    trainer = Bmuf(model, optimizer, group=group, block_size=3)
+    for part in parts:
+        with trainer:
+            for step in part:
+                take_step(model, optimizer, step, group.rank())
+    return weights(model)
+
+
+def test_leaving_at_a_blocks_end_changes_nothing() -> None:
+    """Left to be evaluated and entered again, training continues bitwise as if never left."""
+    once, twice = (
+        simulate_ranks(2, train_in_parts, parts)
+        for parts in ([range(12)], [range(6), range(6, 12)])
+    )
+    assert all_equal([*once, *twice])
+
+
+def train_on_minibatches(
+    group: ProcessGroup, counts: list[int], settings: dict[str, Any]
+) -> Tensor:
+    """Gradients of -1 for as many steps as a rank has minibatches, and then none."""
+    model = nn.Linear(1, 1, bias=False)
+    nn.init.zeros_(model.weight)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    make_trainer = Htm if "group_size" in settings else Bmuf
+    with make_trainer(model, optimizer, group=group, block_size=4, **settings):
+        for step in range(8):
+            optimizer.zero_grad()
+            if step % 4 < counts[group.rank()]:
+                model.weight.grad = -torch.ones_like(model.weight)
+            optimizer.step()
+    return weights(model)
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"block_momentum": 0.0}, {"group_size": 2, "gradient_threshold": 0.0}]
+)
+def test_a_minibatch_counts_the_same_on_any_rank(settings: dict[str, Any]) -> None:
+    """Eight minibatches a block move the model as far on two ranks as on four, or on three."""
+    moved = [
+        simulate_ranks(4, train_on_minibatches, counts, settings)
+        for counts in ([2, 2, 2, 2], [4, 4, 0, 0], [4, 3, 1, 0], [0, 4, 0, 4])
+    ]
+    assert all_equal([final for finals in moved for final in finals])
+    assert moved[0][0] > 0
