@@ -3,8 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from torch import nn
-from torch.nn.utils.rnn import pack_sequence, pad_packed_sequence
 
 from pipeline.filterbank import NUM_BINS
 from pipeline.normalization import Moments
@@ -12,7 +10,6 @@ from pipeline.splicing import NUM_INPUTS
 from training.models.lstm import LstmModel
 from training.models.store import TrainedModel, decode_model, encode_model
 from training.settings.models import LstmConfig
-from training.tensor_encoding import encode_state
 
 STUDENT = LstmConfig(2, 8, bidirectional=False, look_ahead=3, dropout=0.0)
 TEACHER = LstmConfig(2, 8, bidirectional=True, look_ahead=0, dropout=0.0)
@@ -54,31 +51,6 @@ def test_normalization_is_part_of_the_model() -> None:
     stored = decode_model(encode_model(TrainedModel(model, torch.zeros(5))), STUDENT).model
     raw = torch.from_numpy(frames).float()[:48].reshape(16, NUM_INPUTS)
     torch.testing.assert_close(stored.utterance_logits([raw])[0], expected, rtol=1e-4, atol=1e-4)
-
-
-def test_stored_teachers_are_those_of_nn_lstm() -> None:
-    """Names and shapes in the store are torch's, and the logits those of packed sequences."""
-    torch.manual_seed(0)
-    lstm = nn.LSTM(NUM_INPUTS, 8, 2, batch_first=True, bidirectional=True)
-    output = nn.Linear(16, 5)
-    state = {
-        **{f"lstm.{name}": value for name, value in lstm.state_dict().items()},
-        **{f"output.{name}": value for name, value in output.state_dict().items()},
-        "mean": torch.full((NUM_INPUTS,), 0.5),
-        "inverse_deviation": torch.full((NUM_INPUTS,), 2.0),
-    }
-    # No architecture is named where there was but one.
-    names = ("num_layers", "num_units", "bidirectional", "look_ahead", "dropout")
-    config = {name: getattr(TEACHER, name) for name in names}
-    stored = {"config": config, "num_senones": 5, "log_priors": torch.zeros(5)}
-    model = decode_model(encode_state({**stored, "state": state}), TEACHER).model
-    utterances = [torch.randn(length, NUM_INPUTS) for length in (4, 9, 1)]
-    packed = pack_sequence([(each - 0.5) * 2 for each in utterances], enforce_sorted=False)
-    hidden, lengths = pad_packed_sequence(lstm(packed)[0], batch_first=True)
-    for logits, expected, length in zip(
-        model.utterance_logits(utterances), output(hidden), lengths, strict=True
-    ):
-        torch.testing.assert_close(logits, expected[:length].detach(), rtol=1e-6, atol=1e-6)
 
 
 def test_the_papers_models_have_the_papers_sizes() -> None:

@@ -24,13 +24,10 @@ from training.models.store import TrainedModel, store_model
 from training.settings.models import LstmConfig
 from training.targets.teacher import (
     TeacherFunction,
-    decode_frames,
     decode_logits,
-    decode_seed,
     decode_targets,
     encode_input,
     encode_logits,
-    encode_targets,
     kbest_encoder,
     kbest_on_device,
     load_members,
@@ -89,22 +86,6 @@ def targets(function: TeacherFunction, k: int = 5, tail_samples: int = 0) -> lis
     """Return the targets of the three utterances, in one batch."""
     found = answers(function, INPUTS)
     return [decode_targets(each, k, tail_samples) for each in found if isinstance(each, bytes)]
-
-
-def test_inputs_survive_the_message() -> None:
-    """Frames to the bit, and all 64 bits of the seed."""
-    for each in INPUTS:
-        payload = encode_input(each)
-        np.testing.assert_array_equal(decode_frames(payload), each.frames)
-        assert decode_seed(payload) == each.seed
-
-
-def test_targets_survive_the_message() -> None:
-    """Senones, logits and log Z come back to the bit."""
-    generator = np.random.default_rng(1)
-    for length in LENGTHS:
-        sent = select_kbest(generator.normal(size=(length, 30)).astype(np.float32), 5)
-        assert_same([decode_targets(encode_targets(sent), k=5)], [sent])
 
 
 def test_the_server_draws_by_each_utterances_seed(tmp_path: Path) -> None:

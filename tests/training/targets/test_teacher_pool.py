@@ -29,7 +29,6 @@ from training.settings.decoding import WindowsConfig
 from training.settings.models import LstmConfig
 from training.targets.teacher import (
     PooledTeacher,
-    encode_input,
     encode_targets,
     kept_targets,
     serve_teacher,
@@ -113,17 +112,6 @@ def test_no_task_changes_another_s_bits(pool: DevicePool) -> None:
 def encoded(targets: KBest | TeacherFailure) -> bytes:
     assert isinstance(targets, KBest)
     return encode_targets(targets)
-
-
-def test_the_same_batch_has_the_same_bytes() -> None:
-    """The last bits depend on a batch's utterances alone: the same batch gives them again."""
-    batch = [encode_input(each) for each in inputs(6, 8)]
-    answers = []
-    for _ in range(2):
-        function = serve_teacher("cpu", **ARGUMENTS)
-        answers.append(function.finish(function.compute(function.prepare(batch))))
-    assert answers[0] == answers[1]
-    assert all(isinstance(answer, bytes) for answer in answers[0])
 
 
 def test_long_utterances_go_in_windows(pool: DevicePool) -> None:
