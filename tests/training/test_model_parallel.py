@@ -18,7 +18,6 @@ from training.distributed.collectives import Traffic
 from training.distributed.simulated_group import simulate_ranks
 from training.fit.model_specs import Fit, sequence_fit, sibling_fits, student_fit
 from training.model_parallel import ParallelRanks, merged_state, split_model
-from training.models.acoustic_model import AcousticModel
 from training.models.lstm import LstmModel
 from training.settings.models import LstmConfig
 from training.settings.recipe import CheckpointConfig, check_ranks, read_recipe
@@ -197,30 +196,6 @@ def test_refuses_models_that_it_cannot_split(model: nn.Module, message: str) -> 
 
 def split(group: ProcessGroup, model: nn.Module) -> None:
     split_model(model, group)
-
-
-def test_refuses_a_bidirectional_lstm() -> None:
-    """Only the student's form of an LSTM is split."""
-    with pytest.raises(ValueError, match="a split LSTM of another form"):
-        simulate_ranks(2, split, LstmModel(LstmConfig(1, 4, True, 0, 0.0), NUM_SENONES))
-
-
-def use_otherwise(group: ProcessGroup, precision: str) -> None:
-    part = split_model(student(), group)
-    assert isinstance(part, AcousticModel)
-    if precision == "bfloat16":
-        part(minibatch(0, 0)[0], precision="bfloat16")
-    list(part.piece_logits([torch.zeros(2, NUM_INPUTS)]))
-
-
-@pytest.mark.parametrize(
-    ("precision", "message"),
-    [("bfloat16", "precision = 'bfloat16': a split student needs 'float32'"), ("float32", "merge")],
-)
-def test_a_split_student_is_for_training(precision: str, message: str) -> None:
-    """It takes no pieces and no bfloat16, and says what to do."""
-    with pytest.raises(ValueError, match=message):
-        simulate_ranks(2, use_otherwise, precision)
 
 
 EVERY_STEP = CheckpointConfig(steps=1, num_kept=1000)

@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
@@ -45,22 +43,6 @@ pytestmark = pytest.mark.chaos
 
 SIZES = (8, 16, 32, 64)
 NUM_CLASSES, NUM_INPUTS, NUM_FRAMES = 3, 6, 512
-
-
-@given(st.dictionaries(st.integers(1, 4096), st.floats(0, 100), min_size=1), st.floats(0, 5))
-def test_all_sizes_up_to_the_chosen_are_harmless(
-    accuracies: dict[int, float], harmless: float
-) -> None:
-    """None up to it is worse than a smaller one by more than the margin, and the next one is."""
-    chosen = largest_harmless(accuracies, harmless)
-    sizes = sorted(accuracies)
-    place = sizes.index(chosen)
-    for number, size in enumerate(sizes[: place + 1]):
-        best = max(accuracies[each] for each in sizes[: number + 1])
-        assert accuracies[size] >= best - harmless
-    if place + 1 < len(sizes):
-        best = max(accuracies[each] for each in sizes[: place + 2])
-        assert accuracies[sizes[place + 1]] < best - harmless
 
 
 @pytest.mark.parametrize(
@@ -202,17 +184,6 @@ def test_a_trial_that_one_rank_spoils_hurts_that_size_alone(make_trainer: Any) -
         assert torch.equal(model, expected)
 
 
-def test_a_higher_rate_allows_smaller_minibatches_alone() -> None:
-    """At a rate at which the largest steps diverge, a smaller size is taken than at a low rate.
-
-    Sizes beyond the first that hurts are not tried.
-    """
-    low, high = (simulate_ranks(2, select, Synchronous, rate)[0][0] for rate in (0.01, 0.08))
-    assert low.num_frames == max(SIZES)
-    assert high.num_frames < low.num_frames
-    assert len(high.accuracies) <= SIZES.index(high.num_frames) + 2
-
-
 EVERY_STEP = CheckpointConfig(steps=1, num_kept=1000)
 FRAMES_OF_ALL = 64  # of 2 ranks
 HOUR = 3600 / LOW_RATE_FRAME_S
@@ -288,17 +259,6 @@ def test_selection_resumes_from_every_step(tmp_path: Path, trainer: str) -> None
         found = simulate_ranks(2, fit, stopped, what)
         assert [model for _, model in found] == [model for _, model in expected]
         assert found[0][0].statistics["curve"] == expected[0][0].statistics["curve"]
-
-
-def test_another_number_of_ranks_continues_with_the_size(tmp_path: Path) -> None:
-    """The factor is of each rank's minibatch; what other ranks have counted remains counted."""
-    what = selecting()
-    write_run(tmp_path / "whole")
-    expected, _ = simulate_ranks(2, fit, tmp_path / "whole", what)[0]
-    copy_stopped(tmp_path / "whole", what, 3, tmp_path / "stopped")
-    manifest, _ = simulate_ranks(1, fit, tmp_path / "stopped", what)[0]
-    for one, other in zip(expected.statistics["curve"], manifest.statistics["curve"], strict=True):
-        assert one["num_frames"] == other["num_frames"]
 
 
 def test_a_recipe_names_factors_out_of_order() -> None:

@@ -24,7 +24,7 @@ from tests.training.sequence_training.toy_run import (
     write_toy_run,
 )
 from tests.whole_path.processes import TINY
-from training.data.dataset import Dataset
+from training.data.minibatch import Minibatch
 from training.data.targets import SequenceTargets
 from training.distributed import process_group
 from training.distributed.process_group import ProcessGroup
@@ -71,13 +71,18 @@ def run(decoded: Path, tmp_path: Path) -> Path:
 
 
 def fit(group: ProcessGroup, folder: Path, what: Fit) -> tuple[Manifest, bytes]:
-    store = open_store(folder)
+    store = ObjectStore((str(folder),))
     manifest = fit_model(what, store, str(folder), group).manifest
     return manifest, read_output(store, str(folder), manifest.outputs[0])
 
 
-def open_store(folder: Path) -> ObjectStore:
-    return ObjectStore((str(folder),))
+def minibatches_of(folder: Path, what: Fit) -> list[Minibatch]:
+    """Read the minibatches of the first sub-epoch, as training does."""
+    store = ObjectStore((str(folder),))
+    with process_group.open_world() as group:
+        labelled = read_manifest(store, str(folder), what.labelled)
+        dataset = open_dataset(what, store, str(folder), labelled, group)
+        return list(dataset.plan(what.sub_epochs[0], 0).minibatches())
 
 
 @pytest.mark.parametrize(
@@ -119,11 +124,7 @@ def test_a_bidirectional_teacher_is_trained_on(tmp_path: Path) -> None:
 
 def test_no_graph_replays_lattices(run: Path) -> None:
     """Whole utterances that have the shape of chunks still take a step of their own."""
-    what, store = smbr_fit(), open_store(run)
-    with process_group.open_world() as group:
-        labelled = read_manifest(store, str(run), what.labelled)
-        dataset = open_dataset(what, store, str(run), labelled, group)
-    minibatch = next(dataset.plan(what.sub_epochs[0], 0).minibatches())
+    minibatch, *_ = minibatches_of(run, smbr_fit())
     result = RunningTotals(), torch.zeros(())
     shape = minibatch.features.shape[0], minibatch.features.shape[1]
     graphs = GradientGraphs(torch.nn.Linear(1, 1), lambda _: result, shape)
@@ -194,12 +195,7 @@ def test_gtc_on_16_ranks_trains_on_every_utterance(
 
 def test_minibatches_hold_the_decoded_utterances_whole(run: Path) -> None:
     """Each once, with its own lattice and labels; the one without lattice is left out."""
-    what = smbr_fit()
-    store = open_store(run)
-    with process_group.open_world() as group:
-        labelled = read_manifest(store, str(run), what.labelled)
-        dataset: Dataset = open_dataset(what, store, str(run), labelled, group)
-    minibatches = list(dataset.plan(what.sub_epochs[0], 0).minibatches())
+    minibatches = minibatches_of(run, smbr_fit())
     assert len(minibatches) > 1
     lengths = []
     for minibatch in minibatches:
@@ -228,12 +224,8 @@ def recipe_fit(*settings: str) -> Fit:
 
 
 def first_batch(run: Path, what: Fit) -> SmbrBatch:
-    """Read the lattices of the first minibatch, as training does."""
-    store = open_store(run)
-    with process_group.open_world() as group:
-        labelled = read_manifest(store, str(run), what.labelled)
-        dataset = open_dataset(what, store, str(run), labelled, group)
-    targets = next(dataset.plan(what.sub_epochs[0], 0).minibatches()).targets
+    """Read the lattices of the first minibatch."""
+    targets = minibatches_of(run, what)[0].targets
     assert isinstance(targets, SequenceTargets)
     return targets.lattices
 
@@ -245,7 +237,9 @@ def test_a_recipes_criterion_weights_the_lattices(run: Path) -> None:
     found = first_batch(run, what)
     plain = first_batch(run, recipe_fit("acoustic_scale=1.0"))
     assert (found.acoustic_scale, plain.acoustic_scale) == (0.25, 1.0)
-    counts = read_manifest(open_store(run), str(run), what.labelled).statistics["senone_counts"]
+    counts = read_manifest(ObjectStore((str(run),)), str(run), what.labelled).statistics[
+        "senone_counts"
+    ]
     # An arc that reads no frame has no prior.
     priors = np.append(log_priors(counts).numpy()[found.cells[2]], 0.0)[found.arc_cells]
     difference = 0.75 * priors - 0.5 * found.accuracies

@@ -177,26 +177,6 @@ def test_leaders_send_the_mean_of_their_ranks() -> None:
     assert [rank["bytes"] for rank in ranks] == [leader_bytes, vector_bytes] * 2
 
 
-def stop_within(group: ProcessGroup, leaders: list[int]) -> None:
-    """Load a state of within a block for another number of leaders."""
-    model = small_model()
-    optimizer = sgd(model)
-    make = partial(make_bmuf, code=TopK(), group=group)
-    with make(model, optimizer, ranks_per_leader=leaders[0]) as trainer:
-        take_step(model, optimizer, 0, group.rank())
-        state = trainer.state_dict()
-    make(small := small_model(), sgd(small), ranks_per_leader=leaders[1]).load_state_dict(state)
-
-
-def test_leaders_cannot_change_within_a_block() -> None:
-    """Their residuals would be on ranks that send nothing; elsewhere entering moves them."""
-    simulate_ranks(4, stop_within, [2, 2])
-    with pytest.raises(
-        ValueError, match="ranks_per_leader: the checkpoint was written with 2, this"
-    ):
-        simulate_ranks(4, stop_within, [2, 4])
-
-
 def stop(group: ProcessGroup, make: Any) -> tuple[bytes, Tensor]:
     """The whole state at a block's end, and its residual."""
     model = small_model()
