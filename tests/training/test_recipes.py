@@ -12,12 +12,16 @@ from training.settings.models import ConformerConfig
 from training.settings.recipe import Recipe, read_recipe
 from training.settings.trainers import (
     TRAINERS,
+    AdaGrad,
+    AdaGradPlace,
     AdamConfig,
     BmufConfig,
     GtcConfig,
     HtmConfig,
+    OneBitConfig,
     SgdConfig,
     SynchronousConfig,
+    TrainerConfig,
 )
 
 TINY = Path(__file__).parents[1] / "whole_path" / "tiny.toml"
@@ -195,6 +199,23 @@ def test_newbob_needs_rates_to_halve_between_and_utterances_to_validate_on() -> 
         tiny(*equal, "baseline.schedule=newbob")
     with pytest.raises(ConfigurationError, match="validation_one_in = 0: need at least 2"):
         tiny(none_left_out, "baseline.schedule=newbob")
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (BmufConfig(ranks_per_leader=3), "ranks_per_leader = 3: need a divisor of 4"),
+        (HtmConfig(group_size=3), "group_size = 3: need a divisor of 4, the number of ranks"),
+        (
+            OneBitConfig(adagrad=AdaGrad(place=AdaGradPlace.RAW)),
+            r"adagrad\.place = 'raw' on 4 ranks: need 1 rank",
+        ),
+    ],
+)
+def test_ranks_that_a_trainer_cannot_use_are_refused(config: TrainerConfig, message: str) -> None:
+    """Before any data is read; the message names the setting and the number of ranks."""
+    with pytest.raises(ValueError, match=message):
+        config.check_ranks(4, 4)
 
 
 def test_the_student_has_a_most_of_sub_epochs() -> None:
