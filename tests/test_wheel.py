@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.source_trees import PACKAGES, REPOSITORY
-from tests.training.trainers.test_imports import HEAVY
+from tests.training.trainers.test_library import HEAVY
 
 PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet")
 

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.sampling import shuffle, shuffled_order
+from pipeline.shuffling import shuffle, shuffled_order
 
 
 @given(st.integers(0, 200), st.integers(), st.text(max_size=5))

@@ -38,7 +38,8 @@ from pipeline.runs.engine import (
 from pipeline.runs.ledger import ledger_reasons
 from pipeline.runs.manifest import Manifest
 from pipeline.runs.names import LEDGER_SUFFIX, METADATA_FOLDER, UNLABELLED, selection_step
-from pipeline.sampling import hash_name, shuffle, within_speaker_cap
+from pipeline.sampling import hash_name, within_speaker_cap
+from pipeline.shuffling import shuffle
 from pipeline.steps.hash_ranges import Gathered
 from pipeline.steps.selection.buckets import (
     NOTHING_INGESTED,

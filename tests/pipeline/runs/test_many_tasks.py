@@ -23,7 +23,7 @@ from pipeline.runs.engine import (
     run_tasks,
 )
 from pipeline.runs.manifest import Manifest, Output, OutputsInParts, manifest_uri, read_manifest
-from pipeline.sampling import shuffle
+from pipeline.shuffling import shuffle
 from tests.pipeline.runs.small_commits import CONFIG, INPUTS, context, set_small_bounds
 from tests.small_corpus import killed_at, serially
 

@@ -22,7 +22,6 @@ from training.cost_model.step_time import (
     Placement,
     RankRates,
     ScalingCalibration,
-    ScalingWorkload,
 )
 from training.settings.trainers import TopK
 
@@ -166,20 +165,6 @@ def test_unequal_groups_are_refused(num_ranks: int, group_size: int, message: st
     """Groups that are unequal, or neither divide nor fill hosts, are refused."""
     with pytest.raises(ValueError, match=message):
         MODEL.htm(num_ranks, group_size, 10)
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"density": 2.0}, r"density = 2.0: need 0..1"),
-        ({"num_parameters": 0}, r"num_parameters = 0: need 1\.\."),
-        ({"minibatch_frames": 0}, r"minibatch_frames = 0: need 1\.\."),
-    ],
-)
-def test_impossible_workloads_are_refused(changes: dict[str, float], message: str) -> None:
-    """Values out of range are refused, and the message gives the bound."""
-    with pytest.raises(ValueError, match=message):
-        ScalingWorkload(**{"num_parameters": 10, "minibatch_frames": 10, "density": 0.1, **changes})
 
 
 INFINITE = replace(
@@ -360,5 +345,4 @@ def test_without_a_saturated_link_double_buffering_has_no_use() -> None:
         alternating = fast.computation(2880, num_ranks) + fast.communication
         assert fast.double_buffered_seconds(2880, num_ranks) > alternating
     slow = replace(PAPER, exchange=0.64)
-    alternating = slow.computation(2880, 8) + slow.communication
-    assert slow.double_buffered_seconds(2880, 8) < alternating
+    assert slow.double_buffered_seconds(2880, 8) < slow.seconds(2880, 8)

@@ -142,13 +142,6 @@ def test_all_signs_are_counted(some: np.ndarray) -> None:
     assert permutation_p_value(-some) == pytest.approx(expected, abs=1e-12)
 
 
-def test_a_gain_at_every_speaker_is_as_rare_as_the_signs() -> None:
-    """Of n speakers who all gain, two of 2^n choices of signs are as far from 0."""
-    gains = np.arange(1, 31)
-    assert permutation_p_value(gains) == pytest.approx(2.0**-29, rel=1e-3)
-    assert permutation_p_value(np.zeros(5, np.int64)) == 1.0
-
-
 def test_many_speakers_are_counted_too() -> None:
     """With 10,000 speakers the distribution is the normal one, and takes a moment."""
     some = np.random.default_rng(1).integers(-9, 10, 10_000)

@@ -23,13 +23,13 @@ from pipeline.steps.targets import TargetsConfig, generate_targets
 from tests.in_process_teacher import in_process, stream_alone
 from tests.small_corpus import serially
 from tests.training.decode.toy_language import toy_lexicon
+from tests.training.sequence_training.endless_search import failing_search
 from tests.training.sequence_training.toy_run import (
     SCALE,
     TREE,
     finish,
     sentence_row,
 )
-from tests.training.targets.endless_target_search import failing_search
 from tests.training.targets.unlabelled_toy_run import (
     BIDIRECTIONAL,
     SHARDS,

@@ -64,16 +64,6 @@ def test_large_models_are_numpys_too(density: float) -> None:
     assert torch.equal(residual, kept)
 
 
-@pytest.mark.parametrize("num_sent", [4, 5, 6, 64])
-def test_indices_are_no_longer_than_a_map(num_sent: int) -> None:
-    """A message becomes a map at the same element as NumPy's: the first beyond a map's length."""
-    gradients = torch.zeros(64)
-    gradients[64 - num_sent :] = -3.0
-    message = compiled_take_message(torch.zeros(64), gradients, 2.0)
-    assert message[0] == (Encoding.MAP if num_sent > 4 else Encoding.INDICES)
-    assert torch.equal(message, by_numpy.take_message(torch.zeros(64), gradients, 2.0))
-
-
 @pytest.mark.parametrize("broken", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize("density", [0.0, 1e-3, 0.5])
 def test_a_gradient_that_is_not_finite_marks_every_later_message(
@@ -108,33 +98,6 @@ def test_a_message_of_another_model_is_refused(
     refused = f"^{what} does not fit a model of 10 parameters: start all ranks"
     with pytest.raises(ValueError, match=refused):
         compiled_add_message(torch.zeros(10, dtype=torch.int32), message)
-
-
-def test_the_last_element_has_an_index_and_a_bit() -> None:
-    """Element 32 of 33, alone in its planes' second words, is decoded from both encodings."""
-    indices = torch.tensor([Encoding.INDICES, 1, 32 - 2**31], dtype=torch.int32)
-    of_map = torch.tensor([Encoding.MAP, 2, 1, 1, 0, 1], dtype=torch.int32)
-    for message, first in ((indices, 7), (of_map, 8)):
-        counts = counted(compiled_add_message, 33, message)
-        assert (counts[0], counts[32]) == (first, 6)
-        assert torch.equal(counts[1:32], torch.full((31,), 7, dtype=torch.int32))
-
-
-@pytest.mark.parametrize("num_elements", [1, 32, 33, 64, 65, 95, 127, 700])
-@pytest.mark.parametrize("density", [0.03, 0.6])
-def test_nothing_beyond_the_vectors_is_read_or_written(num_elements: int, density: float) -> None:
-    """Elements of 3 on both sides of a model remain 3, and none of them is sent or counted."""
-    residual, gradients, tau = at_density(num_elements, density, 4, torch.float32)
-    expected = by_numpy.take_message(residual.clone(), gradients, tau)
-    sides = [torch.full((num_elements + 1024,), 3.0) for _ in range(2)]
-    counts = torch.full((num_elements + 1024,), 3, dtype=torch.int32)
-    for whole, vector in zip(sides, (residual, gradients), strict=True):
-        whole[512:-512] = vector
-    message = compiled_take_message(*(whole[512:-512] for whole in sides), tau)
-    assert torch.equal(message, expected)
-    compiled_add_message(counts[512:-512], message)
-    for whole in (*sides, counts):
-        assert torch.cat([whole[:512], whole[-512:]]).eq(3).all()
 
 
 def test_no_byte_beyond_a_vector_is_touched(tmp_path: Path) -> None:
