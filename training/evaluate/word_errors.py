@@ -94,7 +94,7 @@ def read_errors(data: bytes) -> list[UtteranceErrors]:
     return _read_lines(data, _parse_errors, "word errors by utterance, as evaluation writes")
 
 
-def _parse_errors(fields: dict[str, Any]) -> UtteranceErrors:
+def _parse_errors(fields: Any) -> UtteranceErrors:  # noqa: ANN401 - what JSON held
     words = fields.pop("reference_words")
     errors = {
         name: typed_record(WordErrors, {**each, "reference_words": words})
@@ -103,7 +103,7 @@ def _parse_errors(fields: dict[str, Any]) -> UtteranceErrors:
     return typed_record(UtteranceErrors, {**fields, "errors": errors})
 
 
-def _read_lines(data: bytes, parse: Callable[[dict[str, Any]], T], need: str) -> list[T]:
+def _read_lines(data: bytes, parse: Callable[[Any], T], need: str) -> list[T]:
     found = []
     for number, line in enumerate(data.splitlines(), start=1):
         try:
@@ -210,7 +210,7 @@ def read_decoded(data: bytes) -> list[DecodedUtterance]:
     return _read_lines(data, _parse_decoded, "what evaluation decoded")
 
 
-def _parse_decoded(fields: dict[str, Any]) -> DecodedUtterance:
+def _parse_decoded(fields: Any) -> DecodedUtterance:  # noqa: ANN401 - what JSON held
     fields["words"] = tuple(typed_record(DecodedWord, word) for word in fields["words"])
     for name, kind in (("reference", str), ("labels", int)):
         fields[name] = tuple(fields[name])
