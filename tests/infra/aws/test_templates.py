@@ -6,6 +6,7 @@ import cfnlint.decode
 import pytest
 
 from infra.cluster import load_cluster
+from jobs import run_table
 from jobs.roles import QUERIES, template, text_of
 from pipeline.runs.names import (
     FEATURES_FOLDER,
@@ -23,11 +24,7 @@ FOLDERS = (
     "steps",
 )
 ROLES = [name.removesuffix("Role") for name in template({})["Resources"] if name.endswith("Role")]
-STEPS = [
-    *("ingest", "select_utterances", "extract_features", "align", "train_baseline"),
-    *("train_teacher", "generate_targets", "repartition", "train_student", "evaluate"),
-    *("certify", "report", *QUERIES),
-]
+STEPS = [*run_table.STEPS, *QUERIES]
 CLUSTERS = TEMPLATE.parents[1] / "clusters"
 OTHERS = ("export_shards",)
 RUN = "arn:aws:s3:::megahour/runs/tiny"
