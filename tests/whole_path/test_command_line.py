@@ -16,7 +16,7 @@ from pipeline.steps.selection.select import metadata_uri, select_utterances
 from tests.job_programs import RunJob, Said
 from tests.s3_server import CREDENTIALS, free_port
 from tests.small_corpus import local_store, serially, write_corpus, write_metadata
-from tests.whole_path.processes import TINY, run_step
+from tests.whole_path.processes import TINY
 from training.settings.recipe import read_recipe
 from training.settings.trainers import TRAINERS
 
@@ -54,21 +54,6 @@ def test_help_teaches(run_job: RunJob, step: str) -> None:
         assert option in text
     assert "Exit codes: 0 done or nothing to do, 1 failed, 2 bad usage or recipe" in text
     assert "never done again" in text
-
-
-@pytest.mark.parametrize(
-    "program",
-    [
-        *("run", "demo", "synthesize", "package", "plan", "scaling", "check"),
-        *("roles", "request_cluster", "workflow"),
-    ],
-)
-def test_help_of_the_programs_teaches(run_job: RunJob, program: str) -> None:
-    """The programs that are no steps explain themselves and their exit codes, too."""
-    said = run_job(program, "--help")
-    assert (said.code, said.err) == (0, "")
-    assert said.out.startswith(f"usage: megahour {program}")
-    assert "Exit codes: 0" in said.out
 
 
 def test_any_trainer_can_be_chosen_for_any_recipe(run_job: RunJob, tmp_path: Path) -> None:
@@ -275,21 +260,6 @@ def corpus(tmp_path: Path) -> tuple[ObjectStore, str, str]:
     for subset in SUBSETS:
         write_corpus(store, corpus_uri, subset, num_speakers=2, num_each=2)
     return store, run_uri, corpus_uri
-
-
-@pytest.mark.timeout(1200)
-def test_spark_submit_prints_one_json_object(
-    corpus: tuple[ObjectStore, str, str], environment: dict[str, str]
-) -> None:
-    """Spark writes nothing to standard output."""
-    _, run_uri, _ = corpus
-    done = run_step("select_utterances", run_uri, environment, "--json")
-    assert done.returncode == 0, done.stderr[-4000:]
-    summary = json.loads(done.stdout)
-    assert summary["status"] == "done"
-    assert {name: counts["utterances_out"] for name, counts in summary["manifests"].items()} == {
-        f"selection/{subset}": 4 for subset in SUBSETS
-    }
 
 
 def test_an_exceeded_loss_budget_has_its_exit_code(
