@@ -11,7 +11,7 @@ from infra.store.object_store import ObjectStore, join_uri
 from pipeline.runs.names import SUBSETS
 from tests.faults.failing_store.faulty_proxy import FaultyProxy, faulty_proxy
 from tests.faults.killed_processes.chaos_run import STEPS, run_plainly, store_random_teacher
-from tests.s3_server import CREDENTIALS
+from tests.s3_server import CREDENTIALS, set_endpoint
 from tests.small_corpus import write_corpus
 from tests.whole_path.manifests import manifest_bytes
 from tests.whole_path.processes import TINY, run_step
@@ -31,10 +31,7 @@ def proxy(ceph_endpoint: str) -> Iterator[FaultyProxy]:
         pytest.MonkeyPatch.context() as patch,
         faulty_proxy(ceph_endpoint, 0.0, seed=6, weights=WEIGHTS) as proxy,
     ):
-        for name, value in {**CREDENTIALS, "AWS_ENDPOINT_URL": proxy.endpoint}.items():
-            patch.setenv(name, value)
-        for name in ("AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL_S3"):
-            patch.delenv(name, raising=False)
+        set_endpoint(proxy.endpoint, patch)
         boto3.client("s3", endpoint_url=ceph_endpoint).create_bucket(Bucket="megahour")
         yield proxy
 

@@ -14,7 +14,7 @@ from pipeline.runs.manifest import manifest_uri
 from pipeline.runs.names import SUBSETS
 from pipeline.steps.selection.select import metadata_uri, select_utterances
 from tests.job_programs import RunJob, Said
-from tests.s3_server import CREDENTIALS, free_port
+from tests.s3_server import CREDENTIALS, free_port, set_endpoint
 from tests.small_corpus import local_store, serially, write_corpus, write_metadata
 from tests.whole_path.processes import TINY
 from training.settings.recipe import read_recipe
@@ -184,10 +184,7 @@ def test_a_dry_run_writes_nothing(run_job: RunJob, tmp_path: Path, step: str) ->
 def secrets(monkeypatch: pytest.MonkeyPatch) -> tuple[str, ...]:
     """Set credentials in the environment and in the endpoint, at a port that refuses."""
     endpoint = f"http://user:endpoint-password@127.0.0.1:{free_port()}"
-    for name, value in {**CREDENTIALS, "AWS_ENDPOINT_URL": endpoint}.items():
-        monkeypatch.setenv(name, value)
-    for name in ("AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL_S3"):
-        monkeypatch.delenv(name, raising=False)
+    set_endpoint(endpoint, monkeypatch)
     keys = (CREDENTIALS["AWS_ACCESS_KEY_ID"], CREDENTIALS["AWS_SECRET_ACCESS_KEY"])
     return (*keys, "endpoint-password")
 

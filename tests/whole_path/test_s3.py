@@ -26,7 +26,7 @@ from tests.faults.killed_processes.chaos_run import run_plainly
 from tests.infra.aws.role_policy import Request, Statement, allows, requests_by_step, role_of
 from tests.job_programs import RunJob
 from tests.notebooks.execution import SHOWN, require_shown
-from tests.s3_server import CREDENTIALS, running_s3_server
+from tests.s3_server import CREDENTIALS, running_s3_server, set_endpoint
 from tests.whole_path.manifests import manifest_bytes, require_balance
 from tests.whole_path.processes import TINY, left_behind, run_all_steps, run_step
 from training.settings.recipe import read_recipe
@@ -63,7 +63,6 @@ OTHER_RUNS_NEED = {
 """The permissions of a role that this run did not need."""
 
 PLACEMENTS = ["DP1", "DP2", "DP3", "DP4", "DP5"]
-OTHER_SETTINGS = ("AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL_S3")
 CORPUS = SynthesisConfig(
     labelled_hours=1 / 60,
     unlabelled_hours=2 / 60,
@@ -99,16 +98,11 @@ def whole(
         synthesize(CORPUS, kaldi_dir)
     log = kaldi_dir.with_name("requests.log")
     with running_s3_server(log) as endpoint, pytest.MonkeyPatch.context() as patch:
-        settings = {**CREDENTIALS, "AWS_ENDPOINT_URL": endpoint}
-        for name, value in settings.items():
-            patch.setenv(name, value)
-        for name in OTHER_SETTINGS:
-            patch.delenv(name, raising=False)
+        set_endpoint(endpoint, patch)
         boto3.client("s3").create_bucket(Bucket="megahour")
         uri = "s3://megahour/runs/tiny"
-        inherited = {**environment, **settings, "MEGAHOUR_TEST": str(kaldi_dir)}
-        for name in OTHER_SETTINGS:
-            inherited.pop(name, None)
+        settings = {**CREDENTIALS, "AWS_ENDPOINT_URL": endpoint, "MEGAHOUR_TEST": str(kaldi_dir)}
+        inherited = {**environment, **settings}
         ranks = ("--supervised-ranks", "1", "--student-ranks", "2")
         options = (*ranks, *(part for each in SETTINGS for part in ("--set", each)))
         done = run_all_steps(uri, kaldi_dir, inherited, *options)

@@ -64,8 +64,9 @@ class PackagedSteps:
         return self._start(step, options, self.program(step), *arguments)
 
     def start_from_archive(self, program: str) -> "subprocess.Popen[bytes]":
-        """Start any program with the package, whose archive each executor unpacks."""
-        return self._start(PACKAGED, self.package.options(), program)
+        """Start any program with the package, whose archive its one executor unpacks."""
+        one_executor = ("--conf", "spark.cores.max=2")
+        return self._start(PACKAGED, (*self.package.options(), *one_executor), program)
 
     def _start(
         self, step: str, options: Sequence[str], program: str, *arguments: str
