@@ -10,12 +10,13 @@ import pytest
 
 from infra.settings import digest
 from infra.store.object_store import ObjectStore
+from jobs.cli import spark_steps
 from pipeline.runs.manifest import manifest_uri
 from pipeline.runs.names import SUBSETS
 from pipeline.steps.selection.select import metadata_uri, select_utterances
 from tests.job_programs import RunJob, Said
 from tests.s3_server import CREDENTIALS, free_port, set_endpoint
-from tests.small_corpus import local_store, serially, write_corpus, write_metadata
+from tests.small_corpus import local_store, plain_loop, serially, write_corpus, write_metadata
 from tests.whole_path.processes import TINY
 from training.settings.recipe import read_recipe
 from training.settings.trainers import TRAINERS
@@ -260,9 +261,10 @@ def corpus(tmp_path: Path) -> tuple[ObjectStore, str, str]:
 
 
 def test_an_exceeded_loss_budget_has_its_exit_code(
-    corpus: tuple[ObjectStore, str, str], run_job: RunJob
+    corpus: tuple[ObjectStore, str, str], run_job: RunJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Audio outside the allowed prefixes is quarantined; above the budget the exit code is 3."""
+    monkeypatch.setattr(spark_steps, "distribute_on_spark", plain_loop)
     store, run_uri, corpus_uri = corpus
     records = write_corpus(store, corpus_uri, "unlabelled", num_speakers=2, num_each=2)
     records[0]["audio_uri"] = "/etc/hostname"

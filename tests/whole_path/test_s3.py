@@ -94,7 +94,7 @@ def whole(
 ) -> Iterator[WholeRun]:
     kaldi_dir = tmp_path_factory.mktemp("synthetic") / "kaldi"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("jobs.synthesis.corpus._NOISE_S", 5.0)  # of 120, which take 10 s of CPU
+        patch.setattr("jobs.synthesis.corpus._NOISE_S", 5.0)  # of 120, which take 4 s of CPU
         synthesize(CORPUS, kaldi_dir)
     log = kaldi_dir.with_name("requests.log")
     with running_s3_server(log) as endpoint, pytest.MonkeyPatch.context() as patch:

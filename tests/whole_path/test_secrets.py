@@ -81,7 +81,9 @@ def arguments_of(run: str, *more: str) -> list[str]:
 @pytest.fixture
 def watched(s3_bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Watched:
     assert s3_bucket  # which the environment points to
-    for name, value in ENVIRONMENT.items():
+    # The last two, which a job within this process sets, are as before at the end.
+    log = {"MEGAHOUR_LOG_FORMAT": "text", "MEGAHOUR_LOG_STEP": ""}
+    for name, value in (ENVIRONMENT | log).items():
         monkeypatch.setenv(name, value)
     return Watched(dict(os.environ), f"secrets-{tmp_path}")
 

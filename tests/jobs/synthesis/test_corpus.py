@@ -36,7 +36,7 @@ TINY = SynthesisConfig(
 
 @pytest.fixture(scope="module", autouse=True)
 def short_noise() -> Iterator[None]:
-    """Hear three seconds of noise again and again, where two minutes take 10 s of CPU to make."""
+    """Hear three seconds of noise again and again: to make two minutes takes 4 s of CPU."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("jobs.synthesis.corpus._NOISE_S", 3.0)
         yield
