@@ -5,20 +5,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from jobs.cli.arguments import recipe_path
 from tests.benchmarks.rotation.__main__ import (
     SEEDED,
     Experiment,
-    begun_before,
-    recipe_digest,
 )
 from tests.benchmarks.rotation.folds import NUM_FOLDS, Corpus, fold_of
 from tests.benchmarks.rotation.scores import RECIPE, Scoring, collect
 from tests.benchmarks.rotation.table import (
     Measured,
-    require_one_recipe,
     whole_table,
 )
 from training.settings.recipe import read_recipe
@@ -81,17 +76,6 @@ def test_the_measured_recipe_is_shipped(tmp_path: Path, an4_dir: Path) -> None:
     assert replace(measured, name="placements") == read_recipe(recipe_path("placements"))
 
 
-def test_another_recipe_needs_another_label(tmp_path: Path, an4_dir: Path) -> None:
-    """A fold resumes with the settings that it began with, and is refused with others."""
-    corpus = Corpus(an4_dir)
-    fold = fold_of(corpus.speakers, 0)
-    experiment = Experiment(corpus, fold, tmp_path, ("student.seed=1",), ())
-    assert [begun_before(experiment) for _ in range(2)] == [False, True]
-    other = Experiment(corpus, fold, tmp_path, ("student.seed=2",), ())
-    with pytest.raises(SystemExit, match="was begun with another recipe: give another --label"):
-        begun_before(other)
-
-
 def scored(folder: Path, row: str, errors: list[int]) -> Scoring:
     """Write the score of a model: two speakers of two utterances of ten words, at one placement."""
     utterances = [
@@ -135,26 +119,3 @@ def test_the_table_pools_errors_over_files(tmp_path: Path) -> None:
     assert "| student: WERR | 25.0 (25.0..25.0) |" in table
     assert "| student: recovery | 50.0 (50.0..50.0) |" in table
     assert "| student | 9 | 3 | 7 | 5 | 0.4 |" in table
-
-
-def test_unlike_recipes_under_one_label_are_refused(tmp_path: Path) -> None:
-    """The digest of the resolved recipe tells them apart, whatever seeds and epochs a fold sets."""
-    files = [measured(tmp_path / str(n), "plain", [4] * 4, fold=n) for n in range(2)]
-    one, other = recipe_digest([]), recipe_digest(["student.num_passes=5"])
-    same, unlike = [
-        [
-            replace(each, about={**each.about, "recipe_sha256": found})
-            for each, found in zip(files, pair, strict=True)
-        ]
-        for pair in ((one, one), (one, other))
-    ]
-    require_one_recipe(same)
-    with pytest.raises(ValueError, match=f"label 'plain': recipes {one[:12]} and {other[:12]}"):
-        require_one_recipe(unlike)
-
-
-def test_other_files_are_refused(tmp_path: Path) -> None:
-    """The message names the file."""
-    (tmp_path / "x.jsonl").write_text('{"fold": 1}\n')
-    with pytest.raises(ValueError, match=r"x.jsonl: KeyError\('condition'\): need a result"):
-        Measured.read(tmp_path / "x.jsonl")
