@@ -26,7 +26,7 @@ from tests.faults.killed_processes.chaos_run import run_plainly
 from tests.infra.aws.role_policy import Request, Statement, allows, requests_by_step, role_of
 from tests.job_programs import RunJob
 from tests.notebooks.execution import SHOWN, require_shown
-from tests.s3_server import CREDENTIALS, running_s3_server, set_endpoint
+from tests.s3_server import CREDENTIALS, OTHER_SETTINGS, running_s3_server, set_endpoint
 from tests.whole_path.manifests import manifest_bytes, require_balance
 from tests.whole_path.processes import TINY, left_behind, run_all_steps, run_step
 from training.settings.recipe import read_recipe
@@ -103,6 +103,8 @@ def whole(
         uri = "s3://megahour/runs/tiny"
         settings = {**CREDENTIALS, "AWS_ENDPOINT_URL": endpoint, "MEGAHOUR_TEST": str(kaldi_dir)}
         inherited = {**environment, **settings}
+        for name in OTHER_SETTINGS:
+            inherited.pop(name, None)
         ranks = ("--supervised-ranks", "1", "--student-ranks", "2")
         options = (*ranks, *(part for each in SETTINGS for part in ("--set", each)))
         done = run_all_steps(uri, kaldi_dir, inherited, *options)
