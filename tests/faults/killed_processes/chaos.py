@@ -20,6 +20,7 @@ from tests.faults.killed_processes.chaos_run import (
     OVERRIDES,
     STEPS,
     Undisturbed,
+    chaos_recipe,
     require_books,
     run_plainly,
     store_random_teacher,
@@ -135,7 +136,7 @@ class Chaos:
         self.record.num_rounds += 1
         for step in STEPS:
             if step not in struck:
-                run_plainly(step, store, run_uri, corpus_uri)
+                run_plainly(step, store, run_uri, corpus_uri, chaos_recipe())
                 continue
             # Rounded up for targets: they have a device server beside what every step has.
             is_targets = step == "generate_targets"

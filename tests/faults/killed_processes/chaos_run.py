@@ -84,10 +84,9 @@ def store_random_teacher(store: ObjectStore, run_uri: str) -> None:
 
 
 def run_plainly(
-    step: str, store: ObjectStore, run_uri: str, corpus_uri: str, recipe: Recipe | None = None
+    step: str, store: ObjectStore, run_uri: str, corpus_uri: str, recipe: Recipe
 ) -> None:
     """Run one of the four steps in this process as a plain loop, without Spark."""
-    recipe = recipe or chaos_recipe()
     budget = recipe.loss_budget
     if step == "select_utterances":
         for subset in SUBSETS:
@@ -120,7 +119,7 @@ class Undisturbed:
         write_chaos_corpus(store, corpus_uri)
         store_random_teacher(store, run_uri)
         for step in STEPS:
-            run_plainly(step, store, run_uri, corpus_uri)
+            run_plainly(step, store, run_uri, corpus_uri, chaos_recipe())
         return cls(corpus_uri, manifest_bytes(store, run_uri))
 
     def differences(self, store: ObjectStore, run_uri: str) -> list[str]:
