@@ -280,8 +280,11 @@ def test_an_exceeded_loss_budget_has_its_exit_code(
     assert "fix the data, or raise loss_budget" in said.err
 
 
-def test_empty_metadata_is_explained(tmp_path: Path, run_job: RunJob) -> None:
+def test_empty_metadata_is_explained(
+    tmp_path: Path, run_job: RunJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Metadata objects without a record give exit code 1."""
+    monkeypatch.setattr(spark_steps, "distribute_on_spark", plain_loop)
     store, run_uri, corpus_uri = local_store(tmp_path)
     write_metadata(store, corpus_uri, "labelled", [])
     said = run_job(*usual("select_utterances", run_uri))
