@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.dependency_audit import OSV, PINS, REPOSITORY, read_report, report
+from tests.s3_server import free_port
 
 ADVISORY = {
     "id": "GHSA-0000-0000-0000",
@@ -62,6 +63,17 @@ def test_a_known_vulnerability_fails(tmp_path: Path, capsys: pytest.CaptureFixtu
         assert report(pins, [(*OSV, "--osv-url", url)]) == 1
     said = capsys.readouterr().out
     assert "VULNERABLE: jinja2 3.1.6: GHSA-0000-0000-0000, fixed in 3.1.7" in said
+
+
+def test_a_service_that_does_not_answer_is_reported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing listens at the port: the report says so, and the audit does not fail."""
+    pins = tmp_path / "pins.txt"
+    pins.write_text("numpy==2.4.0\n")
+    url = f"http://127.0.0.1:{free_port()}/v1/query"
+    assert report(pins, [(*OSV, "--osv-url", url)]) == 0
+    assert "NOT AUDITED" in capsys.readouterr().out
 
 
 def test_a_package_that_an_index_does_not_know_is_not_called_safe() -> None:
