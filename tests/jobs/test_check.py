@@ -20,7 +20,7 @@ from tests.benchmarks.rotation.__main__ import EVERY_PLACEMENT, NUM_DRAWN
 from tests.documents.document_commands import ROOT, commands_of
 from tests.infra.store.quirky_s3 import QuirkySettings, quirky_s3
 from tests.job_programs import RunJob, Said
-from tests.s3_server import CREDENTIALS
+from tests.s3_server import set_endpoint
 from tests.small_corpus import write_kaldi_tables
 from tests.whole_path.processes import TINY
 
@@ -109,8 +109,7 @@ def in_s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[QuirkySettings]:
     """Let s3://bucket be in a store whose quirks a test sets."""
     monkeypatch.setattr(retry, "MAX_ASKS", 1)
     with quirky_s3() as (endpoint, settings):
-        for name, value in {**CREDENTIALS, "AWS_ENDPOINT_URL": endpoint}.items():
-            monkeypatch.setenv(name, value)
+        set_endpoint(endpoint, monkeypatch)
         yield settings
 
 

@@ -6,11 +6,13 @@ from pathlib import Path
 import pytest
 
 from infra.store.object_store import join_uri
+from jobs.cli import spark_steps
 from jobs.run import launches
 from pipeline.runs.increment import read_bases
 from pipeline.runs.manifest import Manifest, manifest_uri, read_manifest
 from tests.job_programs import RunJob, Said
 from tests.pipeline.steps.increments.nights import SUBSET, Nights
+from tests.small_corpus import plain_loop
 from tests.whole_path.processes import TINY
 
 SPEAKERS = ["ann", "bert", "clara"]
@@ -27,8 +29,9 @@ def give(run_job: RunJob, nights: Nights, job: str, run: str, *options: str) -> 
 
 
 @pytest.fixture
-def nights(tmp_path: Path) -> Nights:
-    """Return a corpus of one night, and a run of it with the recipe's settings."""
+def nights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Nights:
+    """Return a corpus of one night; jobs run their tasks in a plain loop."""
+    monkeypatch.setattr(spark_steps, "distribute_on_spark", plain_loop)
     found = Nights.at(str(tmp_path))
     found.add(1, SPEAKERS)
     return found

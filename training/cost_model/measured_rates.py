@@ -9,7 +9,7 @@ from statistics import median
 
 import numpy as np
 import torch
-from scipy.stats import norm
+from scipy.special import ndtri
 
 from training.distributed import collectives, process_group
 from training.distributed.collectives import gather_ragged
@@ -114,7 +114,7 @@ def _times_of_steps(
     sums = []
     for each in gradients:
         residual = torch.zeros_like(each)
-        sums.append(ThresholdedSum(residual, float(norm.isf(density / 2))))
+        sums.append(ThresholdedSum(residual, float(-ndtri(density / 2))))
         # On a GPU, messages of the length that this density needs once it has settled.
         length = capacity_for(round(density * num_elements), num_elements)
         sums[-1].restore(residual, {"message_capacity": length})

@@ -34,7 +34,7 @@ STRIKES = {
     "synchronous": ("rank", "rank", "torchrun"),
     "gtc": FIVE_STRIKES,
     "bmuf": ("rank", "rank", "stop"),
-    "htm": ("rank", "stop", "torchrun"),
+    "htm": ("rank", "torchrun"),
     "one_bit": FIVE_STRIKES,
     "rand_psgd": ("rank", "stop", "torchrun"),
     "d_psgd": ("rank", "rank"),

@@ -1,10 +1,8 @@
 """Write a small Kaldi data directory, and change its tables; ingest manifests without Spark."""
 
 from collections.abc import Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +18,7 @@ from pipeline.steps.ingestion.placed_audio import Simulation
 from tests.job_programs import RunJob
 from tests.jobs.ingestion.manifest_corpus import Corpus, manifest_of, row
 from tests.jobs.synthesis.test_corpus import tiny_acoustics
-from tests.small_corpus import flac, serially, tone
+from tests.small_corpus import flac, plain_loop, tone
 
 
 def write(directory: Path, name: str, lines: list[str]) -> None:
@@ -67,17 +65,10 @@ def kaldi_dir(tmp_path: Path) -> Path:
     return directory
 
 
-@contextmanager
-def in_a_loop(job: object) -> Any:
-    """Run a job's tasks one after the other, in place of its Spark session."""
-    del job
-    yield serially
-
-
 @pytest.fixture
 def without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
     """Run tasks in a loop; tests/whole_path starts Spark."""
-    monkeypatch.setattr(spark_steps, "distribute_on_spark", in_a_loop)
+    monkeypatch.setattr(spark_steps, "distribute_on_spark", plain_loop)
 
 
 @pytest.fixture

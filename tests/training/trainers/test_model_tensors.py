@@ -10,7 +10,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
@@ -169,12 +168,14 @@ def test_models_that_ranks_cannot_exchange_are_refused(name: str) -> None:
 
 
 def refusals_of_wrapped_models(group: ProcessGroup) -> dict[str, str]:
+    from torch.distributed import fsdp  # noqa: PLC0415 - 1 s, for this test alone
+
     mesh = DeviceMesh.from_group(group, "cpu", mesh_dim_names=("ranks",))
     sharded = nn.Sequential(nn.Linear(2, 1))
-    fully_shard(sharded[0], mesh=mesh)
+    fsdp.fully_shard(sharded[0], mesh=mesh)
     models = {
         "DistributedDataParallel": DistributedDataParallel(small_model(), process_group=group),
-        "FullyShardedDataParallel": FullyShardedDataParallel(
+        "FullyShardedDataParallel": fsdp.FullyShardedDataParallel(
             small_model(), process_group=group, device_id=torch.device("cpu")
         ),
         "FSDPModule": sharded,
