@@ -154,8 +154,9 @@ def _is_of(value: object, hint: Any) -> bool:  # noqa: ANN401
         return type(value) is hint
     if is_typeddict(hint):
         is_whole = isinstance(value, dict) and hint.__required_keys__ <= value.keys()
-        # The names that it has; a missing one is optional.
-        return is_whole and all(_is_of(value[name], e) for name, e in _hints(hint) if name in value)
+        fields = cast(dict[str, Any], value) if is_whole else {}
+        given = ((fields[name], each) for name, each in _hints(hint) if name in fields)
+        return is_whole and all(_is_of(each, its) for each, its in given)
     if not isinstance(value, list if get_origin(hint) is list else dict):
         return False
     inner, elements = get_args(hint)[-1], value if isinstance(value, list) else value.values()
