@@ -78,7 +78,7 @@ packages:
 	sh tests/install_packages.sh || echo 'Ceph, sclite, PortAudio or Chromium cannot be installed here: tests that need the first three are skipped'
 
 faults: setup packages
-	$(PYTEST) --numprocesses 3 -m 'cluster and not chaos' -rs
+	$(PYTEST) --numprocesses 2 -m 'cluster and not chaos' -rs
 
 chaos: setup packages $(AIRFLOW)/.ready
 	$(PYTEST) --numprocesses 4 -m 'cluster or chaos' --kills $(KILLS) -rs

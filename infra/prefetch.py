@@ -12,7 +12,7 @@ R = TypeVar("R")
 def prefetch(
     function: Callable[[T], R],
     items: Iterable[T],
-    depth: int,
+    depth: int = 16,
     num_threads: int | None = None,
     enter: Callable[[T], bool] = lambda _: True,
     leave: Callable[[T], None] = lambda _: None,

@@ -358,7 +358,11 @@ def read_record(cls: type[Record], table: Mapping[str, object], where: str) -> R
     keys, wrong types, values out of range, and in place of a ValueError from the record's check.
     """
     known = {field.name: field for field in fields(typing.cast(Any, cls)) if field.init}
-    _refuse_unknown(table, list(known), where)
+    for key in table:
+        if key not in known:
+            nearest = difflib.get_close_matches(key, known, n=1)
+            remedy = f"did you mean {nearest[0]}?" if nearest else f"known: {', '.join(known)}"
+            raise ConfigurationError(f"{where}: unknown key {printable(key)}: {remedy}")
     hints = declared(typing.cast(Any, cls))
     values = {}
     for name, field in known.items():
@@ -374,14 +378,6 @@ def read_record(cls: type[Record], table: Mapping[str, object], where: str) -> R
             raise
         raise ConfigurationError(f"{where}: {error}") from error
     return record
-
-
-def _refuse_unknown(table: Mapping[str, object], known: Sequence[str], where: str) -> None:
-    for key in table:
-        if key not in known:
-            nearest = difflib.get_close_matches(key, known, n=1)
-            remedy = f"did you mean {nearest[0]}?" if nearest else f"known: {', '.join(known)}"
-            raise ConfigurationError(f"{where}: unknown key {printable(key)}: {remedy}")
 
 
 def _convert(annotation: Any, value: object, where: str) -> object:  # noqa: ANN401

@@ -76,6 +76,7 @@ def summed(faults: Iterable[DeviceFault]) -> list[DeviceFault]:
 
 T = TypeVar("T")
 R = TypeVar("R")
+S = TypeVar("S")
 
 REQUEST_KINDS = ("get", "put", "head", "list")
 """The requests of a store that are counted, and that S3 charges for; a delete is free."""
@@ -133,6 +134,22 @@ class RequestCounter:
 
 REQUESTS = RequestCounter()
 """The requests of this process; subtract two totals to count those between them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Observer(Generic[R, S]):
+    """Observer summarizes each result on its worker, and sees the summary in the driver at once.
+
+    An error of `see` cancels the job and is raised.
+    """
+
+    summarize: Callable[[R], S]
+    see: Callable[[S], None]
+
+
+def add_summary(add: Callable[[list[S]], object], summarize: Callable[[R], S], result: R) -> None:
+    """Add the summary of a result on its worker."""
+    add([summarize(result)])
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,20 +10,23 @@ from infra.settings import ConfigurationError
 from jobs.cli.command_line import Step, StepResults, main
 from jobs.cli.job import Job
 from jobs.run_table import CERTIFY
-from pipeline.runs.manifest import manifest_uri
 from pipeline.runs.names import STUDENT, model_step
 from pipeline.shuffle_quality import FIGURE_TITLES
 from training.certificate import FORMS, CertificateConfig, certify_run
 from training.fit.model_specs import student_fit
 
 USUAL_RANKS = 4
+"""The ranks on which `megahour run` trains a student."""
+
 HEADER = f"{'':32}{'step':>10}{'uniform':>10}{'rank':>10}{'uniform':>10}"
 
 
 def run(job: Job) -> StepResults:
     """Examine the first steps of the student's sub-epochs; print the table."""
     arguments = job.arguments
-    num_ranks = arguments.ranks or trained_ranks(job)
+    num_ranks = arguments.ranks or USUAL_RANKS
+    if not arguments.ranks and job.has(model_step(STUDENT)):
+        num_ranks = job.manifest(model_step(STUDENT)).statistic("num_ranks", int)
     try:
         config = CertificateConfig(num_ranks, arguments.steps, arguments.sub_epochs)
     except ValueError as error:
@@ -32,14 +35,6 @@ def run(job: Job) -> StepResults:
     table = format_certificate(result.manifest.statistics)
     print(table, file=sys.stderr if arguments.json else sys.stdout)
     return [result]
-
-
-def trained_ranks(job: Job) -> int:
-    """Return the number of ranks of the trained student, or that of jobs/run.py."""
-    if not job.store.exists(manifest_uri(job.run_uri, model_step(STUDENT))):
-        return USUAL_RANKS
-    trained = job.manifest(model_step(STUDENT))
-    return int(trained.statistic("num_ranks", int))
 
 
 def format_certificate(certificate: Any) -> str:  # noqa: ANN401 - as JSON has it

@@ -7,33 +7,36 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 
 from infra.cluster import INSTANCE_TYPES, Cluster, require_dependencies
-from infra.settings import AUTO, ConfigurationError, Range, mebibytes, printable
+from infra.settings import AUTO, ConfigurationError, mebibytes, printable
 from infra.spark.host_environment import find_java_home, require_environment
 from infra.store.object_store import AccessDenied, StoreError, join_uri
-from infra.store.uris import require_within, resolve_prefix
+from infra.store.uris import require_within, resolve_audio, resolve_prefix
 from jobs.cli.arguments import (
+    LANGUAGE_MODEL,
     add_device_argument,
     add_extends_argument,
     add_ranks_arguments,
     add_source_arguments,
-    require_used_options,
+    require_source_options,
     subset_and_uri,
 )
 from jobs.cli.command_line import fail
 from jobs.cli.host import choose_device, gpus_for
 from jobs.cli.job import Job, job_parser, open_job, require_base
 from jobs.cli.megahour import CHECK
-from jobs.ingestion.sources import (
+from jobs.ingest_sources import (
     has_new_lexicon,
-    language_model_notes,
     new_lexicon_bytes,
     phone_notes,
+    read_language_model,
     read_lexicon,
     require_replaceable,
     require_usable_manifests,
+    stored_name,
     vocabulary_notes,
 )
 from jobs.run_table import (
@@ -53,20 +56,22 @@ from pipeline.runs.names import (
     DEV,
     HELDOUT,
     LABELLED,
+    LANGUAGE_MODEL_FILES,
+    LANGUAGE_MODEL_SETTINGS,
     LEXICON_FILE,
     METADATA_FOLDER,
     STORE_CHECK_FOLDER,
     STUDENT,
     TEACHER,
 )
+from training.decode.lexicon import Lexicon
+from training.decode.ngrams import RestrictedArpa, read_arpa
+from training.evaluate.language_model import LanguageModelFile, num_unknown
 from training.models.parameter_count import num_parameters
 from training.settings.decoding import OwnTeacherConfig
+from training.settings.model_training import Precision
 from training.settings.models import FactoryConfig
 from training.settings.recipe import Recipe, check_phones, check_ranks
-from training.settings.values import Precision
-
-RANKS = Range(1, 1024)
-"""The ranks that one host may start."""
 
 
 def main() -> None:
@@ -113,7 +118,7 @@ def check(arguments: argparse.Namespace) -> tuple[Job, Sequence[str]]:
 
     Return the first step's job, and what the user may want to change though it works.
     """
-    require_used_options(arguments)
+    require_source_options(arguments)
     ranks = _ranks(arguments)
     by_step = {step: open_job(step, arguments) for step in STEPS}
     jobs = list(by_step.values())
@@ -138,7 +143,10 @@ def check(arguments: argparse.Namespace) -> tuple[Job, Sequence[str]]:
     _check_own_teacher(jobs[0].recipe)
     _check_models(jobs[0].recipe, ranks)
     if arguments.ingested:
-        _require_corpus(by_step[SELECT_UTTERANCES])
+        reader = by_step[SELECT_UTTERANCES]
+        if not reader.store.list(metadata := join_uri(reader.corpus_uri, METADATA_FOLDER)):
+            remedy = "name what to ingest by --kaldi-dir or --manifest, or set corpus.uri"
+            raise ConfigurationError(f"{metadata} holds no metadata: {remedy}")
     require_base(jobs)
     notes = _language_notes(by_step, arguments)
     try:
@@ -162,7 +170,7 @@ def _language_notes(by_step: Mapping[str, Job], arguments: argparse.Namespace) -
     if recipe.targets.source == "lattice":
         searching.append(GENERATE_TARGETS)
     readers = [by_step[step] for step in searching]
-    notes = list(language_model_notes(readers, lexicon))
+    notes = list(_language_model_notes(readers, lexicon))
     if lexicon is not None:
         # What ingest will say, or refuse.
         if (data := new_lexicon_bytes(by_step[INGEST])) is not None:
@@ -172,14 +180,74 @@ def _language_notes(by_step: Mapping[str, Job], arguments: argparse.Namespace) -
     return notes
 
 
+def _language_model_notes(readers: Sequence[Job], lexicon: Lexicon | None) -> Iterator[str]:
+    """Read the files that evaluation names, and yield what hypotheses will lack by them.
+
+    Raises ConfigurationError for a file that one of the `readers` could not use, hours later, and
+    for a language model that no setting of the recipe names.
+    """
+    job = readers[0]
+    evaluation, given = job.recipe.evaluation, job.arguments.language_model
+    if given and stored_name(given) not in (evaluation.arpa, evaluation.language_model_text):
+        setting = "arpa" if ".arpa" in stored_name(given) else "language_model_text"
+        raise ConfigurationError(
+            f"{LANGUAGE_MODEL} {printable(given)}: the recipe does not use "
+            f"it: set evaluation.{setting} = {stored_name(given)!r}"
+        )
+    for setting in LANGUAGE_MODEL_SETTINGS:
+        name: str = getattr(evaluation, setting)
+        if not name:
+            continue
+        where = f"evaluation.{setting} = {printable(name)!r}"
+        uri = resolve_audio(job.corpus_uri, name)
+        try:
+            for each in readers:
+                require_within(uri, each.store.allowed_prefixes)
+            if uri != name and lexicon is None:  # ingested, and there is no corpus yet
+                continue
+            note = _missing_words(setting, _language_model_file(job, name), lexicon)
+        except (OSError, StoreError, ValueError) as error:
+            raise ConfigurationError(f"{where}: {error}") from error
+        if note:
+            yield f"{where}: {note}"
+
+
+def _language_model_file(job: Job, name: str) -> LanguageModelFile:
+    """Read a file where it is now: where ingest will take it from, or in the store."""
+    arguments = job.arguments
+    if name not in LANGUAGE_MODEL_FILES:
+        return LanguageModelFile.read(job.store, job.corpus_uri, name)
+    if arguments.kaldi_dir:
+        path = Path(arguments.kaldi_dir) / name
+        if not path.is_file():
+            raise ValueError(f"{path} is no file: put it there, or name the URI of another")
+        return LanguageModelFile.at(path)
+    if arguments.language_model:
+        return read_language_model(arguments.language_model)
+    uri = join_uri(job.corpus_uri, name)
+    if arguments.manifest and not job.store.exists(uri):
+        raise ValueError(f"{uri} is absent: give {LANGUAGE_MODEL} URI")
+    return LanguageModelFile.read(job.store, job.corpus_uri, name)
+
+
+def _missing_words(setting: str, file: LanguageModelFile, lexicon: Lexicon | None) -> str:
+    """Say which words no hypothesis will have; without a lexicon, only read the file."""
+    words = lexicon.pronunciations.keys() if lexicon else ()
+    if setting == "arpa":
+        arpa = file.arpa(words) if lexicon else read_arpa(file.text())
+        missing = arpa.num_missing_words if isinstance(arpa, RestrictedArpa) else 0
+        said = f"{missing} of the {len(words)} words of {LEXICON_FILE} are not in it"
+    else:
+        sentences = file.sentences(words) if lexicon else file.text()
+        missing = num_unknown(sentences) if lexicon else 0
+        said = f"{missing} of its words are not in {LEXICON_FILE}"
+    return f"{said}, and will be in no hypothesis" if missing else ""
+
+
 def _ranks(arguments: argparse.Namespace) -> Mapping[str, int]:
-    for name in ("supervised_ranks", "student_ranks"):
-        if not RANKS.admits(number := getattr(arguments, name)):
-            option = name.replace("_", "-")
-            raise ConfigurationError(f"--{option} {printable(str(number))}: need {RANKS.need}")
     supervised = arguments.supervised_ranks
-    trained = {BASELINE: supervised, TEACHER: supervised, STUDENT: arguments.student_ranks}
-    return {ALIGNER: 1, **trained}
+    student: int = arguments.student_ranks
+    return {ALIGNER: 1, BASELINE: supervised, TEACHER: supervised, STUDENT: student}
 
 
 def _check_host(cluster: Cluster) -> None:
@@ -271,14 +339,6 @@ def _check_own_teacher(recipe: Recipe) -> None:
 
 def _host_mebibytes() -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") >> 20
-
-
-def _require_corpus(job: Job) -> None:
-    """Raise ConfigurationError if there is no metadata yet."""
-    uri = join_uri(job.corpus_uri, METADATA_FOLDER)
-    if not job.store.list(uri):
-        remedy = "name what to ingest by --kaldi-dir or --manifest, or set corpus.uri"
-        raise ConfigurationError(f"{uri} holds no metadata: {remedy}")
 
 
 def _require_lexicon(job: Job, arguments: argparse.Namespace) -> None:

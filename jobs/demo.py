@@ -14,19 +14,12 @@ from jobs.cli.arguments import (
     KALDI_DIR,
     ON_CPU,
     Parser,
+    add_recipe_arguments,
     add_run_arguments,
     given_options,
     recipe_path,
 )
-from jobs.run import (
-    EXIT_CODES,
-    Launch,
-    check,
-    exit_with,
-    launches_of,
-    run_chosen,
-    run_steps,
-)
+from jobs.run import EXIT_CODES, Launch, check, exit_with, launches_of, run_chosen, run_steps
 from jobs.synthesis.corpus import SynthesisConfig
 from pipeline.runs.names import REPORT_STEP
 from training.settings.recipe import read_recipe
@@ -48,9 +41,7 @@ def _parse_arguments() -> argparse.Namespace:
         "error rates and a report. The same command resumes an interrupted demo.",
         epilog=EXIT_CODES,
     )
-    parser.add_argument(
-        "--recipe", default="demo", help="TOML file, or a name in jobs/recipes: default demo"
-    )
+    add_recipe_arguments(parser, default="demo")
     # Models of a minute's training, on two and four ranks: a host has rarely as many GPUs.
     add_run_arguments(parser, device=ON_CPU)
     for subset in ("labelled", "unlabelled"):

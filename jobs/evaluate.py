@@ -13,15 +13,7 @@ from jobs.cli.spark_steps import distribute_on_spark
 from jobs.cli.training_steps import arguments_with_device, own_device, report_device
 from jobs.run_table import EVALUATE
 from pipeline.runs.manifest import subsets_of_run
-from pipeline.runs.names import (
-    BOOTSTRAP_STEP,
-    DEV,
-    STUDENT,
-    evaluated_models,
-    features_step,
-    labelling_models,
-    targets_rounds,
-)
+from pipeline.runs.names import BOOTSTRAP_STEP, DEV, STUDENT, features_step, targets_rounds
 from pipeline.steps.audio_source import AudioSource
 from pipeline.steps.targets import FEATURES
 from training.align.network_alignment import read_tree
@@ -41,12 +33,9 @@ def run(job: Job) -> StepResults:
     of_tasks = device if job.cluster.has_one_slot else CPU
     report_device(job.name, of_tasks)
     where, recipe = (job.store, job.run_uri, job.corpus_uri), job.recipe
-    names = evaluated_models(
-        recipe.sequence_training.models, recipe.num_teachers, recipe.targets.rounds
-    )
     has_development = DEV in subsets_of_run(job.store, job.run_uri, features_step)
     with distribute_on_spark(job) as distribute:
-        forms = {name: recipe.models.of(name) for name in names}
+        forms = {name: recipe.models.of(name) for name in recipe.evaluated_models}
         models = ModelsToDecode(forms, distribute, str(of_tasks))
         tuned = [tune(*where, recipe.evaluation, recipe.tuning, models)] if has_development else []
         made = [*tuned, evaluate(*where, recipe.evaluation, models)]
@@ -57,9 +46,7 @@ def run(job: Job) -> StepResults:
 def labelling(job: Job) -> CostedTeachers:
     """Return the models that labelled the last targets, or the user's own teachers."""
     recipe, own = job.recipe, job.recipe.targets.teacher
-    last = targets_rounds(recipe.targets.rounds)[-1]
-    models = labelling_models(recipe.sequence_training.models, recipe.num_teachers, last)
-    if models:
+    if models := recipe.labelling_models(targets_rounds(recipe.targets.rounds)[-1]):
         forms = {name: recipe.models.of(name) for name in models}
         return trained_teachers(job.store, job.run_uri, forms)
     assert isinstance(own, OwnTeacherConfig), "else models label"

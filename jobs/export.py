@@ -3,14 +3,13 @@
 megahour export --recipe demo --run runs/demo --out student.zip
 """
 
-import argparse
 from pathlib import Path
 from typing import Any, Literal
 
 from infra.settings import ConfigurationError
 from jobs.cli.command_line import Answer, Query, main
 from jobs.cli.job import Job
-from pipeline.runs.names import STUDENT, evaluated_models
+from pipeline.runs.names import STUDENT
 
 SCORED_PIECE_S = 0.3
 """The score hears audio in pieces of this length, as `transcribe` does by default."""
@@ -22,10 +21,7 @@ def export(job: Job) -> Answer:
     if path.is_dir() or not path.parent.is_dir():
         what = "is a folder" if path.is_dir() else f"{path.parent} is no folder"
         raise ConfigurationError(f"--out {path}: {what}: name a file, such as student.zip")
-    names = evaluated_models(
-        recipe.sequence_training.models, recipe.num_teachers, recipe.targets.rounds
-    )
-    if name not in names:
+    if name not in (names := recipe.evaluated_models):
         raise ConfigurationError(f"--model {name}: need one of {', '.join(names)}")
     try:
         # Other commands need no ONNX.
@@ -65,20 +61,6 @@ def export(job: Job) -> Answer:
     return Answer(True, "\n".join(lines), document)
 
 
-def export_arguments() -> argparse.Namespace:
-    """Parse the command line."""
-    parser = QUERY.parser()
-    add = parser.add_argument
-    add("--out", required=True, metavar="FILE", help="the archive to write, a zip file")
-    text = f"model of the run, such as student_smbr or baseline; default {STUDENT}"
-    add("--model", default=STUDENT, metavar="NAME", help=text)
-    text = "round weights to 8 bits: a third of the bytes; only onnxruntime reads it; add --score"
-    add("--int8", action="store_true", help=text)
-    text = "transcribe the held-out audio with the written archive, and print its word error rate"
-    add("--score", action="store_true", help=text)
-    return parser.parse_args()
-
-
 QUERY = Query(
     name="export",
     description="Export a model for devices. The archive holds the network as ONNX, with its "
@@ -91,4 +73,13 @@ QUERY = Query(
 )
 
 if __name__ == "__main__":
-    main(QUERY, export_arguments())
+    parser = QUERY.parser()
+    add = parser.add_argument
+    add("--out", required=True, metavar="FILE", help="the archive to write, a zip file")
+    text = f"model of the run, such as student_smbr or baseline; default {STUDENT}"
+    add("--model", default=STUDENT, metavar="NAME", help=text)
+    text = "round weights to 8 bits: a third of the bytes; only onnxruntime reads it; add --score"
+    add("--int8", action="store_true", help=text)
+    text = "transcribe the held-out audio with the written archive, and print its word error rate"
+    add("--score", action="store_true", help=text)
+    main(QUERY, parser.parse_args())

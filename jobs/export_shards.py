@@ -3,7 +3,6 @@
 megahour export_shards --recipe demo --run runs/demo --subset unlabelled --format shar --out shar
 """
 
-import argparse
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from jobs.cli.command_line import Answer, Query, main
 from jobs.cli.job import Job
 from pipeline.filterbank import NUM_BINS
 from pipeline.records import Tally
-from pipeline.runs.manifest import Output, is_finished, read_manifest, read_output
+from pipeline.runs.manifest import Output, read_manifest, read_output
 from pipeline.runs.names import (
     ALIGNMENT_STEP,
     ALL_SUBSETS,
@@ -36,7 +35,9 @@ def export_shards(job: Job) -> Answer:
     """Write one shard after the other, of which one is in memory."""
     arguments = job.arguments
     folder = _new_folder(Path(arguments.out))
-    step = _step(job, arguments.subset)
+    step = TARGETS.get(arguments.subset, "")
+    if not (step and job.has(step)):
+        step = features_step(arguments.subset)
     outputs = read_manifest(job.store, job.run_uri, step).outputs
     kaldi = KaldiFolder(folder) if arguments.format == "kaldi" else None
     read: Callable[[bytes], Rows] = read_features if step.startswith("features") else read_partition
@@ -81,23 +82,6 @@ def _new_folder(folder: Path) -> Path:
     return folder
 
 
-def _step(job: Job, subset: str) -> str:
-    joined = TARGETS.get(subset)
-    if joined is not None and is_finished(job.store, job.run_uri, joined):
-        return joined
-    return features_step(subset)
-
-
-def export_shards_arguments() -> argparse.Namespace:
-    """Parse the command line."""
-    parser = QUERY.parser()
-    add = parser.add_argument
-    add("--out", required=True, metavar="FOLDER", help="new folder on this machine")
-    add("--format", required=True, choices=("kaldi", "shar"), help="Kaldi ark and scp, or Shar")
-    add("--subset", default=UNLABELLED, choices=ALL_SUBSETS, help=f"default {UNLABELLED}")
-    return parser.parse_args()
-
-
 QUERY = Query(
     name="export_shards",
     description=f"Export a subset's features, {NUM_BINS} log-mel energies at 100 Hz after the "
@@ -109,4 +93,9 @@ QUERY = Query(
 )
 
 if __name__ == "__main__":
-    main(QUERY, export_shards_arguments())
+    parser = QUERY.parser()
+    add = parser.add_argument
+    add("--out", required=True, metavar="FOLDER", help="new folder on this machine")
+    add("--format", required=True, choices=("kaldi", "shar"), help="Kaldi ark and scp, or Shar")
+    add("--subset", default=UNLABELLED, choices=ALL_SUBSETS, help=f"default {UNLABELLED}")
+    main(QUERY, parser.parse_args())

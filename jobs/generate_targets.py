@@ -20,22 +20,17 @@ from pipeline.runs.engine import Distribute, StepResult
 from pipeline.runs.manifest import subsets_of_run
 from pipeline.runs.names import (
     DEV,
+    ONLY_ROUND,
     TARGETS_GRAPH_STEP,
     TARGETS_TUNING_STEP,
     TEACHER,
     TargetsRound,
     features_step,
-    labelling_models,
     model_step,
     targets_rounds,
 )
 from pipeline.steps.audio_source import AudioSource
-from pipeline.steps.targets import (
-    FeatureSource,
-    FrameSource,
-    Teacher,
-    generate_targets,
-)
+from pipeline.steps.targets import FeatureSource, FrameSource, Teacher, generate_targets
 from training.align.network_alignment import read_tree
 from training.evaluate.slices import ModelsToDecode
 from training.evaluate.tuning import tune
@@ -78,56 +73,28 @@ def searches(job: Job) -> bool:
 
 def due_rounds(job: Job) -> Iterator[tuple[TargetsRound, Sequence[str]]]:
     """Yield the first round, and each later one whose teachers are trained, with its models."""
-    recipe = job.recipe
-    trained_on, ensemble = recipe.sequence_training.models, recipe.num_teachers
-    for each in targets_rounds(recipe.targets.rounds):
-        models = labelling_models(trained_on, ensemble, each)
+    for each in targets_rounds(job.recipe.targets.rounds):
+        models = job.recipe.labelling_models(each)
         trained = (job.has(model_step(name)) for name in models)
         if each.number == 1 or all(trained):
             yield each, models
 
 
 def prepare_search(job: Job, distribute: Distribute) -> list[StepResult]:
-    """Build the graph of the teachers' search, at tuned settings where these can be tuned."""
-    tuned = tune_search(job, distribute)
-    graph = build_target_graph(
-        job.store,
-        job.run_uri,
-        job.corpus_uri,
-        job.recipe.evaluation,
-        job.recipe.targets.lattices,
-        first_model(job) if tuned else "",
-    )
-    return [*tuned, graph]
+    """Build the graph of the teachers' search, at settings tuned on the development speakers.
 
-
-def tune_search(job: Job, distribute: Distribute) -> list[StepResult]:
-    """Tune the search of the first teacher where the run has development speakers for that.
-
-    Tuning decodes by models of the run: the search of a teacher of the user's own has the settings
-    of the recipe.
+    Without such speakers, and for a teacher of the user's own, the settings are the recipe's:
+    tuning decodes by a model of the run, the first that labels.
     """
-    recipe = job.recipe
-    has_development = DEV in subsets_of_run(job.store, job.run_uri, features_step)
-    is_tuned = recipe.targets.lattices.are_tuned and recipe.num_teachers > 0
-    if not (has_development and is_tuned):
-        return []
-    models = ModelsToDecode({first_model(job): recipe.models.of(TEACHER)}, distribute)
-    result = tune(
-        job.store,
-        job.run_uri,
-        job.corpus_uri,
-        recipe.evaluation,
-        recipe.tuning,
-        models,
-        TARGETS_TUNING_STEP,
-    )
-    return [result]
-
-
-def first_model(job: Job) -> str:
-    """Name the model that labels alone, or first of an ensemble, in the first round."""
-    return labelling_models(job.recipe.sequence_training.models, job.recipe.num_teachers)[0]
+    store, run_uri, corpus_uri, recipe = job.store, job.run_uri, job.corpus_uri, job.recipe
+    evaluation, lattices, model, tuned = recipe.evaluation, recipe.targets.lattices, "", []
+    has_development = DEV in subsets_of_run(store, run_uri, features_step)
+    if has_development and lattices.are_tuned and recipe.num_teachers > 0:
+        model = recipe.labelling_models(ONLY_ROUND)[0]
+        models = ModelsToDecode({model: recipe.models.of(TEACHER)}, distribute)
+        step = TARGETS_TUNING_STEP
+        tuned = [tune(store, run_uri, corpus_uri, evaluation, recipe.tuning, models, step)]
+    return [*tuned, build_target_graph(store, run_uri, corpus_uri, evaluation, lattices, model)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from jobs.cli.arguments import (
 from jobs.cli.command_line import Step, StepResults, main
 from jobs.cli.job import Job
 from jobs.cli.spark_steps import distribute_on_spark
-from jobs.ingestion.sources import (
+from jobs.ingest_sources import (
     announce_lexicon,
     ingestion_of,
     put_lexicon,
@@ -31,9 +31,8 @@ from jobs.ingestion.sources import (
     require_usable_manifests,
 )
 from jobs.run_table import INGEST
-from jobs.synthesis.corpus import draw_acoustics, draw_development_acoustics
+from jobs.synthesis.corpus import draw_acoustics
 from pipeline.audio.placements import PLACEMENTS, Acoustics
-from pipeline.runs.names import DEV, HELDOUT, LABELLED, UNLABELLED
 from pipeline.steps.ingestion.ingest_manifests import ingest_manifests
 from pipeline.steps.ingestion.kaldi_directory import (
     UNDETERMINED_LOCALE,
@@ -56,8 +55,8 @@ def run(job: Job) -> StepResults:
 
 def _ingest_manifests(job: Job) -> StepResults:
     ingestion = ingestion_of(job, simulation_of(job.arguments))
-    if job.increment:
-        require_same_speakers(job.store, job.increment.bases, ingestion)
+    if job.bases:
+        require_same_speakers(job.store, job.bases, ingestion)
     require_usable_manifests(job)
     announce_lexicon(job)
     place = job.store, job.run_uri, job.corpus_uri
@@ -103,11 +102,7 @@ def simulation_of(arguments: argparse.Namespace) -> Simulation | None:
 
 
 def draw(seed: int, subsets: Collection[str]) -> dict[str, Acoustics]:
-    """Draw the rooms and noises of subsets, in their order.
-
-    Those of development and of held-out speakers are in no other subset. ConfigurationError if a
-    simulator is absent.
-    """
+    """Draw the rooms and noises of subsets, in their order; ConfigurationError if one cannot."""
     if not subsets:
         return {}
     try:
@@ -116,11 +111,7 @@ def draw(seed: int, subsets: Collection[str]) -> dict[str, Acoustics]:
     except PackageNotFoundError as error:
         remedy = "simulated placements need it: pip install megahour[demo]"
         raise ConfigurationError(f"{TRAINING_PLACEMENTS}: {error.name}: {remedy}") from error
-    drawn = {DEV: draw_development_acoustics(seed)} if DEV in subsets else {}
-    if {*subsets} != {DEV}:
-        training, heldout = draw_acoustics(seed)
-        drawn |= {LABELLED: training, UNLABELLED: training, HELDOUT: heldout}
-    return {subset: drawn[subset] for subset in subsets}
+    return draw_acoustics(seed, subsets)
 
 
 STEP = Step(

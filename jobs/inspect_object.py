@@ -38,10 +38,12 @@ SHARD, RECORD = ".parquet", ".json"
 def main() -> None:
     """Parse the command line, show what is at the argument, exit with 0, 1 or 2."""
     arguments = _parser().parse_args()
-    if is_utterance(arguments.target):
+    target = arguments.target
+    # An id has no slash, and no ending of an object.
+    if not (is_s3(target) or "/" in target or target.endswith((SHARD, RECORD))):
         trace_utterance(arguments)
     try:
-        uri = normalize_uri(arguments.target)
+        uri = normalize_uri(target)
         if holds_password(uri):
             raise ConfigurationError(f"{printable(uri)}: need a URI without a signature")
         answer = inspect_object(ObjectStore((uri,)), uri)
@@ -68,11 +70,6 @@ def _parser() -> Parser:
     add("--recipe", help="for an utterance: TOML file, or a name in jobs/recipes")
     add("--json", action="store_true", help="print one JSON object on standard output")
     return parser
-
-
-def is_utterance(target: str) -> bool:
-    """Return whether the argument is an id: an id has no slash, and no ending of an object."""
-    return not (is_s3(target) or "/" in target or target.endswith((SHARD, RECORD)))
 
 
 def trace_utterance(arguments: argparse.Namespace) -> NoReturn:

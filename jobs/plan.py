@@ -6,27 +6,38 @@ megahour plan --hours 1e6
 import argparse
 import json
 import sys
+import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict
+from math import ceil
 from pathlib import Path
 
 from infra.cluster import Cluster, load_cluster
 from infra.settings import ConfigurationError, printable
 from infra.store.object_store import ObjectStore, StoreError, normalize_uri
-from jobs.cli.arguments import Parser, recipe_path
+from jobs.cli.arguments import Parser, add_recipe_arguments, recipe_path
 from jobs.cli.command_line import fail
-from jobs.cli.job import add_recipe_arguments
 from jobs.planning.calibration import Calibration, read_calibration
-from jobs.planning.plan_table import format_plan
-from jobs.planning.run_plan import plan_run, store_plan, to_json
-from jobs.planning.workload import (
+from jobs.planning.run_plan import (
+    DOLLARS_A_GIGABYTE_MONTH,
     LABELLED_SHARE,
+    PAPER_DAYS,
+    PAPER_HOURS,
+    PRICES_SOURCE,
+    S3_READS_PER_PREFIX_S,
+    SPARK_START_S,
     UTTERANCE_SECONDS,
+    RunPlan,
+    StepPlan,
+    plan_run,
     planned_workload,
     run_workload,
+    store_plan,
+    to_json,
 )
 from jobs.run_table import STEPS
 from jobs.volumes import Workload
+from pipeline.runs.names import UNLABELLED
 from training.settings.recipe import Recipe, read_recipe
 
 EPILOG = """\
@@ -153,6 +164,170 @@ def choose_calibration(arguments: argparse.Namespace, recipe: Recipe) -> Calibra
         text = json.dumps(asdict(calibration), indent=1) + "\n"
         Path(arguments.calibrate_to).write_text(text, encoding="utf-8")
     return calibration
+
+
+LINE_WIDTH = 100
+_BYTE_UNITS = ((1e15, "PB"), (1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
+_MADE = ("step", "tasks", "objects", "GET", "PUT", "LIST", "requests", "read", "written")
+_TAKES = ("step", "instances", "core time", "device time", "wall clock", "waits for", "cost")
+
+
+def format_plan(plan: RunPlan, calibration: Calibration) -> str:
+    """Format the whole plan in lines of at most 100 columns."""
+    blocks = [
+        _title(plan.workload),
+        aligned([_MADE, *map(_made, plan.steps)]),
+        aligned([_TAKES, *map(_takes, plan.steps), _sum(plan)], left=(0, 1, 5)),
+        "\n".join(_totals(plan)),
+        "\n".join(_grounds(plan, calibration)),
+    ]
+    return "\n\n".join(blocks)
+
+
+def _title(workload: Workload) -> str:
+    subsets = (
+        f"{each.hours:,.4g} h {each.name} ({count(each.utterances)} utterances)"
+        for each in workload.subsets
+    )
+    return textwrap.fill("Plan for " + ", ".join(subsets), LINE_WIDTH, subsequent_indent="  ")
+
+
+def _made(step: StepPlan) -> list[str]:
+    volume, requests = step.volume, step.volume.requests
+    counts = (volume.tasks, volume.objects, requests.get, requests.put, requests.list)
+    sizes = (size(volume.bytes_read), size(volume.bytes_written))
+    return [step.step, *map(count, counts), dollars(step.request_dollars), *sizes]
+
+
+def _takes(step: StepPlan) -> list[str]:
+    cluster = f"{step.instances} x {step.instance_type}"
+    hours = (_hours(step.core_seconds), _hours(step.device_seconds))
+    return [
+        step.step,
+        cluster,
+        *hours,
+        duration(step.wall_seconds),
+        step.bound,
+        dollars(step.dollars),
+    ]
+
+
+def _sum(plan: RunPlan) -> list[str]:
+    hours = (
+        _hours(sum(step.core_seconds for step in plan.steps)),
+        _hours(sum(step.device_seconds for step in plan.steps)),
+    )
+    wall = duration(sum(step.wall_seconds for step in plan.steps))
+    return ["all steps", "", *hours, wall, "", dollars(sum(step.dollars for step in plan.steps))]
+
+
+def _totals(plan: RunPlan) -> list[str]:
+    kept = sum(step.volume.bytes_written for step in plan.steps)
+    a_month = dollars(DOLLARS_A_GIGABYTE_MONTH * kept / 1e9)
+    pipeline = plan.student_pipeline()
+    cost = dollars(sum(step.dollars for step in pipeline))
+    lines = [
+        f"Student pipeline (without baseline and teacher): {duration(plan.days * 86_400)}, {cost}.",
+        f"Kept in the store: {size(kept)}, {a_month} a month.",
+    ]
+    for step in plan.steps:
+        if step.gets_per_s > S3_READS_PER_PREFIX_S:
+            lines.append(
+                f"{step.step} asks for {count(step.gets_per_s)} objects a second: what it reads "
+                f"must be spread over {ceil(step.gets_per_s / S3_READS_PER_PREFIX_S)} prefixes."
+            )
+    for step in plan.steps:
+        if step.spilled_bytes:
+            disk = step.disk_gibibytes << 30
+            is_short = step.spilled_bytes > disk
+            remedy = ": too little, raise disk_gibibytes in its cluster file" if is_short else ""
+            lines.append(
+                f"{step.step} spills up to {size(step.spilled_bytes)} on each instance, whose "
+                f"local disk has {size(disk)}{remedy}."
+            )
+    hours = plan.workload.hours(UNLABELLED)
+    goal_days = PAPER_DAYS["student pipeline"] * hours / PAPER_HOURS
+    goal = (
+        f"The goal is the paper's 12 days for 1e6 hours, {duration(goal_days * 86_400)} for these"
+    )
+    if hours == PAPER_HOURS:
+        parts = f"{PAPER_DAYS['data']} of data, {PAPER_DAYS['student']} of training"
+        goal = f"The goal is the paper's 12 days ({parts}; 003 VIII-B1)"
+    ratio = plan.days / goal_days
+    speed = f"{1 / ratio:,.3g} times as fast" if ratio <= 1 else f"{ratio:,.3g} times as long"
+    return [*lines, f"{goal}: {speed}."]
+
+
+def _grounds(plan: RunPlan, calibration: Calibration) -> list[str]:
+    core, pool = calibration.core, calibration.pool
+    kinds = sorted({step.instance_type for step in plan.steps if step.device_seconds})
+    measured = (
+        f"selection {count(core.metadata_records_per_s)} records/s; extraction "
+        f"{core.extraction_x_real_time:,.0f}, targets without the teacher "
+        f"{core.targets_x_real_time:,.0f}, repartition {core.repartition_x_real_time:,.0f} x real "
+        f"time; k best of {count(core.kbest_logits_per_s)} logits/s"
+    )
+    unplanned = ", ".join(name for name, step in STEPS.items() if step.starter == "python")
+    assumed = (
+        "a core of the clusters is as fast as the one measured; files and speakers come out even; "
+        f"nothing fails; {SPARK_START_S:.0f} s to start a step; audio of "
+        f"{size(plan.workload.audio_bytes_per_hour)} an hour; no {unplanned}"
+    )
+    lines = [
+        f"Measured on one core ({calibration.machine}): {measured}.",
+        *(f"Devices of {kind}: {calibration.device(kind).source}." for kind in kinds),
+        f"Device servers: {pool.efficiency:g} of a bare loop, {pool.source}.",
+        f"Searches and sMBR on one core: {calibration.search.source}.",
+        f"Assumed: {assumed}.",
+        f"Store: {calibration.store.source}.",
+        f"Prices: instances, the cluster files; requests, {PRICES_SOURCE}.",
+    ]
+    return [textwrap.fill(line, LINE_WIDTH, subsequent_indent="  ") for line in lines]
+
+
+def aligned(rows: Sequence[Sequence[str]], left: Sequence[int] = (0,)) -> str:
+    """Align rows of cells in columns of equal width, numbers to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = (
+        "  ".join(
+            cell.ljust(width) if index in left else cell.rjust(width)
+            for index, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    )
+    return "\n".join(lines)
+
+
+def count(value: float) -> str:
+    """Format a count in about five characters: 12, 4,321, 1.2e9."""
+    return f"{value:,.0f}" if value < 1e6 else f"{value:.3g}".replace("e+0", "e").replace("e+", "e")
+
+
+def size(num_bytes: float) -> str:
+    """Format bytes in decimal units."""
+    for factor, unit in _BYTE_UNITS:
+        if num_bytes >= factor:
+            return f"{num_bytes / factor:.3g} {unit}"
+    return f"{num_bytes:.0f} B"
+
+
+def duration(seconds: float) -> str:
+    """Format seconds as seconds, minutes, hours or days."""
+    for factor, unit in ((86_400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= 1.5 * factor:
+            return f"{seconds / factor:.1f} {unit}"
+    return f"{seconds:.1f} s"
+
+
+def dollars(value: float) -> str:
+    """Format dollars, with cents below a hundred."""
+    return f"${value:,.0f}" if value >= 100 else f"${value:.2f}"
+
+
+def _hours(seconds: float) -> str:
+    if not seconds:
+        return "-"
+    return f"{seconds / 3600:,.0f} h" if seconds >= 36_000 else duration(seconds)
 
 
 if __name__ == "__main__":

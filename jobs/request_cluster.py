@@ -41,13 +41,14 @@ from jobs.cli.arguments import (
     add_extends_argument,
     add_manifest_arguments,
     add_placement_arguments,
+    add_recipe_arguments,
     given_options,
     recipe_path,
-    require_manifest_options,
+    require_source_options,
     subset_and_uri,
 )
 from jobs.cli.command_line import fail
-from jobs.cli.job import add_recipe_arguments, written_manifests
+from jobs.cli.job import written_manifests
 from jobs.run_table import INGEST, STEPS, spark_steps
 from training.settings.recipe import read_recipe
 
@@ -173,7 +174,7 @@ def _require_places(arguments: argparse.Namespace) -> None:
     of_ingest = given_options(arguments, [MANIFEST, *PLACEMENT_OPTIONS, DEV_SHARE])
     if arguments.step != INGEST and of_ingest:
         raise ConfigurationError(f"--step {arguments.step}: {of_ingest[0]} is for {INGEST} alone")
-    require_manifest_options(arguments)
+    require_source_options(arguments)
     named = [subset_and_uri(each)[1] for each in arguments.manifest or ()]
     texts = (arguments.recordings, arguments.lexicon, arguments.language_model)
     for uri in (*named, *filter(None, texts)):

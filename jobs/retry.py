@@ -37,7 +37,9 @@ def retry(job: Job) -> Answer:
     steps = [*map(features_step, ALL_SUBSETS), *(each.targets for each in rounds)]
     if arguments.step:
         steps = [arguments.step]
-    reasons = parse_reasons(arguments.reason)
+    reasons = [reason.strip() for reason in arguments.reason.split(",")]
+    if unknown := [reason for reason in reasons if reason not in REASONS]:
+        raise ConfigurationError(f"--reason {unknown[0]!r}: need some of {', '.join(REASONS)}")
     rows = [
         each for step in steps for each in find_lost_rows(job.store, job.run_uri, step, reasons)
     ]
@@ -61,15 +63,6 @@ def retry(job: Job) -> Answer:
         "later_steps": later,
     }
     return Answer(not is_refused, describe(rows, later, document["status"]), document)
-
-
-def parse_reasons(text: str) -> list[str]:
-    """Split the reasons; ConfigurationError if one is of no ledger that is retried."""
-    reasons = [reason.strip() for reason in text.split(",")]
-    for reason in reasons:
-        if reason not in REASONS:
-            raise ConfigurationError(f"--reason {reason!r}: need some of {', '.join(REASONS)}")
-    return reasons
 
 
 def later_steps(
@@ -124,8 +117,8 @@ QUERY = Query(
     "now: access was denied, objects were missing, files have been replaced; and from those of "
     "target generation, for utterances that the teacher failed at. The commits of the tasks with "
     "such rows are removed, and the manifest of their step. The same `megahour run`, or job, as "
-    "before then does these tasks again, and the books balance. "
-    "Use it while no step of the run is at work. It may be killed and given again.",
+    "before then does these tasks again, and its counts balance. "
+    "Use it while no step of the run is running. It may be killed and started again.",
     exit_codes="0 done or nothing to do, 1 refused (later steps were made from these rows) or "
     "failed, 2 bad usage or recipe.",
     answer=retry,

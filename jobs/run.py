@@ -25,11 +25,12 @@ from jobs.cli.arguments import (
     SOURCE_OPTIONS,
     Parser,
     add_placement_arguments,
+    add_recipe_arguments,
     add_run_arguments,
     add_source_arguments,
     given_options,
     recipe_path,
-    require_used_options,
+    require_source_options,
 )
 from jobs.cli.megahour import CHECK
 from jobs.run_table import (
@@ -244,9 +245,7 @@ def main() -> None:
         "and a report. The same command resumes an interrupted run.",
         epilog=EXIT_CODES,
     )
-    parser.add_argument(
-        "--recipe", required=True, help="TOML file, or a name in jobs/recipes, such as placements"
-    )
+    add_recipe_arguments(parser)
     add_source_arguments(parser, required=False)
     add_placement_arguments(parser)
     add_run_arguments(parser)
@@ -257,7 +256,7 @@ def main() -> None:
 
 def check_and_run(arguments: argparse.Namespace) -> int:
     """Check what the steps will need, then run them."""
-    require_used_options(arguments)
+    require_source_options(arguments)
     source = given_options(arguments, SOURCE_OPTIONS) or ["--ingested"]
     # Later steps alone may run where the corpus is gone.
     if arguments.kaldi_dir is None and (arguments.first or arguments.only):

@@ -50,9 +50,7 @@ from pipeline.runs.names import (
     TUNING_STEP,
     UNLABELLED,
     TargetsRound,
-    evaluated_models,
     features_step,
-    labelling_models,
     lattices_step,
     model_step,
     realignment_rounds,
@@ -248,10 +246,8 @@ def _targets(recipe: "Recipe") -> list[Written]:
 
 def _labelling(recipe: "Recipe", rounds: Iterable[TargetsRound]) -> tuple[str, ...]:
     """Return the models that label in these rounds; the tree, for a teacher of the user's own."""
-    trained_on, ensemble = recipe.sequence_training.models, recipe.num_teachers
-    labels = (labelling_models(trained_on, ensemble, each) for each in rounds)
-    models = dict.fromkeys(chain.from_iterable(labels))
-    return (*(() if ensemble else (BOOTSTRAP_STEP,)), *map(model_step, models))
+    models = dict.fromkeys(chain.from_iterable(map(recipe.labelling_models, rounds)))
+    return (*(() if recipe.num_teachers else (BOOTSTRAP_STEP,)), *map(model_step, models))
 
 
 def _tuning(recipe: "Recipe") -> dict[str, Any]:
@@ -272,18 +268,11 @@ def _student(recipe: "Recipe") -> list[Written]:
     return _models(recipe, [student_fit(recipe)], reads)
 
 
-def _scored(recipe: "Recipe") -> tuple[str, ...]:
-    """Return the steps of all models that are scored."""
-    trained_on = recipe.sequence_training.models
-    return tuple(
-        map(model_step, evaluated_models(trained_on, recipe.num_teachers, recipe.targets.rounds))
-    )
-
-
 def _evaluation(recipe: "Recipe") -> list[Written]:
     from training.settings.decoding import kbest_costs_settings  # noqa: PLC0415 - imports NumPy
 
-    scored, rounds = _scored(recipe), targets_rounds(recipe.targets.rounds)
+    scored = tuple(map(model_step, recipe.evaluated_models))
+    rounds = targets_rounds(recipe.targets.rounds)
     heldout, unlabelled = features_step(HELDOUT), features_step(UNLABELLED)
     costs = kbest_costs_settings(recipe.targets, recipe.targets.teacher)
     made = partial(Written, holds_utterances=False)
@@ -324,7 +313,7 @@ def _report(recipe: "Recipe") -> list[Written]:
         *map(selection_step, SUBSETS),
         *map(features_step, SUBSETS),
         *(selection_step(DEV), features_step(DEV)),
-        *_scored(recipe),
+        *map(model_step, recipe.evaluated_models),
     )
     return [Written(REPORT_STEP, reads, holds_utterances=False)]
 

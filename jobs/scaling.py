@@ -18,8 +18,8 @@ from typing import Any
 from infra.settings import ConfigurationError, read_file, read_record, read_toml
 from jobs.cli.arguments import Parser, recipe_path
 from jobs.cli.command_line import fail
+from jobs.plan import LINE_WIDTH, aligned, count, size
 from jobs.planning.calibration import json_object
-from jobs.planning.plan_table import LINE_WIDTH, aligned, count, size
 from training.cost_model.step_time import CostModel, ScalingCalibration, ScalingWorkload
 from training.cost_model.trainer_choice import (
     ANY_RANKS,
@@ -67,15 +67,8 @@ def parser() -> Parser:
     )
     add = found.add_argument
     add("--ranks", default="1..128", help="1..128 (default) doubles; or a list: 16,32,128")
-    _add_training(found.add_argument_group("training"))
-    _add_network(found.add_argument_group("network"))
-    _add_calibration(found.add_argument_group("calibration"))
     add("--json", action="store_true", help="print one JSON object")
-    return found
-
-
-def _add_training(group: argparse._ArgumentGroup) -> None:
-    add = group.add_argument
+    add = found.add_argument_group("training").add_argument
     text = "size of the model, default 24e6"
     add("--parameters", type=float, default=24e6, metavar="N", help=text)
     text = "minibatch of one rank, default 2048"
@@ -85,20 +78,14 @@ def _add_training(group: argparse._ArgumentGroup) -> None:
     add("--density", type=float, default=1e-3, help=text)
     add("--block-size", type=int, metavar="N", help="steps a block; default: as recommended")
     add("--group-size", type=int, metavar="N", help="ranks a group; default: as recommended")
-
-
-def _add_network(group: argparse._ArgumentGroup) -> None:
-    add = group.add_argument
+    add = found.add_argument_group("network").add_argument
     add("--ranks-per-host", type=int, metavar="N", help="ranks that share a host and its link")
     add("--within-gbps", type=float, metavar="GBPS", help="link within a host, a rank's own")
     add("--between-gbps", type=float, metavar="GBPS", help="a host's link to other hosts")
     add("--connection-gbps", type=float, metavar="GBPS", help="most that one connection gets of it")
     for exchange, what in (("all-gather", "GTC's messages"), ("all-reduce", "models, gradients")):
         add(f"--{exchange}", choices=("ring", "direct"), help=f"how ranks exchange {what}")
-
-
-def _add_calibration(group: argparse._ArgumentGroup) -> None:
-    add = group.add_argument
+    add = found.add_argument_group("calibration").add_argument
     text = "TOML or JSON, or a name in jobs/calibrations; default scaling_v100"
     add("--calibration", default="scaling_v100", metavar="FILE", help=text)
     add("--calibrate", metavar="FILE", help="measure a rank of this machine, and store all as JSON")
@@ -106,6 +93,7 @@ def _add_calibration(group: argparse._ArgumentGroup) -> None:
     add("--recipe", default="hours_1m", help=text)
     text = "time the link between the two ranks of torchrun"
     add("--measure-link", action="store_true", help=text)
+    return found
 
 
 def main() -> None:
@@ -214,22 +202,15 @@ def parse_ranks(text: str) -> tuple[int, ...]:
     """Parse numbers of ranks, ascending: "1..128" doubles from 1 to 128, "16,24" is a list."""
     first, dots, last = text.partition("..")
     try:
-        found = _doubled(int(first), int(last)) if dots else [int(each) for each in text.split(",")]
+        found = [int(each) for each in ((first, last) if dots else text.split(","))]
     except ValueError as error:
         raise ValueError(f"ranks = {text}: need FIRST..LAST, or numbers with commas") from error
-    if not found or not 1 <= min(found) <= max(found) <= MAX_RANKS:
+    if not 1 <= min(found) <= max(found) <= MAX_RANKS or (dots and found[0] > found[1]):
         raise ValueError(f"ranks = {text}: need numbers from 1 to {MAX_RANKS}, ascending")
+    if dots:
+        doubled = (found[0] << power for power in range(MAX_RANKS.bit_length()))
+        found = [*(each for each in doubled if each < found[1]), found[1]]
     return tuple(sorted(set(found)))
-
-
-def _doubled(first: int, last: int) -> list[int]:
-    if not 1 <= first <= last <= MAX_RANKS:
-        return []
-    numbers = []
-    while first < last:
-        numbers.append(first)
-        first *= 2
-    return [*numbers, last]
 
 
 TRAINERS = ("synchronous", "gtc", "bmuf", "htm")
@@ -322,11 +303,32 @@ def format_scaling(scaling: Scaling) -> str:
         for num_ranks, row in scaling.rows.items()
     ]
     table = aligned([["ranks", "hosts", *TRAINERS], *cells], left=())
-    grounds = "\n".join(
-        textwrap.fill(line, LINE_WIDTH, subsequent_indent="  ")
-        for line in (*_recommended(scaling), *_grounds(scaling), HOLD_OUT, ACCURACY)
+    calibration, workload = scaling.model.calibration, scaling.model.workload
+    rank, network, fitted = calibration.rank, calibration.network, calibration.fitted
+    title = (
+        f"Frames a second, relative to one rank: {workload.num_parameters:,} parameters, "
+        f"{workload.minibatch_frames:,} frames a minibatch, "
+        f"{1e3 * scaling.model.computing_seconds:,.0f} ms a step; {network.ranks_per_host} ranks a "
+        f"host, {network.within_gbps:g} Gbps within, {network.between_gbps:g} Gbps between; GTC "
+        f"messages of {size(workload.message_bytes)}; blocks of {scaling.block_size} steps, HTM in "
+        f"groups of {scaling.group_size}"
     )
-    return "\n\n".join([_title(scaling), table, _choice(scaling), grounds])
+    grounds = [
+        *_recommended(scaling),
+        f"Calibration: {calibration.source}. A step's work on messages: "
+        f"{count(rank.encoded_elements_per_s)} elements/s encoded, "
+        f"{count(rank.decoded_words_per_s)} words/s decoded, density {workload.density:g}. "
+        f"Exchange of messages: {network.all_gather}, of models: {network.all_reduce}; "
+        f"{network.connection_gbps:g} Gbps a connection.",
+        f"Fitted: ranks wait for the slowest of them for {100 * fitted.waiting:.2g} % of a step, "
+        "each time their number doubles; each further connection at once makes a host's link "
+        f"{100 * fitted.congestion:.2g} % slower.",
+        HOLD_OUT,
+        ACCURACY,
+    ]
+    filled = (textwrap.fill(line, LINE_WIDTH, subsequent_indent="  ") for line in grounds)
+    shown = textwrap.fill(title, LINE_WIDTH)
+    return "\n\n".join([shown, table, _choice(scaling), "\n".join(filled)])
 
 
 def _choice(scaling: Scaling) -> str:
@@ -354,19 +356,6 @@ def _choice(scaling: Scaling) -> str:
     return textwrap.fill(title, LINE_WIDTH) + "\n\n" + aligned([head, *cells], left=(0, 5))
 
 
-def _title(scaling: Scaling) -> str:
-    workload, network = scaling.model.workload, scaling.model.calibration.network
-    title = (
-        f"Frames a second, relative to one rank: {workload.num_parameters:,} parameters, "
-        f"{workload.minibatch_frames:,} frames a minibatch, "
-        f"{1e3 * scaling.model.computing_seconds:,.0f} ms a step; {network.ranks_per_host} ranks a "
-        f"host, {network.within_gbps:g} Gbps within, {network.between_gbps:g} Gbps between; GTC "
-        f"messages of {size(workload.message_bytes)}; blocks of {scaling.block_size} steps, HTM in "
-        f"groups of {scaling.group_size}"
-    )
-    return textwrap.fill(title, LINE_WIDTH)
-
-
 def _recommended(scaling: Scaling) -> list[str]:
     chosen, fastest = scaling.recommendation.chosen, scaling.recommendation.fastest
     num_ranks = max(scaling.rows)
@@ -382,18 +371,13 @@ def _recommended(scaling: Scaling) -> list[str]:
     best = max(scaling.rows, key=lambda each: scaling.rows[each]["gtc"] or 0.0)
     if best < num_ranks:
         lines.append(f"GTC alone is fastest on {best} of these ranks.")
-    return [*lines, _hidden_exchanges(scaling)]
-
-
-def _hidden_exchanges(scaling: Scaling) -> str:
-    """Say on how many ranks 1-bit SGD hides its exchanges: K of eq. (4) of paper 004."""
-    frames = max(scaling.rows) * scaling.model.workload.minibatch_frames
-    hidden = scaling.one_bit_ranks
+    hidden, frames = scaling.one_bit_ranks, num_ranks * scaling.model.workload.minibatch_frames
     ranks = f"up to {hidden:,.0f} ranks" if isfinite(hidden) else "any number of ranks"
-    return (
+    lines.append(
         f"1-bit SGD with double buffering hides its exchanges on {ranks} that share a minibatch of "
         f"{frames:,} frames (004 eq. (4))."
     )
+    return lines
 
 
 def _unmeasured_settings(choice: Choice, num_ranks: int) -> list[str]:
@@ -419,21 +403,6 @@ def _settings(choice: Choice, num_ranks: int) -> str:
         return "gtc on all of them"
     name = "bmuf" if choice.group_size == 1 else f"htm, group_size = {choice.group_size}"
     return f"{name}, block_size = {choice.block_size}"
-
-
-def _grounds(scaling: Scaling) -> list[str]:
-    calibration = scaling.model.calibration
-    rank, network, fitted = calibration.rank, calibration.network, calibration.fitted
-    return [
-        f"Calibration: {calibration.source}. A step's work on messages: "
-        f"{count(rank.encoded_elements_per_s)} elements/s encoded, "
-        f"{count(rank.decoded_words_per_s)} words/s decoded, density "
-        f"{scaling.model.workload.density:g}. Exchange of messages: {network.all_gather}, of "
-        f"models: {network.all_reduce}; {network.connection_gbps:g} Gbps a connection.",
-        f"Fitted: ranks wait for the slowest of them for {100 * fitted.waiting:.2g} % of a step, "
-        "each time their number doubles; each further connection at once makes a host's link "
-        f"{100 * fitted.congestion:.2g} % slower.",
-    ]
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ def run(job: Job) -> StepResults:
     with distribute_on_spark(job) as distribute:
         ingested = ingested_metadata(job.store, job.run_uri, distribute)
         subsets: tuple[str, ...] = (UNLABELLED,)
-        if job.increment is None:
+        if not job.bases:
             subsets = subsets_of(job.store, job.corpus_uri, ingested)
         return [
             select_utterances(

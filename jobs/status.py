@@ -10,13 +10,7 @@ from datetime import UTC, datetime
 
 from infra.store.object_store import ObjectNotFound
 from jobs.cli.command_line import Answer, Query, main
-from jobs.cli.job import (
-    Job,
-    begun,
-    hours_read,
-    reading_commits,
-    training_hours,
-)
+from jobs.cli.job import Job, begun, hours_read, reading_commits, training_hours
 from jobs.cli.record import read_job_record, there_or_needed
 from jobs.run_table import STEPS, Written
 from pipeline.records import Tally
@@ -59,7 +53,7 @@ def status(job: Job) -> Answer:
     document = {
         "step": "status",
         "run": job.run_uri,
-        "extends": list(job.increment.bases) if job.increment else [],
+        "extends": list(job.bases),
         "steps": plain,
         # A job without a record has taken no time that is known.
         "seconds": {
@@ -153,8 +147,7 @@ def hours_to_read(job: Job, step: Written) -> float:
 
 def describe(job: Job, steps: Mapping[str, Mapping[str, Progress]]) -> str:
     """Format one line for each step of each job, with totals below."""
-    bases = job.increment.bases if job.increment else ()
-    lines = [job.run_uri, *(f"  extends {each}" for each in bases)]
+    lines = [job.run_uri, *(f"  extends {each}" for each in job.bases)]
     lines += [f"  {'':<18}{'':<24}{'state':<11}{'hours':>18}{'quarantined':>13}"]
     for name, by_step in steps.items():
         for step, each in by_step.items():

@@ -5,7 +5,6 @@ arecord -f S16_LE -r 16000 -c 1 | megahour transcribe - --model student.zip
 
 import argparse
 import json
-import math
 import signal
 import sys
 import time
@@ -21,7 +20,7 @@ import numpy as np
 from jaxtyping import Float32
 
 from infra.settings import ConfigurationError, Range, printable
-from jobs.cli.arguments import Parser
+from jobs.cli.arguments import Parser, number_in
 from pipeline.audio.conversion import RATES_HZ, AudioConversion
 from pipeline.audio.decode import decode_audio
 from pipeline.audio.errors import AudioError
@@ -56,11 +55,7 @@ def transcribe(arguments: argparse.Namespace) -> None:
     """Print words as they are recognized, and at the end what they cost."""
     # After the command line: --help needs no extra.
     from training.export.archive import read_archive  # noqa: PLC0415
-    from training.export.recognizer import (  # noqa: PLC0415
-        ROW_S,
-        Recognizer,
-        StreamingModel,
-    )
+    from training.export.recognizer import ROW_S, Recognizer, StreamingModel  # noqa: PLC0415
 
     exported = read_archive(Path(arguments.model))
     is_file = arguments.source not in (STANDARD_INPUT, MICROPHONE)
@@ -104,7 +99,7 @@ def pieces(source: str, piece_samples: int) -> Iterator[Samples]:
 
 
 def microphone_pieces(piece_samples: int) -> Iterator[Samples]:
-    """Yield what the default microphone hears, until Ctrl-C."""
+    """Yield what the default microphone records, until Ctrl-C."""
     try:
         sounddevice = import_module("sounddevice")
     except (ImportError, OSError) as error:  # OSError where PortAudio is missing
@@ -124,8 +119,8 @@ def microphone_pieces(piece_samples: int) -> Iterator[Samples]:
                 yield samples_of(bytes(data))
     except sounddevice.PortAudioError as error:
         raise ConfigurationError(
-            f"MIC: {printable(str(error))}: choose an input that hears 16 kHz as your system's "
-            f"default, of those that python -m sounddevice lists, or pipe: {PIPE}"
+            f"MIC: {printable(str(error))}: choose an input that records at 16 kHz as your "
+            f"system's default, of those that python -m sounddevice lists, or pipe: {PIPE}"
         ) from error
 
 
@@ -200,27 +195,14 @@ def transcribe_arguments() -> argparse.Namespace:
     text = "audio file; - is standard input, raw 16 kHz 16-bit mono PCM or WAV; MIC the microphone"
     add("source", metavar="FILE|-|MIC", help=text)
     add("--model", required=True, metavar="FILE", help="archive of megahour export")
-    text = f"audio that is heard at a time, {PIECE_MS.need}; default 300"
-    add("--piece-ms", type=_number(PIECE_MS), default=300, metavar="MS", help=text)
+    text = f"length of the pieces in which audio is read, {PIECE_MS.need}; default 300"
+    add("--piece-ms", type=number_in(PIECE_MS), default=300, metavar="MS", help=text)
     text = (
         f"pause that ends an utterance, {PAUSE_S.need}; default 0 for files, else {LIVE_PAUSE_S:g}"
     )
-    add("--pause-s", type=_number(PAUSE_S), metavar="SECONDS", help=text)
+    add("--pause-s", type=number_in(PAUSE_S), metavar="SECONDS", help=text)
     add("--json", action="store_true", help="print all as lines of JSON on standard output")
     return parser.parse_args()
-
-
-def _number(bounds: Range) -> Any:  # noqa: ANN401 - argparse calls it
-    def read(text: str) -> float:
-        try:
-            value = float(text)
-        except ValueError:
-            value = math.nan
-        if not bounds.admits(value):
-            raise argparse.ArgumentTypeError(f"{printable(text)}: need {bounds.need}")
-        return value
-
-    return read
 
 
 if __name__ == "__main__":

@@ -14,11 +14,7 @@ from jobs.cli.record import read_job_record
 from jobs.cli.spark_steps import distribute_on_spark
 from jobs.run_table import STEPS, optional_steps, step_configs, written_steps
 from pipeline.audit.verify import Expectation, Verification, sweep, verify_run
-from pipeline.runs.names import (
-    DEV,
-    SCRATCH_FOLDER,
-    features_step,
-)
+from pipeline.runs.names import DEV, SCRATCH_FOLDER, features_step
 from training.settings.recipe import Recipe, read_recipe
 
 
@@ -60,14 +56,14 @@ def verify(job: Job) -> Answer:
         "step": "verify",
         "status": "verified" if is_good else "failed",
         "run": job.run_uri,
-        "extends": list(job.increment.bases) if job.increment else [],
+        "extends": list(job.bases),
         **asdict(found),
         "swept": job.arguments.sweep and refusal is None,
     }
     outcome = refusal or ("deleted" if job.arguments.sweep else "--sweep deletes them")
     text = describe(found, outcome)
-    if job.increment:
-        text += f"\nextends {job.increment.base}, whose objects are verified there"
+    if job.bases:
+        text += f"\nextends {job.bases[0]}, whose objects are verified there"
     return Answer(is_good, text, document)
 
 

@@ -21,7 +21,6 @@ from pipeline.runs.names import (
     STUDENT,
     TEACHER,
     UNLABELLED,
-    evaluated_models,
     realignment_rounds,
     section_of,
 )
@@ -455,10 +454,7 @@ def evaluation(step: PlannedStep) -> list[Volume]:
     """Tune on the development speakers, if any, and decode the held-out ones, by each model."""
     if not step.workload.of(HELDOUT):
         return []
-    recipe, found = step.recipe, []
-    models = evaluated_models(
-        recipe.sequence_training.models, recipe.num_teachers, recipe.targets.rounds
-    )
+    recipe, models, found = step.recipe, step.recipe.evaluated_models, []
     for subset in step.workload.of(DEV, HELDOUT):
         files, seconds = step.files(subset), subset.hours * 3600
         times = len(models) * (num_tuned_settings(recipe) if subset.name == DEV else 1)

@@ -24,20 +24,15 @@ from jobs.cli.arguments import (
     add_extends_argument,
     add_placement_arguments,
     add_ranks_arguments,
+    add_recipe_arguments,
     add_source_arguments,
     given_options,
     recipe_path,
     require_source_options,
 )
 from jobs.cli.command_line import fail
-from jobs.cli.job import add_recipe_arguments, require_extendable, written_manifests
-from jobs.run import (
-    JOBS,
-    Launch,
-    launches_of,
-    shared_arguments,
-    step_environment,
-)
+from jobs.cli.job import require_extendable, written_manifests
+from jobs.run import JOBS, Launch, launches_of, shared_arguments, step_environment
 from jobs.run_table import INGEST, STEPS
 from pipeline.runs.increment import require_beside
 from training.settings.recipe import Recipe, read_recipe

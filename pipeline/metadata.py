@@ -6,6 +6,7 @@ import io
 import json
 import zlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 from pipeline.records import (
     MAX_LINE_BYTES,
@@ -76,27 +77,36 @@ def _id_of(content: bytes) -> str:
 
 def _contents(data: bytes, uri: str) -> Iterator[tuple[bytes, bytes]]:
     """Yield each line, and what is in it besides blanks and a mark of the byte order."""
-    lines = _unpacked_lines(data, uri) if uri.endswith(".gz") else _lines(io.BytesIO(data))
+    lines = _unpacked_lines(data, uri) if uri.endswith(".gz") else bounded_lines(io.BytesIO(data))
     for number, line in enumerate(lines):
         yield line, (line.removeprefix(codecs.BOM_UTF8) if number == 0 else line).strip()
 
 
-def _lines(file: io.BufferedIOBase) -> Iterator[bytes]:
+def bounded_lines(file: io.BufferedIOBase) -> Iterator[bytes]:
+    """Yield the lines of a file; of a longer one its first MAX_LINE_BYTES + 1 bytes alone."""
     # Zeros without a line's end shrink to a thousandth: what is too long is not kept whole.
     while line := file.readline(MAX_LINE_BYTES + 1):
+        rest = line
+        while rest and not rest.endswith(b"\n"):
+            rest = file.readline(MAX_LINE_BYTES)
         yield line
-        while line and not line.endswith(b"\n"):
-            line = file.readline(MAX_LINE_BYTES)
+
+
+@contextmanager
+def whole_gzip(uri: str) -> Iterator[None]:
+    """Raise ValueError if the object that is unpacked within the context is no whole gzip file."""
+    try:
+        yield
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise ValueError(f"{uri}: no whole gzip file: {error}; write it again") from error
 
 
 def _unpacked_lines(data: bytes, uri: str) -> Iterator[bytes]:
     # Unpacked as it is read: such lines shrink to a tenth, and a task's memory is bounded.
     if not data:
         raise ValueError(f"{uri}: no whole gzip file: it has 0 bytes; write it again")
-    try:
-        yield from _lines(io.BufferedReader(_Unpacked(data, uri), 2**20))
-    except (OSError, EOFError, zlib.error) as error:
-        raise ValueError(f"{uri}: no whole gzip file: {error}; write it again") from error
+    with whole_gzip(uri):
+        yield from bounded_lines(io.BufferedReader(_Unpacked(data, uri), 2**20))
 
 
 class _Unpacked(io.RawIOBase):

@@ -1,4 +1,8 @@
-"""Uniform selection to an hours budget, and a cap on each speaker's hours (paper 003 IV-B1)."""
+"""Seeded draws: uniform selection to an hours budget, and the hierarchical shuffle (paper 003).
+
+Utterances are drawn by a keyed hash of their ids (IV-B1). Files, and the utterances within a file,
+are put into an order that a seed and their names decide (IV-A2, IV-B2).
+"""
 
 import hashlib
 

@@ -1,19 +1,21 @@
 """Run the data pipeline's four steps in a plain loop, on a corpus of tones in any store."""
 
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from pathlib import Path
+from typing import Any, TypeVar
 
 import numpy as np
 
 from infra.store.object_store import ObjectStore
 from pipeline.kbest import KBest, select_kbest
-from pipeline.runs.manifest import Manifest, manifest_uri
+from pipeline.runs.manifest import Manifest, manifest_uri, read_manifest, read_output
+from pipeline.shards import read_features, read_partition, read_targets
 from pipeline.steps.features import ExtractionConfig, extract_features
 from pipeline.steps.repartition import RepartitionConfig, repartition
 from pipeline.steps.selection.select import SelectionConfig, metadata_uri, select_utterances
 from pipeline.steps.targets import TargetsConfig, generate_targets
 from tests.in_process_teacher import teacher_of
-from tests.small_corpus import serially
+from tests.small_corpus import local_store, serially, write_corpus
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -76,6 +78,24 @@ def four_steps(
             store, run_uri, RepartitionConfig(20 / 3600, 2, SEED), distribute
         ),
     }
+
+
+def selected_corpus(
+    folder: Path, num_speakers: int, num_each: int, file_hours: float = 1.0
+) -> tuple[ObjectStore, str, str]:
+    """Write a corpus of tones, and select all of it; return store, run and corpus."""
+    store, run_uri, corpus_uri = local_store(folder)
+    write_corpus(store, corpus_uri, "unlabelled", num_speakers, num_each)
+    source, config = metadata_uri(corpus_uri, "unlabelled"), SelectionConfig(0.0, file_hours, SEED)
+    select_utterances(store, run_uri, "unlabelled", source, config, 0.0, serially)
+    return store, run_uri, corpus_uri
+
+
+def rows_of(store: ObjectStore, run_uri: str, step: str) -> list[Any]:
+    """Return the rows of all shards of a step, in the manifest's order."""
+    read = {"features": read_features, "targets": read_targets, "partitions": read_partition}[step]
+    outputs = read_manifest(store, run_uri, f"{step}/unlabelled").outputs
+    return [row for each in outputs for row in read(read_output(store, run_uri, each))]
 
 
 def manifests(store: ObjectStore, run_uri: str) -> dict[str, bytes]:

@@ -3,15 +3,14 @@
 import runpy
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import pytest
 
 from jobs.run import JOBS
 
 
-@dataclass(frozen=True)
-class Said:
+class Said(NamedTuple):
     """Said holds a job's exit code and its two streams."""
 
     code: int
@@ -22,18 +21,24 @@ class Said:
 RunJob = Callable[..., Said]
 
 
+def exit_code(name: str, *arguments: str) -> int:
+    """Run jobs/<name>.py with some arguments; return its exit code."""
+    path = str(JOBS / f"{name}.py")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", [path, *arguments])
+        try:
+            runpy.run_path(path, run_name="__main__")
+        except SystemExit as ended:
+            return int(ended.code or 0)
+    return 0
+
+
 @pytest.fixture
-def run_job(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> RunJob:
+def run_job(capsys: pytest.CaptureFixture[str]) -> RunJob:
     """Return a function that runs jobs/<name>.py with some arguments."""
 
     def run(name: str, *arguments: str) -> Said:
-        path = JOBS / f"{name}.py"
-        monkeypatch.setattr(sys, "argv", [str(path), *arguments])
-        code = 0
-        try:
-            runpy.run_path(str(path), run_name="__main__")
-        except SystemExit as ended:
-            code = int(ended.code or 0)
+        code = exit_code(name, *arguments)
         captured = capsys.readouterr()
         return Said(code, captured.out, captured.err)
 

@@ -20,6 +20,9 @@ CREDENTIALS = {
     "AWS_DEFAULT_REGION": "us-east-1",
 }
 
+OTHER_SETTINGS = ("AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL_S3")
+"""Variables that would lead to another server or account."""
+
 
 def free_port() -> int:
     """Draw a free TCP port of the loopback interface.
@@ -87,5 +90,5 @@ def set_endpoint(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Point the environment to the server at `endpoint`, with credentials."""
     for name, value in {**CREDENTIALS, "AWS_ENDPOINT_URL": endpoint}.items():
         monkeypatch.setenv(name, value)
-    for name in ("AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL_S3"):
+    for name in OTHER_SETTINGS:
         monkeypatch.delenv(name, raising=False)

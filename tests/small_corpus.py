@@ -2,7 +2,7 @@
 
 import io
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
@@ -47,18 +47,26 @@ def killed_at(call: int) -> Distribute:
     return killing
 
 
+def encode(
+    samples: np.ndarray,
+    container: str = "WAV",
+    subtype: str | None = "PCM_16",
+    sample_rate: int = SAMPLE_RATE,
+) -> bytes:
+    """Encode `samples` by libsndfile."""
+    buffer = io.BytesIO()
+    soundfile.write(buffer, samples, sample_rate, format=container, subtype=subtype)
+    return buffer.getvalue()
+
+
 def flac(samples: np.ndarray, sample_rate: int = SAMPLE_RATE) -> bytes:
     """Encode `samples` as 16-bit FLAC."""
-    buffer = io.BytesIO()
-    soundfile.write(buffer, samples, sample_rate, format="FLAC", subtype="PCM_16")
-    return buffer.getvalue()
+    return encode(samples, "FLAC", sample_rate=sample_rate)
 
 
 def wav(samples: np.ndarray) -> bytes:
     """Encode `samples` as a 16-bit WAV."""
-    buffer = io.BytesIO()
-    soundfile.write(buffer, samples, SAMPLE_RATE, format="WAV", subtype="PCM_16")
-    return buffer.getvalue()
+    return encode(samples)
 
 
 def tone(number: int, duration_s: float) -> np.ndarray:
@@ -93,6 +101,21 @@ def write_corpus(
             )
     write_metadata(store, corpus_uri, subset, records)
     return records
+
+
+def write_versions(store: ObjectStore, corpus_uri: str, durations_s: Mapping[str, float]) -> None:
+    """Write unlabelled utterances of one speaker, named for what they are versions of.
+
+    A name is that of what was said and that of the placement, such as "ann-DP3".
+    """
+    (record,) = write_corpus(store, corpus_uri, "unlabelled", num_speakers=1, num_each=1)
+    records = []
+    for number, (name, duration_s) in enumerate(durations_s.items()):
+        uri = f"audio/{name}.flac"
+        store.put(join_uri(corpus_uri, uri), flac(tone(number, duration_s)))
+        own = {"utterance_id": name, "audio_uri": uri, "duration_s": duration_s}
+        records.append({**record, **own, "placement": name.partition("-")[2]})
+    write_metadata(store, corpus_uri, "unlabelled", records)
 
 
 def write_metadata(

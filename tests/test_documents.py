@@ -3,8 +3,6 @@
 import ast
 import importlib.util
 import re
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
@@ -14,7 +12,7 @@ import soundfile
 
 from docs.figures.data_flow import pictures
 from jobs.cli.megahour import STORY
-from tests.source_trees import REPOSITORY
+from tests.training.forked_programs import Program, run_forked
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("pipeline", "training", "jobs", "infra")
@@ -155,15 +153,8 @@ def test_package_examples_run(name: str, tmp_path: Path) -> None:
     assert blocks
     program = "".join(blocks).replace("/tmp/mine", str(tmp_path / "mine"))
     (tmp_path / "example.py").write_text(program)
-    done = subprocess.run(
-        [sys.executable, "example.py"],
-        cwd=tmp_path,
-        env={"PYTHONPATH": f"{ROOT}:{tmp_path}"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    (done,) = run_forked([Program(tmp_path / "example.py", (), tmp_path)])
+    assert done.code == 0, done.err
 
 
 def test_figures_are_what_their_script_draws() -> None:
@@ -208,28 +199,7 @@ def test_citation_has_the_version_of_the_project() -> None:
     assert len(re.findall(r"^  - type:", citation, re.M)) == 4
 
 
-PAGE = REPOSITORY / "docs/threat_model.md"
-_NAMED = re.compile(r"`(tests/[\w/]+\.py)(?:::(\w+))?`")
-
-
-def test_every_named_test_exists() -> None:
-    """A file of tests, or a function in it: a defence without its test is not claimed."""
-    named = _NAMED.findall(PAGE.read_text())
-    assert len(named) > 20
-    missing = [f"{path}::{name}" for path, name in named if name not in _tests_of(path)]
-    assert missing == []
-
-
-def _tests_of(path: str) -> set[str]:
-    """Return the names of a file's tests, and the empty name, which stands for the file."""
-    tree = ast.parse((REPOSITORY / path).read_text())
-    names = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
-    found = {name for name in names if name.startswith("test_")}
-    assert found, path
-    return {"", *found}
-
-
-def test_other_documents_name_the_page() -> None:
-    """SECURITY.md and the README."""
-    assert "(docs/threat_model.md)" in (REPOSITORY / "SECURITY.md").read_text()
-    assert "(docs/threat_model.md)" in (REPOSITORY / "README.md").read_text()
+def test_other_documents_name_the_threat_model() -> None:
+    """SECURITY.md and the README do."""
+    for name in ("SECURITY.md", "README.md"):
+        assert "(docs/threat_model.md)" in text_of(ROOT / name)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.source_trees import PACKAGES, REPOSITORY
-from tests.training.trainers.test_imports import HEAVY
+from tests.training.trainers.test_library import HEAVY
 
 PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet")
 
@@ -71,13 +71,9 @@ def test_the_wheel_holds_what_the_tree_holds(wheel: Path) -> None:
 
 
 def test_its_trainers_need_neither_spark_nor_kaldi(wheel: Path, tmp_path: Path) -> None:
-    """Installed into an empty folder, it is imported from there, with these packages absent."""
+    """Unpacked into an empty folder, it is imported from there, with these packages absent."""
     target = tmp_path / "site"
-    options = ("--no-deps", "--no-index", "--no-compile", "--target", target)
-    done = subprocess.run(
-        [*PIP, "install", *options, wheel], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
+    zipfile.ZipFile(wheel).extractall(target)
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM.format(heavy=HEAVY, folder=str(target))],
         cwd=tmp_path,

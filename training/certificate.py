@@ -11,13 +11,13 @@ import math
 from array import array
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from itertools import islice, zip_longest
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
-from jaxtyping import Float64, Int64
+from jaxtyping import Int64, Shaped
 
 from infra.log_lines import progress_bar
 from infra.settings import Range, check_ranges
@@ -90,44 +90,13 @@ def rank_steps(order: RowOrder, sub_epoch: SubEpoch, index: int) -> Iterator[Min
 STEPS = (selection_step(UNLABELLED), features_step(UNLABELLED), PARTITIONS_STEP)
 
 
-@dataclass(slots=True)
-class _RunSources:
-    """Of one run: its files' numbers among all, its shards' tasks, and repartition's groups."""
-
-    files: "array[int]" = field(default_factory=lambda: array("L"))
-    shard_tasks: "array[int]" = field(default_factory=lambda: array("L"))
-    groups: list[range] = field(default_factory=list)
-
-
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """Provenance holds the unlabelled selection files and feature shards, and repartition's G.
-
-    Of a large run both lists lie in the store, in parts. They are read once: for each partition it
-    would be 100 parts of a million hours, as often as a certificate has partitions.
-    """
+    """Provenance holds the unlabelled selection files and feature shards, and repartition's G."""
 
     selection: Sequence[Output]
     features: Sequence[Output]
     num_source_shards: int
-    _runs: Mapping[str, _RunSources] = field(init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        # Each run of a chain has joined its own shards, and numbered its own files.
-        runs: defaultdict[str, _RunSources] = defaultdict(_RunSources)
-        for number, file in enumerate(self.selection):
-            runs[file.run].files.append(number)
-        for shard in self.features:
-            runs[shard.run].shard_tasks.append(_task_number(shard))
-        for each in runs.values():
-            each.groups = shard_groups(len(each.shard_tasks), self.num_source_shards)
-        object.__setattr__(self, "_runs", dict(runs))
-
-    def files_of(self, partition: Output) -> list[int]:
-        """Return the numbers of the selection files that the task of `partition` read."""
-        own = self._runs[partition.run]
-        shards = own.groups[_task_number(partition)]
-        return sorted({own.files[own.shard_tasks[shard]] for shard in shards})
 
     def durations_ms(self) -> list[int]:
         """Sum the feature shards of each selection file that has any."""
@@ -136,12 +105,6 @@ class Provenance:
             number = shard.run, _task_number(shard)
             durations[number] = durations.get(number, 0) + shard.duration_ms
         return list(durations.values())
-
-    def source_ranks(self) -> list[int]:
-        """Rank each selection file among all before any shuffle, by speaker bucket."""
-        names = [(each.run, each.key.rpartition("/")[2]) for each in self.selection]
-        ranks = {name: rank for rank, name in enumerate(sorted(names))}
-        return [ranks[name] for name in names]
 
 
 def read_provenance(store: ObjectStore, run_uri: str) -> Provenance:
@@ -159,15 +122,10 @@ def _task_number(output: Output) -> int:
 LINE_BITS = 20
 """Bits of a line's number; a selection file of 2^20 utterances would hold 58 days of speech."""
 
-
-@dataclass(frozen=True, slots=True, eq=False)
-class RowProvenance:
-    """RowProvenance holds each row's selection file, speaker, source position and mean log Z."""
-
-    files: Int64[np.ndarray, " rows"]
-    speakers: Int64[np.ndarray, " rows"]
-    positions: Int64[np.ndarray, " rows"]
-    mean_log_z: Float64[np.ndarray, " rows"]
+PROVENANCE = np.dtype(
+    [("file", np.int64), ("speaker", np.int64), ("position", np.int64), ("mean_log_z", np.float64)]
+)
+"""Of a row the numbers of its selection file and speaker, its source position and mean log Z."""
 
 
 # A group of source shards is read for each of its partitions; 256 files are some 150 MB.
@@ -193,18 +151,34 @@ class ProvenanceReader:
     """ProvenanceReader finds the provenance of rows; it reads each partition's columns once."""
 
     def __init__(self, store: ObjectStore, run_uri: str, sources: Provenance) -> None:
-        self._store, self._run_uri, self._sources = store, run_uri, sources
-        self._ranks = sources.source_ranks()
+        self._store, self._run_uri, self._selection = store, run_uri, sources.selection
+        # Of a large run both lists lie in the store, in parts. They are read once: for each
+        # partition it would be 100 parts of a million hours. Each run of a chain has joined its own
+        # shards, and numbered its own files.
+        names, files = [], defaultdict[str, "array[int]"](lambda: array("L"))
+        for number, file in enumerate(sources.selection):
+            names.append((file.run, file.key.rpartition("/")[2]))
+            files[file.run].append(number)
+        self._shard_files = defaultdict[str, "array[int]"](lambda: array("L"))
+        for shard in sources.features:
+            self._shard_files[shard.run].append(files[shard.run][_task_number(shard)])
+        self._groups = {
+            run: shard_groups(len(shards), sources.num_source_shards)
+            for run, shards in self._shard_files.items()
+        }
+        # Each selection file's rank among all before any shuffle, by speaker bucket.
+        ranks = {name: rank for rank, name in enumerate(sorted(names))}
+        self._ranks = [ranks[name] for name in names]
         self._speakers: dict[str, int] = {}
-        self._partitions: dict[str, RowProvenance] = {}
+        self._partitions: dict[str, Shaped[np.ndarray, " rows"]] = {}
         self._same_speaker: dict[int, float] = {}
 
     def same_speaker(self) -> float:
         """Return the probability that two moments of a file read so far are of one speaker."""
         return float(np.mean(list(self._same_speaker.values())))
 
-    def read(self, partition: Output) -> RowProvenance:
-        """Return the provenance of a partition's rows, in stored order.
+    def read(self, partition: Output) -> Shaped[np.ndarray, " rows"]:
+        """Return the PROVENANCE of a partition's rows, in stored order.
 
         Raises ValueError for an utterance that is in none of the partition's source files.
         """
@@ -212,44 +186,33 @@ class ProvenanceReader:
             self._partitions[partition.key] = self._read_columns(partition)
         return self._partitions[partition.key]
 
-    def _read_columns(self, partition: Output) -> RowProvenance:
+    def _read_columns(self, partition: Output) -> Shaped[np.ndarray, " rows"]:
         uri = partition.uri(self._run_uri)
-        utterances, speakers, mean_log_z = scan_checked(self._store, uri, read_partition_provenance)
-        found = self._find_sources(partition, set(utterances))
-        missing = set(utterances) - found.keys()
-        if missing:
-            num_files = len(self._sources.files_of(partition))
-            raise ValueError(
-                f"{partition.key}: {min(missing)} is in none of its {num_files} source files: "
-                "another version made the partitions; repartition into a fresh --run"
-            )
-        numbers = [self._speakers.setdefault(name, len(self._speakers)) for name in speakers]
-        files, positions = zip(*(found[name] for name in utterances), strict=True)
-        return RowProvenance(
-            np.array(files, np.int64),
-            np.array(numbers, np.int64),
-            np.array(positions, np.int64),
-            mean_log_z,
-        )
-
-    def _find_sources(self, partition: Output, wanted: set[str]) -> dict[str, tuple[int, int]]:
-        """Return the file's number and the source position of each of the wanted utterances."""
-        found = {}
-        for number in self._sources.files_of(partition):
-            file = self._sources.selection[number]
+        utterances, names, mean_log_z = scan_checked(self._store, uri, read_partition_provenance)
+        wanted, found = set(utterances), dict[str, tuple[int, int]]()
+        shards = self._groups[partition.run][_task_number(partition)]
+        files = sorted({self._shard_files[partition.run][shard] for shard in shards})
+        for number in files:
             lines, self._same_speaker[number] = read_selection_file(
-                self._store, self._run_uri, file
+                self._store, self._run_uri, self._selection[number]
             )
             for name in wanted & lines.keys():
                 # Files in source order, then lines within the file.
-                position = self._ranks[number] << LINE_BITS | lines[name]
-                found[name] = number, position
-        return found
+                found[name] = number, self._ranks[number] << LINE_BITS | lines[name]
+        if missing := wanted - found.keys():
+            raise ValueError(
+                f"{partition.key}: {min(missing)} is in none of its {len(files)} source files: "
+                "another version made the partitions; repartition into a fresh --run"
+            )
+        rows = np.empty(len(utterances), PROVENANCE)
+        rows["file"], rows["position"] = zip(*(found[name] for name in utterances), strict=True)
+        rows["speaker"] = [self._speakers.setdefault(name, len(self._speakers)) for name in names]
+        rows["mean_log_z"] = mean_log_z
+        return rows
 
 
 START_BITS = 20
 """Bits of a segment's first frame."""
-
 
 TrainingStep = tuple[int, int, list[MinibatchRows]]
 """A sub-epoch, the number of a step in it, and the ranks' minibatches in that step."""
@@ -278,36 +241,22 @@ def collect_samples(
     """Return the samples in order, in one batch a step, and their batches by rank and step."""
     # Batches of different sub-epochs or ranks are further apart than the largest lag.
     stride = num_steps + max(LAGS)
-    batches, rank_batches, sources, positions = [], [], [], []
+    batches, rank_batches, segments, starts = [], [], [], []
     for sub_epoch, number, minibatches in steps:
         for minibatch in minibatches:
             size, rank = len(minibatch.rows), sub_epoch * num_ranks + minibatch.rank
             batches.append(np.full(size, sub_epoch * stride + number))
             rank_batches.append(np.full(size, rank * stride + number))
-            found = _provenance_of(minibatch, reader)
-            sources.append(found)
-            # A chunk's first frame orders the segments of one utterance.
-            positions.append(found.positions << START_BITS | minibatch.starts)
+            places = zip(minibatch.partitions, minibatch.rows.tolist(), strict=True)
+            segments += [reader.read(partition)[row] for partition, row in places]
+            starts.append(minibatch.starts)
+    found = np.array(segments, PROVENANCE)
+    # A chunk's first frame orders the segments of one utterance.
+    positions = found["position"] << START_BITS | np.concatenate(starts)
     samples = Samples(
-        np.concatenate(batches),
-        np.concatenate([each.files for each in sources]),
-        np.concatenate([each.speakers for each in sources]),
-        np.concatenate(positions),
-        np.concatenate([each.mean_log_z for each in sources]),
+        np.concatenate(batches), found["file"], found["speaker"], positions, found["mean_log_z"]
     )
     return samples, np.concatenate(rank_batches)
-
-
-def _provenance_of(minibatch: MinibatchRows, reader: ProvenanceReader) -> RowProvenance:
-    """Return the provenance of each segment of a minibatch."""
-    partitions = [reader.read(partition) for partition in minibatch.partitions]
-    rows = list(zip(partitions, minibatch.rows.tolist(), strict=True))
-    return RowProvenance(
-        np.array([partition.files[row] for partition, row in rows]),
-        np.array([partition.speakers[row] for partition, row in rows]),
-        np.array([partition.positions[row] for partition, row in rows]),
-        np.array([partition.mean_log_z[row] for partition, row in rows]),
-    )
 
 
 ORDER_FIGURES = {"mean_displacement", "median_displacement"}

@@ -196,7 +196,7 @@ class SplitStudent(AcousticModel):
         self.gathered = GatheredUnits(whole.num_senones, group)
 
     def normalized_logits(
-        self, normalized: Float[Tensor, "batch frames dim"], lengths: Int64[Tensor, " batch"] | None
+        self, normalized: Float[Tensor, "batch frames dim"], lengths: Int64[Tensor, " batch"]
     ) -> Float[Tensor, "batch frames senones"]:
         """Return logits, `look_ahead` frames late; only backwards in time lengths would matter."""
         del lengths
@@ -205,7 +205,7 @@ class SplitStudent(AcousticModel):
         return logits
 
     def bfloat16_logits(
-        self, normalized: Float[Tensor, "batch frames dim"], lengths: Int64[Tensor, " batch"] | None
+        self, normalized: Float[Tensor, "batch frames dim"], lengths: Int64[Tensor, " batch"]
     ) -> Float[Tensor, "batch frames senones"]:
         """Raise ValueError."""
         del normalized, lengths

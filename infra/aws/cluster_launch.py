@@ -172,6 +172,10 @@ def emr_request(
         _instances("MASTER", driver, 1, cluster.disk_gibibytes),
         _instances("CORE", cluster.instance_type, cluster.num_instances, cluster.disk_gibibytes),
     ]
+    install = {
+        "Path": f"{account.code_uri}/install_host.sh",
+        "Args": [account.code_uri, CODE, *([",".join(extras)] if extras else [])],
+    }
     parameters = {
         "Name": name,
         "ReleaseLabel": account.emr_release,
@@ -185,7 +189,7 @@ def emr_request(
             "KeepJobFlowAliveWhenNoSteps": False,
             "TerminationProtected": False,
         },
-        "BootstrapActions": [_installing(account, extras)],
+        "BootstrapActions": [{"Name": "install megahour", "ScriptBootstrapAction": install}],
         "Steps": [
             {
                 "Name": step,
@@ -199,12 +203,6 @@ def emr_request(
         ],
     }
     return LaunchRequest("emr", "RunJobFlow", name, parameters)
-
-
-def _installing(account: Account, extras: Sequence[str]) -> dict[str, Any]:
-    given = [account.code_uri, CODE, *([",".join(extras)] if extras else [])]
-    install = {"Path": f"{account.code_uri}/install_host.sh", "Args": given}
-    return {"Name": "install megahour", "ScriptBootstrapAction": install}
 
 
 def host_request(
@@ -309,7 +307,10 @@ class _Ec2:
     client: Any
 
     def find(self, name: str) -> list[str]:
-        return [each["InstanceId"] for each in self._hosts(_named(name))]
+        alive = {"Name": "instance-state-name", "Values": _ALIVE_HOSTS}
+        plain = name.replace("*", r"\*").replace("?", r"\?")
+        hosts = self._hosts([{"Name": "tag:Name", "Values": [plain]}, alive])
+        return [each["InstanceId"] for each in hosts]
 
     def launch(self, parameters: dict[str, Any]) -> list[str]:
         return [each["InstanceId"] for each in self.client.run_instances(**parameters)["Instances"]]
@@ -360,10 +361,3 @@ def run_to_end(request: LaunchRequest, region: str, report: Report, poll_s: floa
     except (BotoCoreError, ClientError) as error:
         remedy = "check the account file, the credentials and their permissions"
         raise LaunchError(f"{request.operation}: {error}: {remedy}") from error
-
-
-def _named(name: str) -> list[dict[str, Any]]:
-    return [
-        {"Name": "tag:Name", "Values": [name.replace("*", r"\*").replace("?", r"\?")]},
-        {"Name": "instance-state-name", "Values": _ALIVE_HOSTS},
-    ]

@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 import pyspark
 from py4j.protocol import Py4JError, Py4JJavaError  # type: ignore[import-untyped]
 from pyspark import SparkConf, SparkContext, StatusTracker, inheritable_thread_target
+from pyspark.accumulators import AddingAccumulatorParam
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
@@ -28,8 +29,7 @@ from infra.cluster import Cluster, require_dependencies
 from infra.log_lines import progress_bar
 from infra.settings import mebibytes
 from infra.spark.host_environment import find_java_home, require_environment, temporary_folder
-from infra.spark.observer import Observer, Summaries, add_summary
-from infra.task_metrics import Measured, MeasuredFunction, TaskTotals
+from infra.task_metrics import Measured, MeasuredFunction, Observer, TaskTotals, add_summary
 
 # Also for a local master from the command line: nothing listens beyond this host.
 LOCAL_SETTINGS: Mapping[str, str] = {
@@ -84,19 +84,16 @@ def kubernetes_options(cluster: Cluster, master: str, image: str) -> list[str]:
         "spark.kubernetes.container.image": image,
         "spark.kubernetes.namespace": "megahour",
         "spark.kubernetes.authenticate.driver.serviceAccountName": "megahour",
-        # A pod that asks for GPUs gets them whole; tasks share them by the device pool.
-        **(_pod_gpus(cluster.gpus_per_instance) if cluster.has_gpus else {}),
     }
+    if cluster.has_gpus:
+        # A pod that asks for GPUs gets them whole; tasks share them by the device pool.
+        gpu = "spark.executor.resource.gpu"
+        settings[f"{gpu}.amount"] = str(cluster.gpus_per_instance)
+        settings[f"{gpu}.vendor"] = "nvidia.com"
+        settings[f"{gpu}.discoveryScript"] = "/opt/megahour/infra/docker/gpu_addresses.sh"
     conf = [part for key, value in settings.items() for part in ("--conf", f"{key}={value}")]
     of_driver = launch_options(replace(cluster, master=master))
     return [*of_driver, "--deploy-mode", "cluster", *conf]
-
-
-def _pod_gpus(num_gpus: int) -> dict[str, str]:
-    gpu = "spark.executor.resource.gpu"
-    script = "/opt/megahour/infra/docker/gpu_addresses.sh"
-    amounts = {f"{gpu}.amount": str(num_gpus), f"{gpu}.vendor": "nvidia.com"}
-    return amounts | {f"{gpu}.discoveryScript": script}
 
 
 def submitted_conf(app_name: str, cluster: Cluster) -> SparkConf:
@@ -324,9 +321,9 @@ def run_tasks(
     context, group, totals = session.sparkContext, uuid.uuid4().hex, totals or TaskTotals()
     report, num_seen = None, 0
     try:
-        summaries = context.accumulator(list[Any](), Summaries())
+        summaries = context.accumulator(list[Any](), AddingAccumulatorParam(list[Any]()))
         if observer is not None:
-            report = partial(add_summary, summaries, observer.summarize)
+            report = partial(add_summary, summaries.add, observer.summarize)
         measured = MeasuredFunction(function, report)
 
         def collect() -> list[Measured[R]]:

@@ -211,7 +211,9 @@ def read_object(answer: Mapping[str, Any], admit: Admit) -> Fetched:
     data = read_body(answer, admit)
     md5 = hashlib.md5(data, usedforsecurity=False).hexdigest()
     require_md5(answer, md5)
-    if not _states_its_end(answer) and not _has_md5(answer):
+    headers = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {})
+    is_chunked = "chunked" in headers.get("transfer-encoding", "").lower()
+    if "ContentLength" not in answer and not is_chunked and not _has_md5(answer):
         missing = "neither a Content-Length nor an MD5: if it broke off, it would look whole"
         raise CorruptTransferError(f"an answer with {missing}")
     return Fetched(data, md5)
@@ -287,8 +289,3 @@ def _has_md5(answer: Mapping[str, Any]) -> bool:
     encrypted = "aws:kms" in answer.get("ServerSideEncryption", "")
     encrypted = encrypted or "SSECustomerAlgorithm" in answer
     return not encrypted and _MD5.fullmatch(etag_of(answer)) is not None
-
-
-def _states_its_end(answer: Mapping[str, Any]) -> bool:
-    headers = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {})
-    return "ContentLength" in answer or "chunked" in headers.get("transfer-encoding", "").lower()

@@ -7,7 +7,7 @@ Error messages show no password. This module imports neither NumPy nor Spark nor
 import argparse
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -18,7 +18,7 @@ from infra.settings import ConfigurationError, Range, printable
 from infra.store.uris import normalize_uri
 from jobs.run_table import STEPS
 from pipeline.runs.names import ALL_SUBSETS, DEV, LABELLED, UNLABELLED
-from pipeline.steps.ingestion.formats import COLUMNS, FORMATS, IGNORE_COLUMNS, RECORDINGS
+from pipeline.steps.ingestion import COLUMNS, FORMATS, IGNORE_COLUMNS, RECORDINGS
 
 DEV_SHARES = Range(0.001, 0.5, zero="none")
 """The shares of the labelled speakers that may become development speakers."""
@@ -47,6 +47,9 @@ INGEST_OPTIONS = (*SOURCE_OPTIONS, *PLACEMENT_OPTIONS, DEV_SHARE)
 
 DEFAULT_SPEAKER_BUCKETS = 16
 
+RANKS = Range(1, 1024)
+"""The ranks that one host may start."""
+
 AUTO, ON_CPU = "auto", "cpu"
 DEVICE = re.compile(rf"{AUTO}|{ON_CPU}|cuda(:(?P<number>[0-9]{{1,4}}))?")
 """The values of --device."""
@@ -62,6 +65,26 @@ class Parser(argparse.ArgumentParser):
         super().error(printable(message))
 
 
+def add_recipe_arguments(parser: argparse.ArgumentParser, default: str | None = None) -> None:
+    """Add --recipe, required unless it has a default, and --set."""
+    parser.add_argument(
+        "--recipe",
+        required=default is None,
+        default=default,
+        help="TOML file, or a name in jobs/recipes: "
+        + (f"default {default}" if default else "demo, recorded, placements, hours_1m"),
+    )
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="SECTION.KEY=VALUE",
+        help="replace one value of the recipe; repeat it for more",
+    )
+    # Training steps name the trainer of their section here.
+    parser.set_defaults(trainers={})
+
+
 def add_log_argument(parser: argparse.ArgumentParser) -> None:
     """Add the format of the lines on standard error; steps that a run starts have its own."""
     parser.add_argument(
@@ -72,6 +95,21 @@ def add_log_argument(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def number_in(bounds: Range, kind: type[int] | type[float] = float) -> Callable[[str], float]:
+    """Return a function by which argparse reads a number of this kind within these bounds."""
+
+    def read(text: str) -> float:
+        try:
+            number = kind(text)
+        except ValueError:
+            number = math.nan
+        if not bounds.admits(number):
+            raise argparse.ArgumentTypeError(f"{printable(text)}: need {bounds.need}")
+        return number
+
+    return read
+
+
 def add_ranks_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments that decide on how many ranks a run trains."""
     for option, models, default in (
@@ -79,7 +117,8 @@ def add_ranks_arguments(parser: argparse.ArgumentParser) -> None:
         ("--student-ranks", "the student", 4),
     ):
         text = f"processes that train {models}, default {default}"
-        parser.add_argument(option, type=int, default=default, metavar="N", help=text)
+        one = number_in(RANKS, int)
+        parser.add_argument(option, type=one, default=default, metavar="N", help=text)
 
 
 def add_source_arguments(parser: argparse.ArgumentParser, *, required: bool) -> None:
@@ -144,7 +183,7 @@ def add_manifest_arguments(
     add(LOCALE, help="the locale of rows, or of a directory's speakers, without one; or und")
     add(
         "--speaker-buckets",
-        type=int,
+        type=number_in(Range(1, 100_000), int),
         metavar="N",
         help="speaker buckets of the metadata, each read by one task of a selection; default "
         f"{DEFAULT_SPEAKER_BUCKETS}; take about one for each million utterances",
@@ -165,7 +204,7 @@ def add_placement_arguments(parser: argparse.ArgumentParser) -> None:
         HELDOUT_PLACEMENTS,
         metavar="NAMES|N|N:NAMES",
         help="the same for held-out speakers and for development speakers, on whom models are "
-        "tuned; each of the two hears rooms and noises of its own; default: those of --placements",
+        "tuned; each of the two gets rooms and noises of its own; default: those of --placements",
     )
     parser.add_argument(
         PLACEMENT_SEED,
@@ -212,7 +251,7 @@ def add_dev_share_argument(parser: argparse.ArgumentParser) -> None:
     """Add the share of the labelled speakers that become development speakers."""
     parser.add_argument(
         DEV_SHARE,
-        type=_dev_share,
+        type=number_in(DEV_SHARES),
         default=0.0,
         metavar="SHARE",
         help="share of the labelled speakers, chosen by a hash of their ids, on which language "
@@ -220,16 +259,6 @@ def add_dev_share_argument(parser: argparse.ArgumentParser) -> None:
         "manifests' speakers each is drawn alone, about that share of them. Where dev.speakers or "
         "a manifest dev=URI has them, leave it out",
     )
-
-
-def _dev_share(text: str) -> float:
-    try:
-        share = float(text)
-    except ValueError:
-        share = math.nan
-    if not DEV_SHARES.admits(share):
-        raise argparse.ArgumentTypeError(f"{printable(text)}: need {DEV_SHARES.need}")
-    return share
 
 
 def recipe_path(recipe: str) -> str | Traversable:
@@ -244,13 +273,6 @@ def recipe_path(recipe: str) -> str | Traversable:
 def add_run_arguments(parser: argparse.ArgumentParser, device: str = AUTO) -> None:
     """Add the arguments that decide where all steps run, and on how many ranks they train."""
     parser.add_argument("--run", required=True, help="folder or s3:// URI that holds the run")
-    parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="SECTION.KEY=VALUE",
-        help="replace one value of the recipe; repeat it for more",
-    )
     add_extends_argument(parser)
     add_steps_arguments(parser)
     add_ranks_arguments(parser)
@@ -278,42 +300,35 @@ def given_options(arguments: argparse.Namespace, options: Sequence[str]) -> list
     for option in options:
         given = getattr(arguments, option[2:].replace("-", "_"), None)
         for value in given if isinstance(given, list) else [given]:
-            # 0 buckets are given, and refused.
             if value not in (None, "") and (value or option != DEV_SHARE):
                 found += [option, str(value)]
     return found
 
 
 def require_source_options(arguments: argparse.Namespace) -> None:
-    """Raise ConfigurationError for options of another source than what is ingested."""
-    require_used_options(arguments)
-    require_manifest_options(arguments)
+    """Raise ConfigurationError for options of another source than what is ingested.
 
-
-def require_used_options(arguments: argparse.Namespace) -> None:
-    """Raise ConfigurationError for options of manifests without one, which would be passed over."""
-    if arguments.manifest:
-        return
-    taken = (LOCALE,) if arguments.kaldi_dir else ()
-    names = [name for name in MANIFEST_OPTIONS if name not in taken]
-    if unused := given_options(arguments, names)[::2]:
-        source = KALDI_DIR if arguments.kaldi_dir else f"no {MANIFEST}"
-        in_directory = arguments.kaldi_dir and unused[0] in (LEXICON, LANGUAGE_MODEL)
-        remedy = "put the files into the directory" if in_directory else f"leave out {unused[0]}"
-        raise ConfigurationError(f"{source}: with {MANIFEST} alone: {', '.join(unused)}: {remedy}")
-
-
-def require_manifest_options(arguments: argparse.Namespace) -> None:
-    """Raise ConfigurationError for a share of speakers that no manifest has, or that one lists."""
-    if not (arguments.manifest and arguments.dev_share):
-        return
-    subsets = {subset_and_uri(each)[0] for each in arguments.manifest}
-    if DEV in subsets:
-        remedy = f"leave out --dev-share, or {MANIFEST} {DEV}=URI"
-        raise ConfigurationError(f"--dev-share: the development speakers are given: {remedy}")
-    if LABELLED not in subsets:
-        need = f"need {MANIFEST} {LABELLED}=URI, or leave it out"
-        raise ConfigurationError(f"--dev-share: a share of the labelled speakers: {need}")
+    Also for a share of development speakers that no manifest has, or that one lists. Not every
+    command takes a Kaldi directory and such a share.
+    """
+    kaldi_dir = getattr(arguments, "kaldi_dir", None)
+    if not arguments.manifest:
+        taken = (LOCALE,) if kaldi_dir else ()
+        names = [name for name in MANIFEST_OPTIONS if name not in taken]
+        if unused := given_options(arguments, names)[::2]:
+            source = KALDI_DIR if kaldi_dir else f"no {MANIFEST}"
+            is_beside = kaldi_dir and unused[0] in (LEXICON, LANGUAGE_MODEL)
+            remedy = "put the files into the directory" if is_beside else f"leave out {unused[0]}"
+            said = f"with {MANIFEST} alone: {', '.join(unused)}"
+            raise ConfigurationError(f"{source}: {said}: {remedy}")
+    elif getattr(arguments, "dev_share", 0.0):
+        subsets = {subset_and_uri(each)[0] for each in arguments.manifest}
+        if DEV in subsets:
+            remedy = f"leave out --dev-share, or {MANIFEST} {DEV}=URI"
+            raise ConfigurationError(f"--dev-share: the development speakers are given: {remedy}")
+        if LABELLED not in subsets:
+            need = f"need {MANIFEST} {LABELLED}=URI, or leave it out"
+            raise ConfigurationError(f"--dev-share: a share of the labelled speakers: {need}")
 
 
 def subset_and_uri(text: str) -> tuple[str, str]:

@@ -18,15 +18,7 @@ from infra.settings import ConfigurationError, printable
 from infra.store.object_store import PrefixError, StoreError, join_uri
 from infra.task_metrics import REQUESTS
 from jobs.cli.arguments import add_extends_argument
-from jobs.cli.job import (
-    Job,
-    begin,
-    begun_changes,
-    end,
-    job_parser,
-    open_job,
-    withdraw,
-)
+from jobs.cli.job import Job, begin, begun_changes, end, job_parser, open_job, withdraw
 from jobs.cli.megahour import ended_by_closed_pipe
 from jobs.cli.record import (
     describe,
@@ -91,12 +83,17 @@ class Step:
             return Answer(not summary["conflicts"], describe_dry_run(summary), summary)
         if job.arguments.metrics_file:
             metrics_path(job.arguments.metrics_file)  # now, not after hours
-        if job.increment is not None:
-            begin_increment(job.store, job.run_uri, job.increment.base)
+        if job.bases:
+            begin_increment(job.store, job.run_uri, job.bases[0])
             made = row.writes(job.recipe)
             inherited = [each.name for each in made if each.in_increment == "inherited"]
-            inherit(job.store, job.run_uri, job.increment.base, inherited)
-        begins = job.is_leader and self._has_work(job, reads, writes)
+            inherit(job.store, job.run_uri, job.bases[0], inherited)
+        # The leader begins where a manifest is missing, and some input of the step is there.
+        begins = (
+            job.is_leader
+            and not all(map(job.has, there_or_needed(job, writes)))
+            and (not reads or any(map(job.has, reads)))
+        )
         if begins:
             job.store.check(join_uri(job.run_uri, STORE_CHECK_FOLDER))
             begin(job, row.writes(job.recipe))
@@ -123,24 +120,15 @@ class Step:
         }
         if job.is_leader:
             store_record(job, summary, writes, is_fresh)
-            self._store_metrics(job, summary, is_fresh)
+            text = metrics_text(summary, time.time())
+            if job.arguments.metrics_file:
+                write_metrics(metrics_path(job.arguments.metrics_file), text)
+            elif is_fresh:
+                job.store.put(join_uri(job.run_uri, metrics_file(self.name)), text.encode())
             if begins:
                 end(job)
                 log(f"done in {elapsed_text(started)}")
         return Answer(True, describe(summary), summary)
-
-    def _has_work(self, job: Job, reads: Sequence[str], writes: Sequence[str]) -> bool:
-        """Return whether a manifest is missing, and some input of the step is there."""
-        if all(job.has(each) for each in there_or_needed(job, writes)):
-            return False
-        return not reads or any(job.has(each) for each in reads)
-
-    def _store_metrics(self, job: Job, summary: dict[str, Any], is_fresh: bool) -> None:
-        text = metrics_text(summary, time.time())
-        if job.arguments.metrics_file:
-            write_metrics(metrics_path(job.arguments.metrics_file), text)
-        elif is_fresh:
-            job.store.put(join_uri(job.run_uri, metrics_file(self.name)), text.encode())
 
 
 @dataclass(frozen=True)

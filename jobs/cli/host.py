@@ -8,6 +8,8 @@ import os
 import platform
 import re
 import subprocess
+from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -21,9 +23,18 @@ _GIT_LIMIT_S = 10
 
 def describe_machine() -> str:
     """Return processor, cores, memory and GPUs, as in "Xeon 8481C, 16 cores, 126 GiB, 1 x H100"."""
+    found = re.search(r"^model name\s*:\s*(.+)$", _text("/proc/cpuinfo"), re.MULTILINE)
+    processor = found[1].strip() if found else platform.processor() or platform.machine()
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    parts = [_processor(), f"{cores} cores", *_memory(), *_gpus()]
-    return ", ".join(parts)
+    parts = [processor, f"{cores} cores"]
+    with suppress(AttributeError, OSError, ValueError):
+        num_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        parts.append(f"{num_bytes / 2**30:.0f} GiB")
+    # What NVIDIA's driver lists: loading torch takes seconds.
+    listed = map(str, sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")))
+    named = [re.search(r"^Model:\s*(.+)$", _text(path), re.MULTILINE) for path in listed]
+    gpus = Counter(each[1].strip() for each in named if each)
+    return ", ".join([*parts, *(f"{count} x {model}" for model, count in gpus.items())])
 
 
 def describe_commit() -> str:
@@ -42,30 +53,6 @@ def describe_commit() -> str:
     except (OSError, subprocess.SubprocessError):
         return ""
     return done.stdout.strip()
-
-
-def _processor() -> str:
-    found = re.search(r"^model name\s*:\s*(.+)$", _text("/proc/cpuinfo"), re.MULTILINE)
-    return found[1].strip() if found else platform.processor() or platform.machine()
-
-
-def _memory() -> list[str]:
-    try:
-        num_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, OSError, ValueError):
-        return []
-    return [f"{num_bytes / 2**30:.0f} GiB"]
-
-
-def _gpus() -> list[str]:
-    """Name the GPUs that NVIDIA's driver lists, without loading torch."""
-    infos = sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))
-    models = [
-        found[1].strip()
-        for each in infos
-        if (found := re.search(r"^Model:\s*(.+)$", _text(str(each)), re.MULTILINE))
-    ]
-    return [f"{models.count(model)} x {model}" for model in dict.fromkeys(models)]
 
 
 def _text(path: str) -> str:

@@ -14,27 +14,15 @@ from datetime import UTC, datetime
 from typing import Any
 
 from infra.cluster import Cluster, load_cluster
-from infra.settings import (
-    ConfigurationError,
-    canonical_json,
-    holds_password,
-    printable,
-    shown,
-)
+from infra.settings import ConfigurationError, canonical_json, holds_password, printable, shown
 from infra.store.object_store import ObjectNotFound, ObjectStore, join_uri, normalize_uri
 from infra.task_metrics import TaskTotals
 from infra.torchrun import launched_rank
-from jobs.cli.arguments import Parser, add_log_argument, recipe_path
+from jobs.cli.arguments import Parser, add_log_argument, add_recipe_arguments, recipe_path
 from jobs.run_table import STEPS, Written, step_configs, written, written_steps
 from pipeline.records import Tally
 from pipeline.runs.commit import commit_uris, each_commit
-from pipeline.runs.increment import (
-    BaseStep,
-    Increment,
-    chain_of,
-    read_increment,
-    require_beside,
-)
+from pipeline.runs.increment import BaseStep, chain_of, read_bases, require_beside
 from pipeline.runs.manifest import Manifest, changes, is_finished, manifest_uri, read_manifest
 from pipeline.runs.names import (
     ALIGNMENTS_FOLDER,
@@ -58,8 +46,7 @@ from pipeline.runs.names import (
 from pipeline.runs.sealed_json import read_sealed, seal, typed_value
 from pipeline.steps.selection.increment import MAY_DIFFER
 from pipeline.steps.selection.select import SELECTED
-from training.checkpoints.place import newest_place
-from training.data.sub_epochs import trained_share
+from training.data.sub_epochs import newest_place, trained_share
 from training.fit.model_specs import Fit
 from training.settings.recipe import Recipe, read_recipe
 
@@ -81,7 +68,7 @@ class Job:
     is_leader: bool
     tasks: TaskTotals = field(default_factory=TaskTotals)
     pace: dict[str, list[dict[str, float]]] = field(default_factory=dict)
-    increment: Increment | None = None
+    bases: tuple[str, ...] = ()
 
     def has(self, step: str) -> bool:
         """Return whether the run has the manifest of a step."""
@@ -116,26 +103,6 @@ def job_parser(name: str, description: str, exit_codes: str) -> argparse.Argumen
     return parser
 
 
-def add_recipe_arguments(parser: argparse.ArgumentParser, default: str | None = None) -> None:
-    """Add --recipe, required unless it has a default, and --set."""
-    parser.add_argument(
-        "--recipe",
-        required=default is None,
-        default=default,
-        help="TOML file, or a name in jobs/recipes: "
-        + (f"default {default}" if default else "demo, recorded, placements, hours_1m"),
-    )
-    parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="SECTION.KEY=VALUE",
-        help="replace one value of the recipe; repeat it for more",
-    )
-    # Training steps name the trainer of their section here.
-    parser.set_defaults(trainers={})
-
-
 def open_job(name: str, arguments: argparse.Namespace) -> Job:
     """Read the recipe and confine the store to the prefixes that the job's cluster may use."""
     recipe = read_recipe(recipe_path(arguments.recipe), arguments.set, arguments.trainers)
@@ -145,9 +112,9 @@ def open_job(name: str, arguments: argparse.Namespace) -> Job:
         raise ConfigurationError(f"--run {printable(run_uri)}: a password or a signature: {need}")
     corpus_uri = normalize_uri(recipe.corpus.uri or join_uri(run_uri, CORPUS_FOLDER))
     cluster = load_cluster(arguments.cluster or recipe.cluster or name)
-    increment = _increment(recipe, run_uri, getattr(arguments, "extends", ""))
+    bases = _bases(recipe, run_uri, getattr(arguments, "extends", ""))
     # A step may read of the runs that it extends what it may read of its own.
-    runs = (run_uri, *(increment.bases if increment else ()))
+    runs = (run_uri, *bases)
     prefixes = [each for run in runs for each in cluster.readable(run, corpus_uri)]
     store = ObjectStore((*prefixes, *recipe.corpus.audio_prefixes))
     return Job(
@@ -159,12 +126,12 @@ def open_job(name: str, arguments: argparse.Namespace) -> Job:
         cluster,
         arguments,
         is_leader=launched_rank() == 0,
-        increment=increment,
+        bases=bases,
     )
 
 
-def _increment(recipe: Recipe, run_uri: str, extends: str) -> Increment | None:
-    """Return what a run extends, as it is recorded or as the command line asks for.
+def _bases(recipe: Recipe, run_uri: str, extends: str) -> tuple[str, ...]:
+    """Return the runs that a run extends, as it is recorded or as the command line asks for.
 
     Raises ConfigurationError for a recipe or a base that no increment can have.
     """
@@ -173,10 +140,10 @@ def _increment(recipe: Recipe, run_uri: str, extends: str) -> Increment | None:
         if extends:
             require_beside(*runs)
         records = ObjectStore(tuple(join_uri(run, STEP_RECORDS_FOLDER) for run in runs))
-        found = chain_of(records, *runs) if extends else read_increment(records, run_uri)
+        found = chain_of(records, *runs) if extends else read_bases(records, run_uri)
     except ValueError as error:
         raise ConfigurationError(str(error)) from error
-    if found is not None:
+    if found:
         require_extendable(recipe)
     return found
 
@@ -337,12 +304,11 @@ def require_base(jobs: Sequence[Job]) -> None:
 
     A base has all that its increment reads, unless it has features alone.
     """
-    increment = jobs[0].increment
-    if increment is None:
+    if not jobs[0].bases:
         return
-    recipe = jobs[0].recipe
+    recipe, base = jobs[0].recipe, jobs[0].bases[0]
     stores = {step: job.store for job in jobs for step in written_steps(recipe, job.name)}
-    there = {step for step, store in stores.items() if is_finished(store, increment.base, step)}
+    there = {step for step, store in stores.items() if is_finished(store, base, step)}
     of_base = {name: e for name, e in written(recipe).items() if e.in_increment != "made"}
     needed = [name for name, each in of_base.items() if not each.is_optional]
     of_training = (ALIGNMENTS_FOLDER, MODELS_FOLDER, TARGETS_FOLDER)
@@ -350,15 +316,15 @@ def require_base(jobs: Sequence[Job]) -> None:
         needed = [selection_step(UNLABELLED), features_step(UNLABELLED)]
     if missing := [step for step in needed if step not in there]:
         raise ConfigurationError(
-            f"{increment.base} is unfinished: it has no manifest of {', '.join(missing)}: finish "
+            f"{base} is unfinished: it has no manifest of {', '.join(missing)}: finish "
             "it, or extend another run"
         )
     now = step_configs(recipe, recipe, features_step(DEV) in there)
     for step in sorted(there & now.keys() & of_base.keys()):
-        manifest = read_manifest(stores[step], increment.base, step)
+        manifest = read_manifest(stores[step], base, step)
         may_differ = MAY_DIFFER if step == selection_step(UNLABELLED) else ()
         try:
-            BaseStep(increment.base, manifest, "").require_same(now[step], may_differ)
+            BaseStep(base, manifest, "").require_same(now[step], may_differ)
         except ValueError as error:
             raise ConfigurationError(str(error)) from error
 

@@ -63,7 +63,10 @@ def _start(arguments: Sequence[str] | None) -> None:
         return
     names = [name for chapter in STORY.values() for name in chapter]
     if name not in names:
-        sys.exit(_refuse(name, names))
+        nearest = difflib.get_close_matches(name, names, n=1)
+        remedy = f"did you mean {nearest[0]}?" if nearest else "megahour --help lists all commands"
+        print(f"megahour: unknown command {printable(name)}: {remedy}", file=sys.stderr)
+        sys.exit(2)
     sys.argv = [name, *options]
     try:
         runpy.run_module(f"jobs.{module_of(name)}", run_name="__main__", alter_sys=True)
@@ -123,8 +126,15 @@ def ended_by_closed_pipe() -> Iterator[None]:
 
 def listing() -> str:
     """Return all commands by chapter, each with its starter and its summary."""
-    chapters = ("\n".join([title, *map(_line, commands), ""]) for title, commands in STORY.items())
-    return "\n".join([HEAD, *chapters, FOOT])
+    lines = [HEAD]
+    for title, commands in STORY.items():
+        lines.append(title)
+        for name in commands:
+            starter = STEPS[name].starter if name in STEPS else "python"
+            shown = "" if starter == "python" else starter
+            lines.append(f"  {name:<18} {shown:<9} {summary_of(name)}")
+        lines.append("")
+    return "\n".join([*lines, FOOT])
 
 
 def module_of(command: str) -> str:
@@ -139,15 +149,3 @@ def summary_of(command: str) -> str:
     docstring = ast.get_docstring(ast.parse(source))
     assert docstring is not None, f"jobs/{command}.py has no docstring"
     return docstring.partition("\n")[0]
-
-
-def _line(name: str) -> str:
-    starter = STEPS[name].starter if name in STEPS else "python"
-    return f"  {name:<18} {'' if starter == 'python' else starter:<9} {summary_of(name)}"
-
-
-def _refuse(name: str, names: Sequence[str]) -> int:
-    nearest = difflib.get_close_matches(name, names, n=1)
-    remedy = f"did you mean {nearest[0]}?" if nearest else "megahour --help lists all commands"
-    print(f"megahour: unknown command {printable(name)}: {remedy}", file=sys.stderr)
-    return 2

@@ -6,7 +6,7 @@ The metrics are a file for the textfile collector of Prometheus.
 import json
 import os
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,12 +19,7 @@ from jobs.cli.host import describe_commit, describe_machine
 from jobs.cli.job import Job, conflicts, require_from_zero, require_time
 from jobs.run_table import optional_steps
 from pipeline.runs.manifest import Manifest, listed, manifest_uri
-from pipeline.runs.names import (
-    CHECKPOINTS_FOLDER,
-    MODELS_FOLDER,
-    folder_of,
-    job_record,
-)
+from pipeline.runs.names import CHECKPOINTS_FOLDER, MODELS_FOLDER, folder_of, job_record
 from pipeline.runs.sealed_json import (
     NamedObject,
     named_objects,
@@ -196,12 +191,46 @@ def parse_job_record(data: bytes, remedy: str) -> dict[str, Any]:
     return read_sealed(data, remedy, parse)
 
 
+_TALLIES = (
+    ("utterances_in", "step_utterances_in", "Utterances that a step read.", 1),
+    ("utterances_out", "step_utterances_out", "Utterances that a step made.", 1),
+    ("quarantined", "step_utterances_quarantined", "Utterances in the step's ledger.", 1),
+    ("hours_in", "step_audio_in_seconds", "Audio that a step read.", 3600),
+    ("hours_out", "step_audio_out_seconds", "Audio that a step made.", 3600),
+    ("hours_quarantined", "step_audio_quarantined_seconds", "Audio in the ledger.", 3600),
+)
+"""The metrics of a manifest's tallies: the tally, the metric, its help and its unit."""
+
 _ESCAPES = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n"})
 
 
 def metrics_text(summary: Mapping[str, Any], finished_at: float) -> str:
     """Return a finished job's metrics in Prometheus's text format; times are Unix seconds."""
-    return "".join(_families(summary, finished_at))
+    job, requests = {"job_step": str(summary["step"])}, summary["requests"]
+    sent = [({**job, "kind": kind}, requests[kind]) for kind in (*REQUEST_KINDS, "retries")]
+    ways = {"received": requests["bytes_received"], "sent": requests["bytes_sent"]}
+    moved = [({**job, "direction": way}, number) for way, number in ways.items()]
+    num_faults = len(summary["device_faults"])
+    gauges: list[tuple[str, str, list[tuple[dict[str, str], float]]]] = [
+        ("job_last_success_timestamp_seconds", "When the job ended.", [(job, finished_at)]),
+        ("job_duration_seconds", "Wall-clock time.", [(job, summary["seconds"])]),
+        ("job_task_seconds", "Time of all tasks together.", [(job, summary["task_seconds"])]),
+        ("job_store_requests", "Requests to the store by kind, retries among them.", sent),
+        ("job_store_bytes", "Bytes of requests' bodies.", moved),
+        ("job_device_faults", "Faults of devices while tasks used them.", [(job, num_faults)]),
+    ]
+    for key, name, text, factor in _TALLIES:
+        tallied = summary["manifests"].items()
+        counts = [({**job, "step": step}, tally[key] * factor) for step, tally in tallied]
+        gauges.append((name, text, counts))
+    lines = []
+    for name, text, samples in gauges:
+        if samples:
+            lines += [f"# HELP megahour_{name} {text}", f"# TYPE megahour_{name} gauge"]
+        for labels, value in samples:
+            written = (f'{label}="{of.translate(_ESCAPES)}"' for label, of in labels.items())
+            lines.append(f"megahour_{name}{{{','.join(written)}}} {float(value)!r}")
+    return "".join(f"{line}\n" for line in lines)
 
 
 def write_metrics(path: Path, text: str) -> None:
@@ -213,46 +242,6 @@ def write_metrics(path: Path, text: str) -> None:
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
-
-
-def _families(summary: Mapping[str, Any], finished_at: float) -> Iterator[str]:
-    job = {"job_step": str(summary["step"])}
-    yield _gauge("job_last_success_timestamp_seconds", "When the job ended.", [(job, finished_at)])
-    yield _gauge("job_duration_seconds", "Wall-clock time.", [(job, summary["seconds"])])
-    yield _gauge(
-        "job_task_seconds", "Time of all tasks together.", [(job, summary["task_seconds"])]
-    )
-    requests = summary["requests"]
-    sent = [({**job, "kind": kind}, requests[kind]) for kind in (*REQUEST_KINDS, "retries")]
-    yield _gauge("job_store_requests", "Requests to the store by kind, retries among them.", sent)
-    ways = {"received": requests["bytes_received"], "sent": requests["bytes_sent"]}
-    moved = [({**job, "direction": way}, number) for way, number in ways.items()]
-    yield _gauge("job_store_bytes", "Bytes of requests' bodies.", moved)
-    faults = [(job, float(len(summary["device_faults"])))]
-    yield _gauge("job_device_faults", "Faults of devices while tasks used them.", faults)
-    counts = {
-        "utterances_in": ("step_utterances_in", "Utterances that a step read.", 1),
-        "utterances_out": ("step_utterances_out", "Utterances that a step made.", 1),
-        "quarantined": ("step_utterances_quarantined", "Utterances in the step's ledger.", 1),
-        "hours_in": ("step_audio_in_seconds", "Audio that a step read.", 3600),
-        "hours_out": ("step_audio_out_seconds", "Audio that a step made.", 3600),
-        "hours_quarantined": ("step_audio_quarantined_seconds", "Audio in the ledger.", 3600),
-    }
-    for key, (name, text, factor) in counts.items():
-        samples = [
-            ({**job, "step": step}, tally[key] * factor)
-            for step, tally in summary["manifests"].items()
-        ]
-        yield _gauge(name, text, samples)
-
-
-def _gauge(name: str, text: str, samples: Sequence[tuple[Mapping[str, str], float]]) -> str:
-    full = f"megahour_{name}"
-    lines = [f"# HELP {full} {text}", f"# TYPE {full} gauge"]
-    for labels, value in samples:
-        written = (f'{label}="{of.translate(_ESCAPES)}"' for label, of in labels.items())
-        lines.append(f"{full}{{{','.join(written)}}} {float(value)!r}")
-    return "\n".join(lines) + "\n" if samples else ""
 
 
 def metrics_path(given: str) -> Path:

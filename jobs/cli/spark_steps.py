@@ -5,8 +5,8 @@ from contextlib import ExitStack, contextmanager
 from functools import cache
 from typing import Any, TypeVar
 
-from infra.spark.observer import Observer
 from infra.spark.session import run_tasks, spark_session
+from infra.task_metrics import Observer
 from jobs.cli.job import Job
 from pipeline.runs.engine import Distribute, Loss, WatchedFunction, loss_of
 
@@ -31,7 +31,7 @@ def distribute_on_spark(job: Job) -> Iterator[Distribute]:
             run_task: Callable[[T], Any] = function
             observer: Observer[Any, Loss] | None = None
             if isinstance(function, WatchedFunction):
-                run_task, observer = function.run_task, Observer(loss_of, function.see)
+                run_task, observer = function.run_task, Observer(loss_of, function.watch.see)
             return run_tasks(
                 start(), elements, run_task, description, observer=observer, totals=job.tasks
             )

@@ -16,7 +16,7 @@ import torch
 from infra.log_lines import log
 from infra.settings import ConfigurationError, Range
 from infra.torchrun import is_launched, launched_local_rank, launched_ranks_per_host
-from jobs.cli.arguments import add_device_argument
+from jobs.cli.arguments import add_device_argument, number_in
 from jobs.cli.command_line import Step, fail, main
 from jobs.cli.host import Gpus, choose_device
 from jobs.cli.job import Job
@@ -80,7 +80,7 @@ def training_arguments(step: Step, section: str) -> argparse.Namespace:
     )
     parser.add_argument(
         "--time-limit-s",
-        type=float,
+        type=number_in(TIME_LIMITS_S),
         default=TIME_LIMIT_S,
         metavar="SECONDS",
         help="a rank that waits for another for longer names it and ends; need more than the "
@@ -88,8 +88,6 @@ def training_arguments(step: Step, section: str) -> argparse.Namespace:
     )
     add_device_argument(parser)
     arguments = parser.parse_args()
-    if not TIME_LIMITS_S.admits(arguments.time_limit_s):
-        parser.error(f"--time-limit-s {arguments.time_limit_s}: need {TIME_LIMITS_S.need}")
     if arguments.trainer:
         arguments.trainers = {section: arguments.trainer}
     return arguments

@@ -257,10 +257,7 @@ def _max_frames(device: torch.device) -> int:
 
 
 def training_rate(
-    config: ModelConfig,
-    training: TrainingSettings,
-    num_senones: int,
-    device: torch.device,
+    config: ModelConfig, training: TrainingSettings, num_senones: int, device: torch.device
 ) -> ModelRate:
     """Time low-rate frames through training steps on minibatches of chunks, as a job takes them.
 

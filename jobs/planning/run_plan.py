@@ -1,10 +1,12 @@
 """Plan the time and the cost of each step of a run, store the plan, and compare it with the run.
 
-A step takes its volume over the rates of a calibration, on its own cluster, whose file has the
-prices of instances. The prices of requests and storage are here.
+The workload is planned from hours, or read from the run's metadata. A step takes its volume over
+the rates of a calibration, on its own cluster, whose file has the prices of instances. The prices
+of requests and storage are here.
 """
 
 import json
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from math import ceil, inf
@@ -16,7 +18,6 @@ from infra.store.object_store import ObjectStore, join_uri
 from infra.store.objects import ObjectInfo
 from infra.task_metrics import REQUEST_KINDS
 from jobs.planning.calibration import Calibration, StoreRates, json_object
-from jobs.planning.workload import run_workload
 from jobs.run_table import (
     ALIGN,
     EVALUATE,
@@ -29,10 +30,108 @@ from jobs.run_table import (
     TRAIN_TEACHER,
     written_steps,
 )
-from jobs.volumes import ModelPass, Requests, Volume, Workload
-from pipeline.runs.names import COMMITS_FOLDER, PLAN_CALIBRATION, PLAN_DOCUMENT, folder_of
+from jobs.volumes import ModelPass, Requests, Subset, Volume, Workload
+from pipeline.records import Tally
+from pipeline.runs.manifest import Output, manifest_uri, read_manifest
+from pipeline.runs.names import (
+    ALL_SUBSETS,
+    COMMITS_FOLDER,
+    DEV,
+    HELDOUT,
+    INGEST_STEP,
+    LABELLED,
+    METADATA_FOLDER,
+    PLAN_CALIBRATION,
+    PLAN_DOCUMENT,
+    UNLABELLED,
+    folder_of,
+)
 from pipeline.runs.sealed_json import NamedObject, naming, seal
+from pipeline.steps.selection.buckets import bucket_of
 from training.settings.recipe import Recipe
+
+UTTERANCE_SECONDS = 3.6
+"""Mean length of an utterance: 1e9 of them are 1e6 hours (003 I)."""
+
+BUCKET_HOURS = 1_000
+"""Planned hours of one speaker bucket: a task of selection then reads 1e6 records."""
+
+METADATA_OBJECT_RECORDS = 100_000
+"""Planned records of one metadata object: 20 MB."""
+
+MAX_UTTERANCES_PER_REQUEST = 10_000
+"""The largest recording of 512 MB has 9 h; its shortest utterances last 3 s."""
+
+LABELLED_SHARE = 0.007
+"""Labelled hours as a share of the unlabelled hours: 7,000 of 1e6 (003 VII-A)."""
+
+
+def planned_workload(
+    hours: float,
+    labelled_hours: float,
+    utterance_seconds: float = UTTERANCE_SECONDS,
+    dev_hours: float = 0.0,
+    heldout_hours: float = 0.0,
+    utterances_per_request: float = 1.0,
+) -> Workload:
+    """Plan the subsets of a corpus before ingestion, all of whose metadata is selected."""
+    if not 0 < hours <= 1e9:
+        raise ValueError(f"hours = {hours}: need more than 0, at most 1e9")
+    others = {LABELLED: labelled_hours, DEV: dev_hours, HELDOUT: heldout_hours}
+    for name, some in others.items():
+        if not 0 <= some <= 1e9:
+            raise ValueError(f"{name} hours = {some}: need 0 or more, at most 1e9")
+    if not 0 < utterance_seconds <= 3600:
+        raise ValueError(f"utterance seconds = {utterance_seconds}: need more than 0, at most 3600")
+    if not 1 <= utterances_per_request <= MAX_UTTERANCES_PER_REQUEST:
+        raise ValueError(
+            f"utterances per request = {utterances_per_request}: need 1 to "
+            f"{MAX_UTTERANCES_PER_REQUEST}, what memory holds of one request's audio"
+        )
+    subsets = []
+    for name, some in {UNLABELLED: hours, **others}.items():
+        if some:
+            records = max(round(some * 3600 / utterance_seconds), 1)
+            buckets = max(1, round(some / BUCKET_HOURS))
+            objects = max(buckets, ceil(records / METADATA_OBJECT_RECORDS))
+            subsets.append(Subset(name, records, objects, (some / buckets,) * buckets))
+    return Workload(tuple(subsets), utterances_per_request=utterances_per_request)
+
+
+def run_workload(store: ObjectStore, run_uri: str, budget_hours: float) -> Workload | None:
+    """Read the subsets of a run, with `budget_hours` to select (0 = all); None before ingestion.
+
+    Filters, speaker caps and bad records are left out.
+    """
+    if not store.exists(manifest_uri(run_uri, INGEST_STEP)):
+        return None
+    outputs = read_manifest(store, run_uri, INGEST_STEP).outputs
+    by_subset = {
+        name: [each for each in outputs if each.key.startswith(f"{METADATA_FOLDER}/{name}/")]
+        for name in ALL_SUBSETS
+    }
+    metadata = [each for some in by_subset.values() for each in some]
+    return Workload(
+        tuple(
+            ingested(name, some, budget_hours if name == UNLABELLED else 0.0)
+            for name, some in by_subset.items()
+            if some
+        ),
+        record_bytes=sum(each.num_bytes for each in metadata)
+        / max(sum(each.utterances for each in metadata), 1),
+    )
+
+
+def ingested(name: str, metadata: Sequence[Output], budget_hours: float) -> Subset:
+    """Return the subset that these metadata objects make."""
+    hours: dict[str, float] = defaultdict(float)
+    for each in metadata:
+        hours[bucket_of(f"/{each.key}")] += each.tally.hours
+    total = sum((each.tally for each in metadata), Tally())
+    selected = budget_hours / total.hours if budget_hours and total.hours else 1.0
+    in_order = tuple(hours[bucket] for bucket in sorted(hours))
+    return Subset(name, total.utterances, len(metadata), in_order, min(selected, 1.0))
+
 
 PRICES_SOURCE = (
     "aws.amazon.com/s3/pricing, S3 Standard, us-east-1, list prices of 2025; storage at the rate "
@@ -106,7 +205,12 @@ def plan_part(step: str, volume: Volume, cluster: Cluster, calibration: Calibrat
             "S3 latency": rounds * (beside + in_turn),
             "devices": device / max(cluster.num_devices, cluster.num_executors),
         }
-    bounds["network"] = _network_seconds(volume, cluster, store)
+    gbit_per_s = (
+        inf if cluster.is_local else store.instance_gbit_per_s.get(cluster.instance_type, inf)
+    )
+    # Both ways at once: the busier way decides.
+    busier = max(volume.bytes_read, volume.bytes_written)
+    bounds["network"] = busier * 8e-9 / (gbit_per_s * cluster.num_instances)
     bound = max(bounds, key=lambda name: bounds[name])
     wall = SPARK_START_S + bounds[bound]
     hourly = cluster.num_instances * cluster.price_per_instance_hour
@@ -147,15 +251,6 @@ def _waits(volume: Volume, cluster: Cluster, store: StoreRates) -> tuple[float, 
     large = volume.requests.get - volume.small_reads + volume.requests.put
     moved = volume.bytes_written + (0 if volume.small_reads else volume.bytes_read)
     return large * store.request_seconds + moved / store.bytes_per_s, beside
-
-
-def _network_seconds(volume: Volume, cluster: Cluster, store: StoreRates) -> float:
-    if cluster.is_local:
-        return 0.0
-    gbit_per_s = store.instance_gbit_per_s.get(cluster.instance_type, inf)
-    # Both ways at once: the busier way decides.
-    busier = max(volume.bytes_read, volume.bytes_written)
-    return busier * 8e-9 / (gbit_per_s * cluster.num_instances)
 
 
 BESIDE_THE_PIPELINE = (ALIGN, TRAIN_BASELINE, TRAIN_TEACHER, EVALUATE)

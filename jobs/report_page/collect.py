@@ -127,14 +127,15 @@ class CurvePoint(TypedDict):
 
 def build_report(job: Job) -> dict[str, Any]:
     """Collect the contents of report.json."""
-    recipe = job.recipe
-    models = evaluated_models(
-        recipe.sequence_training.models, recipe.num_teachers, recipe.targets.rounds
-    )
+    recipe, models = job.recipe, job.recipe.evaluated_models
     subsets = subsets_of_run(job.store, job.run_uri, features_step)
     manifests = manifests_of(job, subsets, models)
-    bases = job.increment.bases if job.increment else ()
-    ingests = ingests_of(job.store, (*reversed(bases), job.run_uri))
+    # A corpus that no run has ingested has none.
+    ingests = [
+        read_manifest(job.store, run, INGEST_STEP)
+        for run in (*reversed(job.bases), job.run_uri)
+        if is_finished(job.store, run, INGEST_STEP)
+    ]
     evaluation = output_of(manifests[EVALUATION_STEP], EVALUATION_SCORES)
     cluster = job.arguments.cluster or recipe.cluster
     steps = step_records(job)
@@ -150,8 +151,8 @@ def build_report(job: Job) -> dict[str, Any]:
         "hours": {s: manifests[features_step(s)].tally_out.hours for s in subsets},
         "steps": {name: step_entry(record) for name, record in steps.items()},
         "origin": origin_of(steps, job.run_uri),
-        **({"extends": list(bases)} if bases else {}),
-        "waterfall": waterfall_of(job.store, job.run_uri, ingests.values()),
+        **({"extends": list(job.bases)} if job.bases else {}),
+        "waterfall": waterfall_of(job.store, job.run_uri, ingests),
         "plan": compare_plan(
             job.store, job.run_uri, recipe, lambda step: load_cluster(cluster or step), steps
         ),
@@ -165,7 +166,7 @@ def build_report(job: Job) -> dict[str, Any]:
             name: faults for name, record in steps.items() if (faults := record["device_faults"])
         },
         "certificate": statistics_of(job, CERTIFICATE_STEP),
-        "quarantine": (lost := quarantine_reasons(manifests, ingests.values())),
+        "quarantine": (lost := quarantine_reasons(manifests, ingests)),
         "retries": retry_commands(lost, job.run_uri, job.arguments.recipe, job.arguments.set),
         "pace": {
             model: pace for record in steps.values() for model, pace in record["pace"].items()
@@ -307,12 +308,6 @@ LAST_STEPS: Mapping[str, tuple[str, ...]] = {
     DEV: (),
 }
 """The steps that read a subset's features, as far as they keep its utterances."""
-
-
-def ingests_of(store: ObjectStore, runs: Sequence[str]) -> dict[str, Manifest]:
-    """Read the manifests of ingest by run; a corpus that no run has ingested has none."""
-    found = (run for run in runs if is_finished(store, run, INGEST_STEP))
-    return {run: read_manifest(store, run, INGEST_STEP) for run in found}
 
 
 def waterfall_of(

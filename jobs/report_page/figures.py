@@ -232,10 +232,7 @@ def _add_legend(figure: Figure, form: Form) -> None:
 
 Curve = Sequence[Mapping[str, Any]]
 
-SUB_EPOCHS = {
-    True: ("labelled", "o", SERIES[2]),
-    False: ("unlabelled", "s", SERIES[1]),
-}
+SUB_EPOCHS = {True: ("labelled", "o", SERIES[2]), False: ("unlabelled", "s", SERIES[1])}
 TRAINER_TITLES = {
     "density": "gradients sent, %",
     "residual_norm": "norm of a rank's residual",
@@ -364,11 +361,7 @@ def _plot_sub_epochs(axes: Axes, curve: Curve, key: str, scale: float) -> None:
     axes.grid(visible=False, axis="x")
 
 
-KBEST_FORMS = {
-    "renormalized": "renormalized",
-    "ghost": "ghost",
-    "sampled": "a fifth of k drawn",
-}
+KBEST_FORMS = {"renormalized": "renormalized", "ghost": "ghost", "sampled": "a fifth of k drawn"}
 """How targets represent the senones that they do not keep, each with its title."""
 
 

@@ -17,18 +17,9 @@ Estimate = Mapping[str, float | None]
 
 PARTS = (
     *("certificate", "comparison", "curves", "decoding", "development", "device_faults", "extends"),
-    *(
-        "frame_accuracy",
-        "hours",
-        "hours_curve",
-        "kbest_costs",
-        "models",
-        "oracle",
-        "origin",
-        "pace",
-    ),
-    *("plan", "quarantine", "recipe", "retries", "speakers", "statistics", "steps", "targets"),
-    *("waterfall", "wer", "werr", "werr_smbr", "word_errors", "worst"),
+    *("frame_accuracy", "hours", "hours_curve", "kbest_costs", "models", "oracle", "origin"),
+    *("pace", "plan", "quarantine", "recipe", "retries", "speakers", "statistics", "steps"),
+    *("targets", "waterfall", "wer", "werr", "werr_smbr", "word_errors", "worst"),
 )
 """The parts of a report that are shown, beside the run and the version."""
 

@@ -9,11 +9,10 @@ import json
 import multiprocessing
 import re
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
-from functools import partial
 from multiprocessing.pool import Pool
 from pathlib import Path
 from typing import Annotated, TypeVar
@@ -24,7 +23,7 @@ import soundfile
 from infra.log_lines import progress_bar
 from infra.settings import Range, Seed, check_ranges
 from jobs.synthesis.acoustics import babble, draw_rooms, draw_talkers, pink_noise, tonal_noise
-from jobs.synthesis.sentences import Lexicon, draw_sentence, lexicon_lines, make_lexicon
+from jobs.synthesis.sentences import Lexicon, draw_sentence, make_lexicon
 from jobs.synthesis.speech import (
     PhoneSegment,
     SpeechSynthesizer,
@@ -33,7 +32,7 @@ from jobs.synthesis.speech import (
 )
 from pipeline.audio.placements import PLACEMENTS, Acoustics, record
 from pipeline.filterbank import SAMPLE_RATE_HZ
-from pipeline.runs.names import HELDOUT, LABELLED, SUBSETS, UNLABELLED
+from pipeline.runs.names import DEV, HELDOUT, LABELLED, SUBSETS, UNLABELLED
 
 Hours = Annotated[float, Range(1e-6, 1000)]
 NumSpeakers = Annotated[int, Range(1, 1_000_000)]
@@ -60,14 +59,7 @@ class SynthesisConfig:
 
 
 LABELLED_ACCENTS = ("en-us", "en")
-UNLABELLED_ACCENTS = (
-    "en-us",
-    "en-us-nyc",
-    "en",
-    "en-gb-x-rp",
-    "en-gb-x-gbcwmd",
-    "en-gb-scotland",
-)
+UNLABELLED_ACCENTS = ("en-us", "en-us-nyc", "en", "en-gb-x-rp", "en-gb-x-gbcwmd", "en-gb-scotland")
 HELDOUT_ACCENTS = ("en-gb-x-gbclan",)
 # A 12-minute BLSTM errs on 52 % of DP1 frames so, on 59 % with 4 variants of one accent (one seed).
 NUM_LABELLED_VARIANTS = 12
@@ -149,12 +141,12 @@ def draw_speakers(config: SynthesisConfig) -> dict[str, tuple[Speaker, ...]]:
 
 _NOISE_S = 120.0
 _ACOUSTICS_KEY, _SPEECH_KEY = 3, 4
-_TRAINING_FILE, _HELDOUT_FILE = "training.npz", "heldout.npz"
+_ACOUSTICS_FILES = {UNLABELLED: "training.npz", HELDOUT: "heldout.npz", DEV: "development.npz"}
 
 
 @dataclass(frozen=True)
 class AcousticsTask:
-    """AcousticsTask describes the file of rooms and noise of training, or of other speakers."""
+    """AcousticsTask describes a file of rooms and noise."""
 
     path: Path
     babble_voices: tuple[str, ...]
@@ -162,37 +154,33 @@ class AcousticsTask:
     key: tuple[int, ...]
 
 
-def acoustics_tasks(seed: int, scratch: Path) -> list[AcousticsTask]:
-    """Make a task of rooms and noise for training, and another for the held-out speakers."""
+def acoustics_tasks(seed: int, scratch: Path) -> dict[str, AcousticsTask]:
+    """Make a task of rooms and noise for training, for held-out and for development speakers.
+
+    Babble is of the training's voices, of held-out ones, and of those that babble to neither.
+    """
     variants_of = split_variants(seed)
-    return [
-        AcousticsTask(
-            scratch / file,
-            tuple(f"en-us+{variant}" for variant in variants_of[subset]),
-            _NOISE_S,
-            (seed, _ACOUSTICS_KEY, index),
-        )
-        for index, (file, subset) in enumerate(
-            ((_TRAINING_FILE, UNLABELLED), (_HELDOUT_FILE, HELDOUT))
-        )
-    ]
-
-
-def development_acoustics_task(seed: int, scratch: Path) -> AcousticsTask:
-    """Make a task of other rooms and noise, and of voices that babble to no other speakers."""
-    training, heldout = acoustics_tasks(seed, scratch)
-    heard = draw_talkers(training.babble_voices, np.random.default_rng(training.key))
-    # Held-out variants are in no training voice, so both subsets' talkers remain apart.
-    voices = tuple(voice for voice in training.babble_voices if voice not in heard)
-    index = len((training, heldout))
-    return AcousticsTask(
-        scratch / "development.npz", voices, _NOISE_S, (seed, _ACOUSTICS_KEY, index)
+    training, heldout = (
+        tuple(f"en-us+{variant}" for variant in variants_of[subset])
+        for subset in (UNLABELLED, HELDOUT)
     )
+    key = (seed, _ACOUSTICS_KEY, 0)
+    # Held-out variants are in no training voice.
+    heard = draw_talkers(training, np.random.default_rng(key))
+    voices = {
+        UNLABELLED: training,
+        HELDOUT: heldout,
+        DEV: tuple(voice for voice in training if voice not in heard),
+    }
+    return {
+        subset: AcousticsTask(scratch / file, voices[subset], _NOISE_S, (*key[:2], index))
+        for index, (subset, file) in enumerate(_ACOUSTICS_FILES.items())
+    }
 
 
 def render_acoustics(task: AcousticsTask) -> None:
     """Draw rooms and noise, and save them."""
-    # Babble comes first: development_acoustics_task repeats the first draw, the talkers.
+    # Babble comes first: acoustics_tasks repeats the first draw, the talkers.
     generator = np.random.default_rng(task.key)
     noises = (
         babble(task.babble_voices, task.noise_s, generator),
@@ -247,7 +235,7 @@ def speaker_tasks(config: SynthesisConfig, directory: Path, scratch: Path) -> li
         for index, speaker in enumerate(speakers):
             task = SpeakerTask(
                 speaker,
-                scratch / (_HELDOUT_FILE if held_out else _TRAINING_FILE),
+                scratch / _ACOUSTICS_FILES[HELDOUT if held_out else UNLABELLED],
                 directory,
                 first_placement=0 if held_out else index % len(PLACEMENTS),
                 key=(config.seed, _SPEECH_KEY, SUBSETS.index(subset), index),
@@ -334,28 +322,20 @@ def synthesize(
     return summary
 
 
-def draw_acoustics(seed: int) -> tuple[Acoustics, Acoustics]:
-    """Draw the rooms and noises of training, and others for held-out speakers, in 20 s.
+def draw_acoustics(seed: int, subsets: Collection[str]) -> dict[str, Acoustics]:
+    """Draw the rooms and noises of subsets, those of training for both that train, in 20 s.
 
     Babble and rooms need the demo extra: ImportError says what to install.
     """
-    training, heldout = _draw(partial(acoustics_tasks, seed))
-    return training, heldout
-
-
-def draw_development_acoustics(seed: int) -> Acoustics:
-    """Draw the rooms and noises of development speakers, which no others hear, in 10 s."""
-    (development,) = _draw(lambda scratch: [development_acoustics_task(seed, scratch)])
-    return development
-
-
-def _draw(tasks_in: Callable[[Path], Sequence[AcousticsTask]]) -> list[Acoustics]:
     import_espeakng_loader()
     import_pyroomacoustics()
+    drawn_for = {subset: UNLABELLED if subset == LABELLED else subset for subset in subsets}
     with tempfile.TemporaryDirectory() as scratch, _fresh_processes(2) as pool:
-        tasks = tasks_in(Path(scratch))
-        _run(pool, render_acoustics, tasks, "rooms and noise")
-        return [Acoustics.load(task.path) for task in tasks]
+        every = acoustics_tasks(seed, Path(scratch))
+        tasks = {subset: every[subset] for subset in dict.fromkeys(drawn_for.values())}
+        _run(pool, render_acoustics, list(tasks.values()), "rooms and noise")
+        drawn = {subset: Acoustics.load(task.path) for subset, task in tasks.items()}
+    return {subset: drawn[each] for subset, each in drawn_for.items()}
 
 
 def _make(
@@ -364,7 +344,9 @@ def _make(
     tasks = speaker_tasks(config, made, scratch)
     with _fresh_processes(num_processes) as pool:
         making_lexicon = pool.apply_async(make_lexicon, (UNLABELLED_ACCENTS, config.seed))
-        _run(pool, render_acoustics, acoustics_tasks(config.seed, scratch), "rooms and noise")
+        acoustics = acoustics_tasks(config.seed, scratch)
+        used = [acoustics[UNLABELLED], acoustics[HELDOUT]]
+        _run(pool, render_acoustics, used, "rooms and noise")
         spoken = iter(_run(pool, render_speaker, tasks, "speakers"))
         lexicon = making_lexicon.get()
     subsets = {
@@ -444,7 +426,9 @@ def write_tables(
             for each in utterances
             for phone in each.phones
         ],
-        "lexicon.txt": lexicon_lines(lexicon),
+        "lexicon.txt": [
+            f"{word} {' '.join(phones)}" for word, some in lexicon.items() for phones in some
+        ],
         **{
             f"{subset}.speakers": [speaker.speaker_id for speaker, _ in pairs]
             for subset, pairs in subsets.items()

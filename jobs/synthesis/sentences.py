@@ -154,11 +154,6 @@ def make_lexicon(accents: Sequence[str], seed: int) -> Lexicon:
     return {word: _most_frequent(counts[word]) for word in vocabulary()}
 
 
-def lexicon_lines(lexicon: Lexicon) -> list[str]:
-    """Return the lines of Kaldi's lexicon.txt: a word and its phones, one pronunciation a line."""
-    return [f"{word} {' '.join(phones)}" for word, some in lexicon.items() for phones in some]
-
-
 def _most_frequent(counts: Counter[tuple[str, ...]]) -> tuple[tuple[str, ...], ...]:
     ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     least = _MIN_SHARE * counts.total()

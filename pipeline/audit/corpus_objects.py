@@ -18,7 +18,7 @@ from pipeline.audit.stored_objects import AudioVersion, Holding, read_contents
 from pipeline.filters import SelectionFilters
 from pipeline.records import part_from_text
 from pipeline.runs.engine import Distribute
-from pipeline.runs.increment import read_increment
+from pipeline.runs.increment import read_bases
 from pipeline.runs.manifest import Manifest, Output, is_finished, read_manifest, read_output, sha256
 from pipeline.runs.names import (
     ACOUSTICS_FOLDER,
@@ -83,11 +83,9 @@ def corpus_findings(
     ingested = finished[INGEST_STEP].manifest if INGEST_STEP in finished else None
     if ingested is not None:
         # An increment has ingested into the corpus of the runs that it extends.
-        increment = read_increment(store, run_uri)
-        bases = increment.bases if increment else ()
         earlier = (
             read_manifest(store, base, INGEST_STEP)
-            for base in bases
+            for base in read_bases(store, run_uri)
             if is_finished(store, base, INGEST_STEP)
         )
         yield from _ingested_findings(store, corpus_uri, [ingested, *earlier], grows)

@@ -38,8 +38,6 @@ from pipeline.steps.stream_means import STATISTIC, named_means
 
 R = TypeVar("R")
 
-GETS_IN_FLIGHT = 32
-
 _STORED = r"[0-9a-f]{2}/[^/]+-[0-9a-f]{16}[^/]*"
 _STEP_OF = re.compile(
     rf"(.+)/{re.escape(MANIFEST_FILE)}"
@@ -237,7 +235,7 @@ def read_step(
     keys, commits = step.commit_keys, {}
     uris = [join_uri(run_uri, key) for key in keys]
     # The first reads are many in flight; only a damaged record is read again, by itself.
-    for key, (_, fetched) in zip(keys, store.get_many(uris, GETS_IN_FLIGHT), strict=True):
+    for key, (_, fetched) in zip(keys, store.get_many(uris), strict=True):
         if isinstance(fetched, StoreError):
             raise fetched
         try:

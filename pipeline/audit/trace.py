@@ -7,6 +7,7 @@ manifest's outputs gives the task of the next step. So a search reads the ids of
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -92,8 +93,6 @@ def audio_now(
     return about if recorded_etag is None else {**about, "unchanged": fetched.etag == recorded_etag}
 
 
-IN_FLIGHT = 16
-
 T = TypeVar("T")
 
 _ORDINARY = re.compile(r"[A-Za-z0-9._-]+")
@@ -115,7 +114,7 @@ class Hit:
 def first_hit(items: Sequence[T], look: Callable[[T], Hit | None]) -> Hit | None:
     """Return the first hit in the order of `items`, and read nothing behind it."""
     # Answers come in the order of items, so the first hit never depends on timing.
-    looked = prefetch(look, items, IN_FLIGHT)
+    looked = prefetch(look, items)
     return next((hit for _, hit in looked if hit is not None), None)
 
 
@@ -307,7 +306,10 @@ class _Tracer:
 
     def _at_step(self, manifest: Manifest, number: int) -> Hit | None:
         """Find the utterance in what a task wrote, or else anywhere in the step."""
-        commit = self._commit(manifest.step, task_name(number))
+        commit = None
+        with suppress(ObjectNotFound):
+            key = f"{manifest.step}/{COMMITS_FOLDER}/{task_name(number)}.json"
+            commit = read_checked(self.store, join_uri(self.run_uri, key), Commit.from_bytes)
         places: list[tuple[Outputs, Outputs]] = [(manifest.outputs, manifest.ledgers)]
         if commit:
             places.insert(0, (commit.outputs, (commit.ledger,) if commit.ledger else ()))
@@ -328,13 +330,6 @@ class _Tracer:
             # Neither written nor in a ledger: `verify` reports the utterance as lost.
             self.steps.append(StepTrace(manifest.step, LOST))
         return None
-
-    def _commit(self, step: str, task: str) -> Commit | None:
-        uri = join_uri(self.run_uri, step, COMMITS_FOLDER, f"{task}.json")
-        try:
-            return read_checked(self.store, uri, Commit.from_bytes)
-        except ObjectNotFound:
-            return None
 
     def _explain_absence(self, selections: Mapping[str, Manifest | None]) -> Mapping[str, Any]:
         """Record why no selection file has the utterance; return the facts of its record."""
@@ -358,9 +353,7 @@ class _Tracer:
 
     def _left_out_by_ingest(self, selections: Mapping[str, Manifest | None]) -> Mapping[str, Any]:
         ingested = self.manifest(INGEST_STEP)
-        ledgers = ingested.ledgers if ingested else ()
-        hit = self._in_lines(ledgers)
-        if ingested and hit:
+        if ingested and (hit := self._in_lines(ingested.ledgers)):
             self._add(ingested, "quarantined", hit)
             return hit.facts
         there = {subset: manifest for subset, manifest in selections.items() if manifest}

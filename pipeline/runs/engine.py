@@ -10,7 +10,7 @@ Other tasks then read 1,000 commits each, and return what a manifest needs of th
 totals, and 12 bytes an output; the outputs' lines lie on its disk.
 """
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -300,47 +300,6 @@ class LossBudgetExceededError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class LossLimit:
-    """LossLimit holds a step's loss budget, as a share, and how many utterances the step reads."""
-
-    loss_budget: float
-    num_utterances: int
-
-    @property
-    def max_lost(self) -> int:
-        """The most utterances that may be lost."""
-        return int(self.loss_budget * self.num_utterances)
-
-    def allows(self, num_lost: int) -> bool:
-        """Return whether so many may be lost."""
-        return num_lost <= self.max_lost
-
-    def check(self, num_lost: int, loss: "Loss") -> None:
-        """LossBudgetExceededError if too many are lost: value, bound, reasons and remedy."""
-        if self.allows(num_lost):
-            return
-        reasons = loss.without_lattice or loss.reasons
-        are = "have no lattice" if loss.without_lattice else "quarantined"
-        said = (
-            f"{num_lost} of {self.num_utterances} utterances {are}, the loss budget is "
-            f"{self.loss_budget:.2%}; reasons: {dict(reasons.most_common())}"
-        )
-        if loss.without_lattice:
-            raise LossBudgetExceededError(
-                f"{said}, such as {loss.utterance}: raise loss_budget, or begin a fresh --run with "
-                "other beams or search_seconds in targets.lattices"
-            )
-        may_be_back = {MISSING_OBJECT, ACCESS_DENIED} & reasons.keys()
-        remedy = "once audio is back, megahour retry reads it again; " if may_be_back else ""
-        if OUTSIDE_PREFIXES in reasons:
-            remedy += "name the audio's folders in corpus.audio_prefixes and use another --run; "
-        raise LossBudgetExceededError(
-            f"{said}. See the ledgers, such as {loss.example}; {remedy}fix the data, or raise "
-            "loss_budget"
-        )
-
-
-@dataclass(frozen=True, slots=True)
 class Loss:
     """Loss counts by their reasons the utterances that a task has lost.
 
@@ -404,40 +363,84 @@ def loss_of(result: Commit | Loss) -> Loss:
 
 
 class LossWatch:
-    """LossWatch adds up what the tasks of a step have lost, in the driver, as they end."""
+    """LossWatch ends a step whose tasks have lost more utterances than its loss budget allows.
 
-    def __init__(self, limit: LossLimit) -> None:
-        self.limit = limit
-        self.total = Loss("all tasks")
+    In the driver it adds up their losses as they end; each task counts once. The budget is a share
+    of the `num_utterances` that the step reads.
+    """
+
+    def __init__(self, loss_budget: float, num_utterances: int) -> None:
+        self.loss_budget, self.num_utterances = loss_budget, num_utterances
+        self._total = Loss("all tasks")
+        self._seen: set[str] = set()
+
+    @property
+    def max_lost(self) -> int:
+        """The most utterances that may be lost."""
+        return int(self.loss_budget * self.num_utterances)
 
     def see(self, result: Commit | Loss) -> None:
         """Count a task's loss; LossBudgetExceededError when the step has lost too much."""
-        self.total += Loss.of(result)
-        self.limit.check(self.total.num_lost, self.total)
+        if result.task not in self._seen:
+            self._seen.add(result.task)
+            self._total += Loss.of(result)
+            self.check(self._total)
+
+    def check(self, loss: Loss) -> None:
+        """LossBudgetExceededError if too many are lost: value, bound, reasons and remedy."""
+        if loss.num_lost <= self.max_lost:
+            return
+        reasons = loss.without_lattice or loss.reasons
+        are = "have no lattice" if loss.without_lattice else "quarantined"
+        said = (
+            f"{loss.num_lost} of {self.num_utterances} utterances {are}, the loss budget is "
+            f"{self.loss_budget:.2%}; reasons: {dict(reasons.most_common())}"
+        )
+        if loss.without_lattice:
+            raise LossBudgetExceededError(
+                f"{said}, such as {loss.utterance}: raise loss_budget, or begin a fresh --run with "
+                "other beams or search_seconds in targets.lattices"
+            )
+        may_be_back = {MISSING_OBJECT, ACCESS_DENIED} & reasons.keys()
+        remedy = "once audio is back, megahour retry reads it again; " if may_be_back else ""
+        if OUTSIDE_PREFIXES in reasons:
+            remedy += "name the audio's folders in corpus.audio_prefixes and use another --run; "
+        raise LossBudgetExceededError(
+            f"{said}. See the ledgers, such as {loss.example}; {remedy}fix the data, or raise "
+            "loss_budget"
+        )
 
 
+@dataclass(frozen=True, slots=True)
 class WatchedFunction(Generic[T, W]):
     """WatchedFunction runs a task and lets the watch see its loss, as a plain loop needs it.
 
-    A cluster runs `run_task` on its workers, and in the driver gives `see` each result's loss.
+    A cluster runs `run_task` on its workers, and in the driver lets the watch see each loss.
     """
 
-    def __init__(self, run_task: Callable[[T], W], watch: LossWatch) -> None:
-        self.run_task = run_task
-        self._watch = watch
-        self._seen: set[str] = set()
+    run_task: Callable[[T], W]
+    watch: LossWatch
 
     def __call__(self, task: T) -> W:
         """Run the task; LossBudgetExceededError when all tasks so far have lost too much."""
         result = self.run_task(task)
-        self.see(result)
+        self.watch.see(result)
         return result
 
-    def see(self, result: Commit | Loss) -> None:
-        """Let the watch see a task's loss, once."""
-        if result.task not in self._seen:
-            self._seen.add(result.task)
-            self._watch.see(result)
+
+def _each_watched(
+    tasks: Sequence[T],
+    run_task: Callable[[T], W],
+    distribute: Distribute,
+    description: str,
+    watch: LossWatch | None,
+) -> Iterator[W]:
+    """Run tasks, whose losses the watch sees as they end."""
+    watched = run_task if watch is None else WatchedFunction(run_task, watch)
+    for result in distribute(tasks, watched, description):
+        if watch is not None:
+            watch.see(result)  # a cluster shows the last ones only now
+        yield result
 
 
 def _commit_each(
@@ -450,14 +453,11 @@ def _commit_each(
 ) -> dict[str, Commit]:
     """Run the tasks that are not among the `committed`; return the commits of all by name."""
     by_name = {name: found for name in tasks if (found := committed.get(name))}
-    watched = None if watch is None else WatchedFunction(run_task, watch)
-    if watched is not None:
+    if watch is not None:
         for commit in by_name.values():
-            watched.see(commit)
+            watch.see(commit)
     pending = [task for name, task in tasks.items() if name not in by_name]
-    for result in distribute(pending, watched or run_task, description):
-        if watched is not None:
-            watched.see(result)  # a cluster shows the last ones only now
+    for result in _each_watched(pending, run_task, distribute, description, watch):
         assert isinstance(result, Commit), "a watch has ended the step over its budget"
         by_name[result.task] = result
     return by_name
@@ -655,7 +655,7 @@ class _Driver(Generic[T]):
         self.names = list(plan.tasks)
         self.watch = None
         if plan.num_utterances is not None:
-            self.watch = LossWatch(LossLimit(plan.loss_budget, plan.num_utterances))
+            self.watch = LossWatch(plan.loss_budget, plan.num_utterances)
         # Commits of a small step stay in the driver.
         self.is_held = len(self.names) <= MAX_HELD and not plan.has_many_outputs
         self.held: dict[str, Commit] = {}
@@ -674,10 +674,8 @@ class _Driver(Generic[T]):
             tasks = list(self.plan.longest_first(names).values())
             run_task = _LossOnly(self.plan.run_task)
             description = f"{self.context.step} {names[0]}..{names[-1]}"
-            watched = None if self.watch is None else WatchedFunction(run_task, self.watch)
-            for loss in self.plan.distribute(tasks, watched or run_task, description):
-                if watched is not None:
-                    watched.see(loss)
+            losses = _each_watched(tasks, run_task, self.plan.distribute, description, self.watch)
+            deque(losses, maxlen=0)
         if self.plan.has_many_outputs and pending:
             self.sizes = self._sizes_of_commits()
 
@@ -743,8 +741,8 @@ class _Driver(Generic[T]):
         quarantined = _total(fold.quarantined for fold in folds)
         tally_in = _total(fold.tally_in for fold in folds)
         # The fingerprint leaves the budget out, so a raised one resumes from these commits.
-        limit = LossLimit(self.plan.loss_budget, tally_in.utterances)
-        limit.check(quarantined.utterances, sum((fold.loss for fold in folds), Loss("all tasks")))
+        whole = LossWatch(self.plan.loss_budget, tally_in.utterances)
+        whole.check(sum((fold.loss for fold in folds), Loss("all tasks")))
         most = len(self.outputs) if self.is_held else None
         return self.step.manifest(
             outputs=_listed(self.context, "outputs", self.outputs, self.plan.order, most),

@@ -38,20 +38,8 @@ _RECORD_REMEDY = "put the record back, or use another --run"
 _BASES = "bases"
 
 
-@dataclass(frozen=True, slots=True)
-class Increment:
-    """Increment names the runs that a run extends, its own base first, the first run last."""
-
-    bases: tuple[str, ...]
-
-    @property
-    def base(self) -> str:
-        """The run that it extends itself."""
-        return self.bases[0]
-
-
-def read_increment(store: ObjectStore, run_uri: str) -> Increment | None:
-    """Read which runs a run extends; None for one that extends none.
+def read_bases(store: ObjectStore, run_uri: str) -> tuple[str, ...]:
+    """Read which runs a run extends: its own base first, the first run last; () if none.
 
     ValueError if the record is damaged, or names a run outside the folder of this one.
     """
@@ -59,18 +47,17 @@ def read_increment(store: ObjectStore, run_uri: str) -> Increment | None:
     try:
         bases = read_checked(store, uri, partial(read_sealed, remedy=_RECORD_REMEDY, parse=parse))
     except ObjectNotFound:
-        return None
+        return ()
     if not bases:
         raise ValueError(f"{uri}: it names no base: {_RECORD_REMEDY}")
     for base in bases:
         require_beside(run_uri, base)
-    return Increment(tuple(bases))
+    return tuple(bases)
 
 
 def store_of_chain(run_uri: str) -> ObjectStore:
     """Return a store that is confined to a run and the runs that it extends."""
-    increment = read_increment(ObjectStore((run_uri,)), run_uri)
-    return ObjectStore((run_uri, *(increment.bases if increment else ())))
+    return ObjectStore((run_uri, *read_bases(ObjectStore((run_uri,)), run_uri)))
 
 
 def require_beside(run_uri: str, base_uri: str) -> None:
@@ -89,34 +76,32 @@ def require_beside(run_uri: str, base_uri: str) -> None:
         )
 
 
-def chain_of(store: ObjectStore, run_uri: str, base_uri: str) -> Increment:
-    """Return what a run extends if it extends a base; nothing is written.
+def chain_of(store: ObjectStore, run_uri: str, base_uri: str) -> tuple[str, ...]:
+    """Return the runs that a run extends if it extends a base; nothing is written.
 
     ValueError for a chain with a cycle, and for a run that extends another one already.
     """
     run_uri, base_uri = normalize_uri(run_uri), normalize_uri(base_uri)
     require_beside(run_uri, base_uri)
-    earlier = read_increment(store, base_uri)
-    bases = (base_uri, *(earlier.bases if earlier else ()))
+    bases = (base_uri, *read_bases(store, base_uri))
     if run_uri in bases or len(set(bases)) < len(bases):
         chain = " extends ".join((run_uri, *bases))
         raise ValueError(f"{chain}: a cycle: use another --run, or name another run to extend")
-    there = read_increment(store, run_uri)
-    if there is not None and there.bases != bases:
+    there = read_bases(store, run_uri)
+    if there and there != bases:
         raise ValueError(
-            f"{run_uri} extends {there.base} already, and cannot extend {base_uri}: use another "
-            "--run"
+            f"{run_uri} extends {there[0]} already, and cannot extend {base_uri}: use another --run"
         )
-    return Increment(bases)
+    return bases
 
 
-def begin_increment(store: ObjectStore, run_uri: str, base_uri: str) -> Increment:
-    """Record that a run extends another, once; ValueError as `chain_of` raises it.
+def begin_increment(store: ObjectStore, run_uri: str, base_uri: str) -> tuple[str, ...]:
+    """Record that a run extends another, once, and return all that it extends, as `chain_of` does.
 
-    ValueError, too, for a run that has begun without a base.
+    ValueError as `chain_of` raises it, and for a run that has begun without a base.
     """
     chain, run_uri = chain_of(store, run_uri, base_uri), normalize_uri(run_uri)
-    if read_increment(store, run_uri) is None:
+    if not read_bases(store, run_uri):
         # Any job has left a record there, which each job may read; check leaves none.
         records = store.list(join_uri(run_uri, STEP_RECORDS_FOLDER))
         of_checks = f"{join_uri(run_uri, STORE_CHECK_FOLDER)}/"
@@ -125,7 +110,7 @@ def begin_increment(store: ObjectStore, run_uri: str, base_uri: str) -> Incremen
                 f"{run_uri} has begun without --extends, and cannot extend {base_uri} now: use "
                 "another --run"
             )
-        data = seal({_BASES: chain.bases}, indent=1)
+        data = seal({_BASES: chain}, indent=1)
         if not store.put_if_absent(join_uri(run_uri, INCREMENT_RECORD), data):
             return chain_of(store, run_uri, base_uri)  # another process was first
     return chain
@@ -186,10 +171,10 @@ def read_base(
 
     ValueError if the base has not finished the step, or has other settings that may not differ.
     """
-    increment = read_increment(store, run_uri)
-    if increment is None:
+    bases = read_bases(store, run_uri)
+    if not bases:
         return None
-    base = BaseStep(increment.base, *read_with_digest(store, increment.base, step))
+    base = BaseStep(bases[0], *read_with_digest(store, bases[0], step))
     base.require_same(config, may_differ)
     return base
 

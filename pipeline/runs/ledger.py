@@ -34,15 +34,14 @@ def read_lines(data: bytes, needs: Mapping[str, type]) -> Iterator[dict[str, Any
             fields = json.loads(line)
         except (ValueError, RecursionError):
             fields = None
-        if not isinstance(fields, dict) or not _has(fields, needs):
+        is_whole = isinstance(fields, dict) and all(
+            _is_of(fields.get(name), kind) for name, kind in needs.items()
+        )
+        if not is_whole:
             need = ", ".join(f"{name} ({kind.__name__})" for name, kind in needs.items())
             said = printable(str(line[:80]))
             raise ValueError(f"line {number} is {said}: need a JSON object with {need}")
         yield fields
-
-
-def _has(fields: Mapping[str, Any], needs: Mapping[str, type]) -> bool:
-    return all(_is_of(fields.get(name), kind) for name, kind in needs.items())
 
 
 def _is_of(value: object, kind: type) -> bool:

@@ -153,22 +153,14 @@ def _is_of(value: object, hint: Any) -> bool:  # noqa: ANN401
     if hint in (str, bool):
         return type(value) is hint
     if is_typeddict(hint):
-        return isinstance(value, dict) and _has_fields(value, hint)
-    inner, elements = get_args(hint)[-1], _elements(value, get_origin(hint))
-    if elements is None:
+        is_whole = isinstance(value, dict) and hint.__required_keys__ <= value.keys()
+        fields = cast(dict[str, Any], value) if is_whole else {}
+        given = ((fields[name], each) for name, each in _hints(hint) if name in fields)
+        return is_whole and all(_is_of(each, its) for each, its in given)
+    if not isinstance(value, list if get_origin(hint) is list else dict):
         return False
+    inner, elements = get_args(hint)[-1], value if isinstance(value, list) else value.values()
     return not _is_checked(inner) or all(_is_of(each, inner) for each in elements)
-
-
-def _has_fields(value: Mapping[str, Any], kind: Any) -> bool:  # noqa: ANN401
-    is_whole = kind.__required_keys__ <= value.keys()
-    return is_whole and all(_is_of(value[n], hint) for n, hint in _hints(kind) if n in value)
-
-
-def _elements(value: object, kind: Any) -> list[Any] | None:  # noqa: ANN401
-    if kind is list:
-        return value if isinstance(value, list) else None
-    return list(value.values()) if isinstance(value, dict) else None
 
 
 def _is_digest(value: object) -> bool:

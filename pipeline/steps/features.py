@@ -28,7 +28,7 @@ from pipeline.runs.engine import (
     Distribute,
     Extension,
     Loss,
-    LossLimit,
+    LossWatch,
     NumberedTasks,
     Statistics,
     StepResult,
@@ -235,7 +235,7 @@ def extract_features(
         selected = read_manifest(store, run_uri, selection)
         files = selected.own_outputs
         num_utterances = sum(each.utterances for each in files)
-        max_lost = LossLimit(loss_budget, num_utterances).max_lost
+        max_lost = LossWatch(loss_budget, num_utterances).max_lost
         before = step.base.seen(step.base.manifest.stream_means) if step.base else ()
         means = MeansPlace(step.context.scratch, tuple(before)) if is_extended else None
 

@@ -111,6 +111,13 @@ def range_edges(
     return np.searchsorted(ranges, np.arange(num_ranges + 1, dtype=np.uint64)).astype(np.int64)
 
 
+def overlapping(ranges: Sequence[Output], numbers: range, num_ranges: int) -> tuple[Output, ...]:
+    """Return the ranges of an index that share hashes with some of ours, of another index."""
+    first = max(numbers.start * len(ranges) // num_ranges - 1, 0)
+    last = (numbers.stop * len(ranges) - 1) // num_ranges
+    return tuple(ranges[first : last + 2])
+
+
 def is_among(
     hashes: UInt64[np.ndarray, " names"], risen: UInt64[np.ndarray, " others"]
 ) -> Bool[np.ndarray, " names"]:
@@ -220,10 +227,6 @@ MAX_CARRIED = 4_000
 """The tasks of a pass carry so many names of objects together, 0.7 MB. A longer list is stored, and
 each task reads it: 150 tasks with 10,000 names each would take 250 MB in the driver's JVM."""
 
-GETS_IN_FLIGHT = 16
-"""A task reads so many objects or extents at a time."""
-
-
 G = TypeVar("G", bound=NamedTask)
 M = TypeVar("M", bound=NamedTask)
 
@@ -249,7 +252,7 @@ class Gathered:
 
     def read(self, number: int) -> Iterator[bytes]:
         """Yield extent `number` of each object, in the objects' order."""
-        found = prefetch(partial(self._read_of, number), self.objects, GETS_IN_FLIGHT)
+        found = prefetch(partial(self._read_of, number), self.objects)
         return (data for _, data in found)
 
     def _read_of(self, number: int, output: Output) -> bytes:

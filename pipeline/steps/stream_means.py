@@ -23,11 +23,11 @@ from pipeline.runs.manifest import MAX_LISTED, Output, to_document
 from pipeline.runs.names import task_name
 from pipeline.sampling import hash_name
 from pipeline.steps.hash_ranges import (
-    GETS_IN_FLIGHT,
     Gathered,
     commit_objects,
     commit_ranges,
     cut_and_merge,
+    overlapping,
     range_edges,
 )
 from pipeline.steps.selection.id_index import range_of
@@ -205,7 +205,7 @@ def merge_means(
 
     def merge_of(group: int, gathered: Gathered) -> _MergeTask:
         numbers = range(num_ranges)[group * MERGED_RANGES : (group + 1) * MERGED_RANGES]
-        base = _overlapping(place.base, numbers, num_ranges)
+        base = overlapping(place.base, numbers, num_ranges)
         return _MergeTask(place.scratch, context, group, numbers, num_ranges, base, gathered)
 
     return cut_and_merge(
@@ -217,15 +217,6 @@ def merge_means(
         _merge,
         ("gather the streams' means", "merge the streams' means"),
     )
-
-
-def _overlapping(base: Sequence[Output], numbers: range, num_ranges: int) -> tuple[Output, ...]:
-    """Return the base's ranges that share hashes with some of ours, which may be other ranges."""
-    if not base:
-        return ()
-    first = numbers.start * len(base) // num_ranges
-    last = (numbers.stop * len(base) - 1) // num_ranges
-    return tuple(base[max(first - 1, 0) : last + 2])
 
 
 @once
@@ -256,5 +247,5 @@ def _cut(means: StreamMeans, num_ranges: int, together: int) -> list[StreamMeans
 
 
 def _read_all(context: StepContext, outputs: Sequence[Output]) -> list[StreamMeans]:
-    read = prefetch(context.read, outputs, GETS_IN_FLIGHT)
+    read = prefetch(context.read, outputs)
     return [StreamMeans.from_bytes(data) for _, data in read]

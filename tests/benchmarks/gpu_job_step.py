@@ -37,6 +37,7 @@ from training.fit.steps import (
 )
 from training.models.lstm import LstmModel
 from training.models.precision import set_float32_products
+from training.settings.model_training import Precision
 from training.settings.models import LstmConfig
 from training.settings.trainers import (
     AdamConfig,
@@ -45,7 +46,6 @@ from training.settings.trainers import (
     SynchronousConfig,
     TrainerConfig,
 )
-from training.settings.values import Precision
 from training.trainers.trainer import make_optimizer, make_trainer
 
 SOFT_CHUNKS = SubEpoch(False, 0, 1, 0, False, 1e-4)

@@ -12,9 +12,7 @@ import torch
 
 from tests.benchmarks.gtc_task import DENSITIES, GtcTask
 from tests.benchmarks.measure import Figure, interleaved, ratios, show
-from training.algorithms.gtc import compiled_encoding
-from training.algorithms.gtc import encoding as numpy_decoding
-from training.algorithms.gtc import encoding as numpy_encoding
+from training.algorithms.gtc import encoding
 
 
 def figures(num_elements: int, num_rounds: int) -> list[Figure]:
@@ -28,17 +26,17 @@ def _figures_at(num_elements: int, density: float, num_rounds: int) -> list[Figu
     task = GtcTask.of(num_elements, density, torch.device("cpu"))
     plain, counts = task.residual.clone(), torch.zeros(num_elements, dtype=torch.int32)
     step = task.residual, task.gradients, task.gradient_threshold
-    message = numpy_encoding.take_message(*step)
+    message = encoding.take_message(*step)
     encoders = {
-        "encode": compiled_encoding.take_message,
-        "encode, NumPy": numpy_encoding.take_message,
+        "encode": encoding.compiled_take_message,
+        "encode, NumPy": encoding.take_message,
     }
     seconds = interleaved(
         {
             "r += g": lambda: plain.add_(task.gradients),
             **{name: partial(encode, *step) for name, encode in encoders.items()},
-            "decode": lambda: compiled_encoding.add_message(counts, message),
-            "decode, NumPy": lambda: numpy_decoding.add_message(counts, message),
+            "decode": lambda: encoding.compiled_add_message(counts, message),
+            "decode, NumPy": lambda: encoding.add_message(counts, message),
         },
         num_rounds,
     )
@@ -65,7 +63,7 @@ if __name__ == "__main__":
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
-    if not compiled_encoding.is_compiled():
+    if not encoding.is_compiled():
         parser.error("nothing is compiled: install a C compiler, and then this package again")
     torch.set_num_threads(1)
     measured = figures(arguments.elements, arguments.rounds)

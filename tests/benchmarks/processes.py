@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-from tests.whole_path.processes import descendants
+from tests.process_tree import descendants
 
 T = TypeVar("T")
 R = TypeVar("R")

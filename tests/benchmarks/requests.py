@@ -1,13 +1,12 @@
 """Count requests of the four steps, by driver and tasks, beside those that each plan needs.
 
-python -m tests.benchmarks.requests [--json] [--speakers 20] [--utterances 10]
+python -m tests.benchmarks.requests [--speakers 20] [--utterances 10]
 """
 
 import argparse
-import json
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 
 import boto3
@@ -160,15 +159,9 @@ def show(each: StepRequests) -> str:
     return "\n".join(lines)
 
 
-def to_record(each: StepRequests) -> Mapping[str, object]:
-    """Return the same as plain values, for JSON."""
-    return {**asdict(each), "agrees": each.agrees}
-
-
 def main() -> None:
     """Count the requests of the four steps against moto."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", action="store_true")
     parser.add_argument("--speakers", type=int, default=20)
     parser.add_argument("--utterances", type=int, default=10, help="of each speaker")
     arguments = parser.parse_args()
@@ -178,10 +171,7 @@ def main() -> None:
         store = ObjectStore(("s3://requests",))
         sizes = arguments.speakers, arguments.utterances
         counted = count_requests(store, "s3://requests/run", "s3://requests/corpus", *sizes)
-    if arguments.json:
-        print(json.dumps({"title": "requests", "steps": [to_record(each) for each in counted]}))
-    else:
-        print("\n".join(show(each) for each in counted))
+    print("\n".join(show(each) for each in counted))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Simulate the tasks of many hosts that read from a store which throttles each prefix.
 
-python -m tests.benchmarks.throttling [--json] [--hosts 40] [--tasks 16] [--in-flight 64]
+python -m tests.benchmarks.throttling [--hosts 40] [--tasks 16] [--in-flight 64]
 
 A discrete-event simulation on virtual time of the store's own code: `infra/store/s3_limits.py`
 and `Attempts` of `infra/store/retry.py`, with their constants. The peer is backoff alone, where a
@@ -9,11 +9,10 @@ throttled answer is one of ten attempts. Each prefix has a token bucket and answ
 
 import argparse
 import heapq
-import json
 import random
 from collections import deque
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 
 from infra.store.retry import LIMIT_S, MAX_ATTEMPTS, Attempts
 from infra.store.s3_limits import UNLIMITED, RequestRate, after_answer, take_turn
@@ -210,7 +209,6 @@ class Simulation:
 def main() -> None:
     """Simulate backoff alone and the shared rate, for each number of prefixes."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", action="store_true")
     parser.add_argument("--hosts", type=int, default=40)
     parser.add_argument("--tasks", type=int, default=16, help="of each host")
     parser.add_argument("--in-flight", type=int, default=64, help="GETs of each task")
@@ -227,10 +225,7 @@ def main() -> None:
         # The longest begins: each simulation is one process's.
         outcomes = list(pool.map(simulate, reversed(settings)))[::-1]
     for setting, outcome in zip(settings, outcomes, strict=True):
-        if arguments.json:
-            print(json.dumps({**asdict(setting), **asdict(outcome)}))
-        else:
-            print(show(setting, outcome))
+        print(show(setting, outcome))
 
 
 def simulate(setting: Setting) -> Outcome:

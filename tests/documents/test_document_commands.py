@@ -35,10 +35,10 @@ EXECUTED_HERE = (*OF_SMALL_RUN, *OF_HEARD_RUN, *OF_NO_RUN)
 EXECUTED_ELSEWHERE = {
     INGEST: "tests/jobs/ingestion/test_metadata_page.py::test_commands",
     "check": "tests/jobs/test_check.py::test_all_is_well",
-    "run": "tests/whole_path/test_an4.py::test_the_report_has_the_documented_shape",
+    "run": "tests/whole_path/test_s3.py::test_the_table_has_the_five_placements",
     "extract_features": "tests/whole_path/test_an4.py::test_the_report_has_the_documented_shape",
-    "train_baseline": "tests/whole_path/test_an4.py::test_training_again_gives_the_same_bytes",
-    "report": "tests/whole_path/test_an4.py::test_the_page_needs_nothing_but_itself",
+    "train_baseline": "tests/whole_path/test_an4.py::test_the_report_has_the_documented_shape",
+    "report": "tests/whole_path/test_an4.py::test_the_report_has_the_documented_shape",
 }
 """Jobs whose commands run in another test: with its own arguments, where the run takes minutes."""
 

@@ -32,7 +32,7 @@ from pipeline.steps.selection.subset_overlap import SPAN, SubsetRange
 from tests.fuzzing.mutations import changed, changed_json, damaged, repeated_key
 from tests.fuzzing.outcomes import FUZZ, REFUSED, outcome
 from training.checkpoints.checkpointer import CheckpointRecord, RankObject
-from training.checkpoints.place import Place
+from training.data.sub_epochs import Place
 from training.decode.senones import parse_senone_tree
 from training.evaluate.word_errors import (
     DecodedUtterance,

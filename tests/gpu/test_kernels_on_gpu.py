@@ -72,7 +72,7 @@ def test_selects_what_the_host_does(gpu: torch.device, num_senones: int) -> None
     logits = (torch.randn(500, num_senones, generator=generator) * 16).round() / 4
     k = min(20, num_senones)
     expected = select_kbest(logits.numpy(), k)
-    (found,) = select_on_device([logits.to(gpu)], k).on_host()
+    (found,) = select_on_device([logits.to(gpu)], k)
     assert isinstance(found, KBest)
     np.testing.assert_array_equal(found.senones, expected.senones)
     np.testing.assert_array_equal(found.logits, expected.logits)
@@ -84,7 +84,7 @@ def test_bfloat16_keeps_most_of_the_k_best(gpu: torch.device) -> None:
     frames = torch.randn(200, NUM_INPUTS, generator=torch.Generator().manual_seed(0)).to(gpu)
     model = student(gpu, bidirectional=True).eval()
     chosen = [
-        next(select_on_device(list(model.utterance_logits([frames], each)), 20).on_host())
+        next(select_on_device(list(model.utterance_logits([frames], each)), 20))
         for each in ("float32", "bfloat16")
     ]
     one, other = (np.sort(each.senones, axis=1) for each in chosen)

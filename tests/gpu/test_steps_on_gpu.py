@@ -1,7 +1,6 @@
 """Training steps on a GPU: graphs, precision, the layout of weights, what a host waits for."""
 
 import warnings
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -21,7 +20,7 @@ from tests.training.training_settings import training_settings
 from training.distributed.checks import all_finite
 from training.fit.steps import GradientGraphs, GradientNorms, compute_gradients, take_steps
 from training.models.precision import set_float32_products
-from training.settings.values import Precision
+from training.settings.model_training import Precision
 
 pytestmark = pytest.mark.gpu
 
@@ -128,21 +127,3 @@ def test_whatever_is_not_finite_is_found(gpu: torch.device, value: float, sizes:
             tensor[place] = value
             assert not all_finite(tensors)
             tensor[place] = kept
-
-
-@pytest.mark.parametrize("has_graphs", [False, True])
-def test_no_step_waits(gpu: torch.device, has_graphs: bool) -> None:
-    """torch itself refuses whatever would wait for the GPU, from the first step to the last."""
-    model = student(gpu).train()
-    compute: Callable = partial(compute_gradients, model, CONFIG)
-    if has_graphs:
-        compute = GradientGraphs(model, compute, (NUM_CHUNKS, FRAMES))
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, fused=True)
-    given = [minibatch(number, gpu, is_soft=False) for number in range(6)]
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        steps = take_steps(model, optimizer, iter(given), 6, CONFIG, GradientNorms(0, 0), compute)
-        kept = list(steps)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    assert all(torch.isfinite(each.cross_entropy) for each in kept)

@@ -22,19 +22,10 @@ def instructions(path: Path) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("path", IMAGES, ids=lambda path: path.stem)
-def test_images_are_pinned_and_unprivileged(path: Path) -> None:
-    """Versions are those of constraints.txt, bases have tags, and the process is not root."""
-    found = instructions(path)
-    for name, text in found:
-        if name == "FROM":
-            assert re.match(r"[\w./-]+:\d[\w.-]*( AS \w+)?$", text)
-        if name == "RUN" and "pip install" in text:
-            assert "--constraint /constraints.txt" in text
-            assert "--no-cache-dir" in text
-    users = [text for name, text in found if name == "USER"]
-    assert users[-1].isdigit()
-    assert int(users[-1]) > 0
-    assert re.search(r'^(CMD|ENTRYPOINT) \["', path.read_text(), re.M), "the exec form"
+def test_versions_are_those_of_constraints(path: Path) -> None:
+    """Each pip install is constrained by constraints.txt."""
+    for name, text in instructions(path):
+        assert name != "RUN" or "pip install" not in text or "--constraint /constraints" in text
 
 
 @pytest.mark.parametrize("path", IMAGES, ids=lambda path: path.stem)

@@ -6,11 +6,13 @@ from pathlib import Path
 import pytest
 
 from infra.store.object_store import join_uri
+from jobs.cli import spark_steps
 from jobs.run import launches
-from pipeline.runs.increment import read_increment
+from pipeline.runs.increment import read_bases
 from pipeline.runs.manifest import Manifest, manifest_uri, read_manifest
 from tests.job_programs import RunJob, Said
 from tests.pipeline.steps.increments.nights import SUBSET, Nights
+from tests.small_corpus import plain_loop
 from tests.whole_path.processes import TINY
 
 SPEAKERS = ["ann", "bert", "clara"]
@@ -27,8 +29,9 @@ def give(run_job: RunJob, nights: Nights, job: str, run: str, *options: str) -> 
 
 
 @pytest.fixture
-def nights(tmp_path: Path) -> Nights:
-    """Return a corpus of one night, and a run of it with the recipe's settings."""
+def nights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Nights:
+    """Return a corpus of one night; jobs run their tasks in a plain loop."""
+    monkeypatch.setattr(spark_steps, "distribute_on_spark", plain_loop)
     found = Nights.at(str(tmp_path))
     found.add(1, SPEAKERS)
     return found
@@ -79,7 +82,7 @@ def test_an_unfinished_base_is_refused(run_job: RunJob, nights: Nights) -> None:
     nights.store.put(uri, Manifest("models/teacher", {}, {}, ()).to_bytes())
     said = give(run_job, nights, "check", "night-2", *extends)
     assert "no manifest of selection/labelled, selection/heldout, features/labelled" in said.err
-    assert read_increment(nights.store, nights.run_uri("night-2")) is None, "check writes nothing"
+    assert read_bases(nights.store, nights.run_uri("night-2")) == (), "check writes nothing"
 
 
 def test_what_no_increment_can_be_is_refused(run_job: RunJob, nights: Nights) -> None:

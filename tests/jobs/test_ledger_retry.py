@@ -1,9 +1,7 @@
 """`megahour retry` takes rows back: their tasks alone are done again, and the books balance."""
 
 import json
-import runpy
 import shutil
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,11 +9,11 @@ import pytest
 
 from infra.store.object_store import ObjectStore
 from jobs.retry import later_steps
-from jobs.run import JOBS
 from pipeline.runs import ledger
 from pipeline.runs.manifest import manifest_uri, read_manifest
 from pipeline.steps import audio_reads
 from tests.four_steps import OUTPUTS, four_steps, manifests, put_teacher
+from tests.job_programs import RunJob, Said
 from tests.small_corpus import local_store, serially, write_corpus
 from tests.whole_path.processes import TINY
 from training.settings.recipe import read_recipe
@@ -23,7 +21,7 @@ from training.settings.recipe import read_recipe
 FEATURES = "features/unlabelled"
 LATER = ["models/teacher", "targets/unlabelled", "partitions/unlabelled"]
 Run = tuple[ObjectStore, str, str]
-Ask = Callable[..., tuple[int, str, str]]
+Ask = Callable[..., Said]
 
 
 @pytest.fixture(autouse=True)
@@ -62,18 +60,11 @@ def do_steps(run: Run) -> list[str]:
 
 
 @pytest.fixture
-def ask(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Ask:
-    """Run `megahour retry` within this process: exit code and the two streams."""
-
-    def call(run_uri: str, *options: str) -> tuple[int, str, str]:
-        path = str(JOBS / "retry.py")
-        monkeypatch.setattr(sys, "argv", [path, "--recipe", str(TINY), "--run", run_uri, *options])
-        with pytest.raises(SystemExit) as ended:
-            runpy.run_path(path, run_name="__main__")
-        said = capsys.readouterr()
-        return int(ended.value.code or 0), said.out, said.err
-
-    return call
+def ask(run_job: RunJob) -> Ask:
+    """Return a function that runs `megahour retry` on a run."""
+    return lambda run_uri, *options: run_job(
+        "retry", "--recipe", str(TINY), "--run", run_uri, *options
+    )
 
 
 def test_what_came_back_is_read_as_if_never_lost(ask: Ask, run: Run, tmp_path: Path) -> None:
@@ -81,10 +72,10 @@ def test_what_came_back_is_read_as_if_never_lost(ask: Ask, run: Run, tmp_path: P
     store, run_uri, corpus_uri = run
     assert read_manifest(store, run_uri, FEATURES).quarantined.utterances == 1
     restore(run)
-    code, out, _ = ask(run_uri, "--reason", "missing_object,access_denied", "--with-later-steps")
-    assert code == 0
-    assert "features/unlabelled: 1 missing_object, in 1 tasks" in out
-    assert all(f"made from these: {step}" in out for step in LATER)
+    said = ask(run_uri, "--reason", "missing_object,access_denied", "--with-later-steps")
+    assert said.code == 0
+    assert "features/unlabelled: 1 missing_object, in 1 tasks" in said.out
+    assert all(f"made from these: {step}" in said.out for step in LATER)
     ran = [task for task in do_steps(run) if task.startswith(FEATURES)]
     assert len(ran) == 1
     undisturbed = ObjectStore((str(tmp_path),)), str(tmp_path / "undisturbed"), corpus_uri
@@ -96,14 +87,14 @@ def test_later_steps_are_removed_only_when_asked(ask: Ask, run: Run) -> None:
     """Exit code 1, the steps by name, and nothing touched; --dry-run too touches nothing."""
     store, run_uri, _ = run
     before = store.list(run_uri)
-    code, out, _ = ask(run_uri, "--reason", "missing_object")
-    assert code == 1
-    assert all(f"made from these: {step}" in out for step in LATER)
-    assert "--with-later-steps removes them" in out
+    said = ask(run_uri, "--reason", "missing_object")
+    assert said.code == 1
+    assert all(f"made from these: {step}" in said.out for step in LATER)
+    assert "--with-later-steps removes them" in said.out
     options = ("--reason", "missing_object", "--with-later-steps", "--dry-run", "--json")
-    code, out, _ = ask(run_uri, *options)
-    document = json.loads(out)
-    assert (code, document["later_steps"]) == (0, LATER)
+    said = ask(run_uri, *options)
+    document = json.loads(said.out)
+    assert (said.code, document["later_steps"]) == (0, LATER)
     assert [row["reasons"] for row in document["rows"]] == [{"missing_object": 1}]
     assert store.list(run_uri) == before
 
@@ -113,16 +104,16 @@ def test_other_reasons_and_steps_are_left_alone(ask: Ask, run: Run) -> None:
     store, run_uri, _ = run
     before = store.list(run_uri)
     for options in (("truncated,silent",), ("missing_object", "--step", "features/heldout")):
-        code, out, _ = ask(run_uri, "--reason", *options)
-        assert (code, out) == (0, "retry: no ledger has rows of these reasons\n")
+        said = ask(run_uri, "--reason", *options)
+        assert said == Said(0, "retry: no ledger has rows of these reasons\n", "")
     assert store.list(run_uri) == before
 
 
 def test_an_unknown_reason_is_bad_usage(ask: Ask, run: Run) -> None:
     """Exit code 2, with the reasons that there are."""
-    code, _, err = ask(run[1], "--reason", "missing")
-    assert code == 2
-    assert "--reason 'missing': need some of missing_object, access_denied, " in err
+    said = ask(run[1], "--reason", "missing")
+    assert said.code == 2
+    assert "--reason 'missing': need some of missing_object, access_denied, " in said.err
 
 
 def test_an_unfinished_step_is_retried_too(ask: Ask, run: Run) -> None:
@@ -131,7 +122,7 @@ def test_an_unfinished_step_is_retried_too(ask: Ask, run: Run) -> None:
     store.delete(manifest_uri(run_uri, FEATURES))
     for step in LATER:
         ledger.remove_step(store, run_uri, step)
-    assert ask(run_uri, "--reason", "missing_object")[0] == 0
+    assert ask(run_uri, "--reason", "missing_object").code == 0
     restore(run)
     do_steps(run)
     assert read_manifest(store, run_uri, FEATURES).quarantined.utterances == 0
@@ -169,7 +160,7 @@ def test_a_killed_retry_is_given_again(
             kills += 1
         monkeypatch.setattr(ObjectStore, "delete", delete)
         do_steps(run)
-        assert ask(run_uri, *options)[0] == 0
+        assert ask(run_uri, *options).code == 0
         do_steps(run)
         assert read_manifest(store, run_uri, FEATURES).quarantined.utterances == 0
         shutil.rmtree(run_uri)

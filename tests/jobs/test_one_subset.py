@@ -19,14 +19,19 @@ pytestmark = pytest.mark.chaos
 NUM_UTTERANCES = 6
 
 
+def arguments_of(run_uri: str, corpus_uri: str, file_hours: float) -> list[str]:
+    """Return the jobs' arguments."""
+    settings = ("selection.hours=0", f"selection.file_hours={file_hours}")
+    sets = [part for each in (*settings, f'corpus.uri="{corpus_uri}"') for part in ("--set", each)]
+    return ["--recipe", str(TINY), "--run", run_uri, *sets]
+
+
 @pytest.mark.parametrize("subset", ["unlabelled", "heldout"])
 def test_one_subset_is_enough_for_features(tmp_path: Path, run_job: RunJob, subset: str) -> None:
     """The jobs end well, write that subset alone, and `verify` finds no fault."""
     store, run_uri, corpus_uri = local_store(tmp_path)
     write_corpus(store, corpus_uri, subset, 2, NUM_UTTERANCES // 2)
-    settings = ("selection.hours=0", "selection.file_hours=0.001", f'corpus.uri="{corpus_uri}"')
-    arguments = ["--recipe", str(TINY), "--run", run_uri]
-    arguments += [part for each in settings for part in ("--set", each)]
+    arguments = arguments_of(run_uri, corpus_uri, 0.001)
     for job in ("select_utterances", "extract_features"):
         said = run_job(job, *arguments)
         assert said.code == 0, said.err
@@ -48,9 +53,7 @@ def test_what_was_selected_is_extracted_without_its_metadata(
     store, run_uri, corpus_uri = local_store(tmp_path)
     for subset in ("unlabelled", "heldout"):
         write_corpus(store, corpus_uri, subset, 2, NUM_UTTERANCES // 2)
-    settings = ("selection.hours=0", "selection.file_hours=0.001", f'corpus.uri="{corpus_uri}"')
-    arguments = ["--recipe", str(TINY), "--run", run_uri]
-    arguments += [part for each in settings for part in ("--set", each)]
+    arguments = arguments_of(run_uri, corpus_uri, 0.001)
     assert run_job("select_utterances", *arguments).code == 0
     shutil.rmtree(Path(corpus_uri) / "metadata" / "heldout")
     assert run_job("extract_features", *arguments).code == 0
@@ -64,9 +67,7 @@ def test_spark_folds_commits_and_reads_for_verify(
     """Two tasks count as many, and the cluster as one of several hosts: real Spark runs them."""
     store, run_uri, corpus_uri = local_store(tmp_path)
     write_corpus(store, corpus_uri, "unlabelled", 2, NUM_UTTERANCES // 2)
-    settings = ("selection.hours=0", "selection.file_hours=0.0005", f'corpus.uri="{corpus_uri}"')
-    arguments = ["--recipe", str(TINY), "--run", run_uri]
-    arguments += [part for each in settings for part in ("--set", each)]
+    arguments = arguments_of(run_uri, corpus_uri, 0.0005)
     assert run_job("select_utterances", *arguments).code == 0
     set_small_bounds(monkeypatch, max_listed=1)
     said = run_job("extract_features", *arguments)

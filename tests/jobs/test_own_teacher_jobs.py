@@ -9,17 +9,18 @@ from typing import Any
 import pytest
 
 from infra.cluster import load_cluster
+from infra.devices.device_client import RequestStream
 from jobs import evaluate
 from jobs.cli import spark_steps
 from jobs.cli.job import open_job
-from jobs.generate_targets import STEP, tune_search
-from jobs.planning.run_plan import plan_run
-from jobs.planning.workload import planned_workload
+from jobs.generate_targets import STEP, prepare_search
+from jobs.planning.run_plan import plan_run, planned_workload
 from jobs.retry import later_steps
 from jobs.run_table import EVALUATE, step_configs, written_steps
 from pipeline.records import Tally
 from pipeline.runs.names import (
     DEV,
+    TARGETS_GRAPH_STEP,
     TEACHER,
     UNLABELLED,
     evaluated_models,
@@ -28,6 +29,7 @@ from pipeline.runs.names import (
     model_step,
     teachers,
 )
+from tests.in_process_teacher import answers_here
 from tests.job_programs import RunJob
 from tests.jobs.planning.test_throughputs import CALIBRATION
 from tests.small_corpus import plain_loop, serially
@@ -53,8 +55,12 @@ def options(tmp_path: Path) -> tuple[str, ...]:
 
 @pytest.fixture
 def run_one(options: tuple[str, ...], run_job: RunJob, monkeypatch: pytest.MonkeyPatch) -> RunOne:
-    """Return a function that runs a job, its tasks in a plain loop; the servers are real."""
+    """Return a function that runs a job; its tasks and servers are in this process, too.
+
+    tests/whole_path/test_own_teacher_run.py has a real server of such a teacher.
+    """
     monkeypatch.setattr(spark_steps, "distribute_on_spark", plain_loop)
+    monkeypatch.setattr(RequestStream, "answers", answers_here)
 
     def run(name: str, *overrides: str) -> dict[str, Any]:
         more = [part for each in overrides for part in ("--set", each)]
@@ -88,7 +94,8 @@ def test_its_search_is_not_tuned(options: tuple[str, ...]) -> None:
     arguments = STEP.parser().parse_args([*options, "--set", "targets.source='lattice'"])
     job = open_job(STEP.name, arguments)
     finish(job.store, job.run_uri, features_step(DEV), Tally(), ())
-    assert tune_search(job, serially) == []
+    found = prepare_search(job, serially)
+    assert [each.manifest.step for each in found] == [TARGETS_GRAPH_STEP]
 
 
 def test_in_a_second_round_a_sibling_labels(options: tuple[str, ...], run_one: RunOne) -> None:

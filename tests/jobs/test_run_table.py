@@ -12,8 +12,7 @@ from infra.cluster import Cluster, load_cluster
 from infra.store.object_store import ObjectStore, join_uri
 from jobs import check, request_cluster
 from jobs.cli import megahour
-from jobs.planning.run_plan import plan_run
-from jobs.planning.workload import planned_workload
+from jobs.planning.run_plan import plan_run, planned_workload
 from jobs.retry import later_steps
 from jobs.roles import template
 from jobs.run import JOBS, launches

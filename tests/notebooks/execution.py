@@ -19,10 +19,10 @@ SHOWN = {
 """Each notebook prints this text and draws so many pictures, on a whole run."""
 
 
-def require_shown(name: str, run_uri: str, folder: Path) -> None:
+def require_shown(name: str, run_uri: str, folder: Path) -> str:
     """Execute a notebook from a run's URI alone; require its text and its pictures.
 
-    Files of its kernel lie in `folder`, not in the user's home.
+    Files of its kernel lie in `folder`, not in the user's home. Returns all that it printed.
     """
     notebook = read_notebook(REPOSITORY / "notebooks" / f"{name}.ipynb")
     with pytest.MonkeyPatch.context() as patch:
@@ -31,7 +31,14 @@ def require_shown(name: str, run_uri: str, folder: Path) -> None:
         printed = execute(notebook, f"RUN = {run_uri!r}")
     said, num_drawn = SHOWN[name]
     assert said in printed
-    assert num_pictures(notebook) == num_drawn
+    drawn = [
+        output
+        for cell in notebook.cells
+        for output in cell.get("outputs", [])
+        if "image/png" in output.get("data", {})
+    ]
+    assert len(drawn) == num_drawn
+    return printed
 
 
 def read_notebook(path: Path) -> nbformat.NotebookNode:
@@ -40,19 +47,13 @@ def read_notebook(path: Path) -> nbformat.NotebookNode:
     return notebook
 
 
-def execute(notebook: nbformat.NotebookNode, *settings: str) -> str:
-    """Execute a notebook with these lines at the end of its parameters; return what it printed."""
+def execute(notebook: nbformat.NotebookNode, setting: str) -> str:
+    """Execute a notebook with this line at the end of its parameters; return what it printed."""
     (parameters,) = [
         cell for cell in notebook.cells if "parameters" in cell.metadata.get("tags", [])
     ]
-    parameters.source = "\n".join((parameters.source, *settings))
+    parameters.source += f"\n{setting}"
     resources = {"metadata": {"path": str(REPOSITORY)}}
     NotebookClient(notebook, timeout=LIMIT_S, kernel_name="python3", resources=resources).execute()
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
     return "".join(output.text for output in outputs if output.output_type == "stream")
-
-
-def num_pictures(notebook: nbformat.NotebookNode, kind: str = "image/png") -> int:
-    """Count the outputs of a kind of an executed notebook."""
-    outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
-    return sum(kind in output.get("data", {}) for output in outputs)

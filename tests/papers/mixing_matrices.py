@@ -35,18 +35,10 @@ def pair_matrix(num_ranks: int, active: int, passive: int) -> Float64[np.ndarray
     return matrix
 
 
-def rho(matrix: Float64[np.ndarray, "ranks ranks"]) -> float:
-    """Return ||T - T_u||_2, the largest factor by which a round keeps the consensus distance.
-
-    This distance is the Frobenius norm of W - W T_u. For symmetric T, as all here, rho is the
-    second largest magnitude of an eigenvalue (001 3); for products of them it is the second
-    singular value. A rank alone has 0.
-    """
-    return float(np.linalg.norm(matrix - uniform_matrix(len(matrix)), 2))
-
-
 def ring_rho(num_ranks: int) -> float:
-    """Return rho of a ring by eq. (6), 1/3 + 2/3 cos(2 pi / L).
+    """Return rho = ||T - T_u||_2 of a ring by eq. (6), 1/3 + 2/3 cos(2 pi / L).
+
+    It is the factor by which a round keeps the consensus distance at most, ||W - W T_u||_F.
 
     The equation holds from L = 3 on; smaller rings have T_u and thus 0.
     """

@@ -70,50 +70,6 @@ def test_every_trained_element_is_exchanged(name: str, shapes: list[list[int]]) 
         assert torch.all(frozen == 0)
 
 
-def starve(group: ProcessGroup, gradient_threshold: float) -> Tensor:
-    model = nn.ParameterList([torch.zeros(3)])
-    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    with Gtc(model, optimizer, group=group, gradient_threshold=gradient_threshold):
-        for _ in range(5):
-            model[0].grad = torch.ones(3)
-            optimizer.step()
-    return model[0].detach()
-
-
-def test_a_small_threshold_starves() -> None:
-    """As tau -> 0 a weight moves by tau a step and rank, not by its gradient; 0 is unquantized."""
-    for tau, moved in ((2.0**-20, 5 * NUM_RANKS * 2.0**-20), (0.0, 5.0 * NUM_RANKS)):
-        for replica in simulate_ranks(NUM_RANKS, starve, tau):
-            assert torch.all(replica == -moved)
-
-
-def train_on_equal_sums(group: ProcessGroup, counts: tuple[int, ...]) -> Tensor:
-    """Train each rank on minibatches of the same sum, in `counts` samples.
-
-    Counts are powers of two, so that 8 / n summed n times is exactly 8.
-    """
-    model = nn.Linear(1, 1, bias=False)
-    nn.init.ones_(model.weight)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1 / 64)
-    num_samples = counts[group.rank()]
-    with Bmuf(model, optimizer, group=group, block_size=2):
-        for _ in range(8):
-            optimizer.zero_grad()
-            minibatch = torch.full((num_samples, 1), 8 * (group.rank() + 1) / num_samples)
-            model(minibatch).sum().backward()
-            optimizer.step()
-    return model.weight.detach()
-
-
-def test_sample_counts_do_not_matter() -> None:
-    """Equal gradients from 1 or 8 samples, equally many on all ranks or not, give equal bits."""
-    runs = [
-        simulate_ranks(4, train_on_equal_sums, counts)
-        for counts in ((1, 1, 1, 1), (8, 8, 8, 8), (1, 2, 4, 8), (8, 1, 1, 1))
-    ]
-    assert len({float(weight) for run in runs for weight in run}) == 1
-
-
 def resume(group: ProcessGroup, make_trainer: Callable[..., Trainer]) -> tuple[list[Tensor], ...]:
     """Train named tensors, then resume in a model with another order of names, and in itself."""
     # torch would sort the names of a plain dictionary.

@@ -57,13 +57,6 @@ def test_the_period_is_half_open_in_instants() -> None:
         assert filters.rejection(utterance(created_at=created_at)) == expected, created_at
 
 
-def test_one_bound_of_the_period_is_enough() -> None:
-    """From then on, or until then."""
-    moment = utterance(created_at="2019-03-01T00:00:00+00:00")
-    assert SelectionFilters(created_from="2019-03-02").rejection(moment) == "created_at"
-    assert SelectionFilters(created_before="2019-03-02").rejection(moment) is None
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

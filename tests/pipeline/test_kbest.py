@@ -74,23 +74,19 @@ def test_a_hopeless_senone_stays_finite() -> None:
     assert soft_targets(kbest).tolist() == [[1.0, 0.0]]
 
 
-@pytest.mark.parametrize("k", [0, 13])
-def test_k_is_bounded_by_the_senones(k: int) -> None:
-    """The error names k and the bound."""
-    with pytest.raises(ValueError, match=rf"k = {k}: need 1\.\.12"):
-        select_kbest(np.zeros((2, 12), dtype=np.float32), k)
-
-
-def test_a_diverged_teacher_is_refused() -> None:
-    """NaN never becomes a target."""
-    with pytest.raises(ValueError, match="diverged"):
-        select_kbest(np.array([[0.0, np.nan]], dtype=np.float32), 1)
-
-
-def test_ids_beyond_16_bits_are_refused() -> None:
-    """The format's own bound is named."""
-    with pytest.raises(ValueError, match="65537 senones"):
-        select_kbest(np.zeros((1, 65537), dtype=np.float32), 1)
+@pytest.mark.parametrize(
+    ("logits", "k", "message"),
+    [
+        (np.zeros((2, 12), np.float32), 0, r"k = 0: need 1\.\.12"),
+        (np.zeros((2, 12), np.float32), 13, r"k = 13: need 1\.\.12"),
+        (np.array([[0.0, np.nan]], np.float32), 1, "diverged"),
+        (np.zeros((1, 65537), np.float32), 1, "65537 senones"),
+    ],
+)
+def test_logits_without_k_best_are_refused(logits: np.ndarray, k: int, message: str) -> None:
+    """The error names k and the bound, a teacher that diverged, or ids beyond 16 bits."""
+    with pytest.raises(ValueError, match=message):
+        select_kbest(logits, k)
 
 
 @pytest.mark.parametrize(

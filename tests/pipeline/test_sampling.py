@@ -66,22 +66,6 @@ def test_selection_is_uniform() -> None:
     assert durations[chosen].mean() == pytest.approx(durations.mean(), rel=0.03)
 
 
-def test_a_larger_budget_keeps_the_smaller_selection() -> None:
-    """Scaling a run up never drops what was selected before."""
-    names, durations = corpus(1000)
-    small = select(priorities_of(names), durations, HOUR_MS // 10)
-    large = select(priorities_of(names), durations, HOUR_MS // 2)
-    assert (large >= small).all()
-
-
-def test_seeds_select_differently() -> None:
-    """Another seed is another sample."""
-    names, durations = corpus(1000)
-    first = select(priorities_of(names, 1), durations, HOUR_MS // 2)
-    second = select(priorities_of(names, 2), durations, HOUR_MS // 2)
-    assert (first != second).any()
-
-
 def test_equal_priorities_stay_together() -> None:
     """A tie at the border cannot depend on order."""
     tied = np.array([3, 3, 9], dtype=np.uint64)
@@ -96,9 +80,11 @@ def test_a_budget_beyond_what_there_is_is_refused(budget_ms: int) -> None:
 
 
 def test_priority_is_a_keyed_blake2b() -> None:
-    """The hash is the standard's: another implementation selects the same utterances."""
-    digest = hashlib.blake2b(b"utt-1", digest_size=8, key=b"\x07" + bytes(7)).digest()
-    assert sampling_priority(7, "utt-1") == int.from_bytes(digest, "little")
+    """The hash is the standard's: another implementation selects the same; seeds are 0..2^64-1."""
+    for seed in (7, 2**63 - 1, 2**64 - 1):
+        key = seed.to_bytes(8, "little")
+        digest = hashlib.blake2b(b"utt-1", digest_size=8, key=key).digest()
+        assert sampling_priority(seed, "utt-1") == int.from_bytes(digest, "little")
 
 
 def test_priorities_fill_their_range() -> None:
@@ -154,12 +140,3 @@ def test_without_a_cap_all_are_kept() -> None:
     """0 is no bound."""
     one = np.array([1], np.uint64)
     assert within_speaker_cap(one, one, np.array([86_400_000]), 0).all()
-
-
-def test_the_largest_seed_is_a_seed() -> None:
-    """Seeds are 0..2^64-1; those below 2^63 draw what they have always drawn."""
-    key = (2**63 - 1).to_bytes(8, "little", signed=True)
-    digest = hashlib.blake2b(b"utt-1", digest_size=8, key=key).digest()
-    assert sampling_priority(2**63 - 1, "utt-1") == int.from_bytes(digest, "little")
-    draws = {sampling_priority(seed, "utt-1") for seed in (0, 2**63, 2**64 - 1)}
-    assert len(draws) == 3

@@ -73,10 +73,6 @@ def run_forked(programs: Sequence[Program]) -> list[Ended]:
         ]
 
 
-def _text(path: str) -> str:
-    return Path(path).read_text()
-
-
 def run_on_ranks(num_ranks: int, path: Path, arguments: tuple[str, ...], folder: Path) -> str:
     """Run a program on ranks in the world that torchrun opens; return what all have printed.
 

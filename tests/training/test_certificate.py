@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +14,6 @@ from jobs.certify import format_certificate
 from pipeline.kbest import KBest
 from pipeline.records import parse_utterance
 from pipeline.runs.manifest import manifest_uri, read_manifest, read_output
-from pipeline.runs.names import COMMAND_LINE_SETTINGS
 from pipeline.shards import read_partition
 from pipeline.steps.repartition import RepartitionConfig, repartition
 from tests.small_corpus import local_store, serially
@@ -73,22 +72,6 @@ def test_an_augmented_reading_order_is_certified(run: tuple[ObjectStore, str]) -
     assert num_steps[1] > 1.4 * num_steps[0]
 
 
-def test_an_order_over_other_offsets_than_the_targets_is_refused(
-    run: tuple[ObjectStore, str],
-) -> None:
-    """Its lengths would be those of frames without targets."""
-    store, run_uri = run
-    remove_certificate(run_uri)
-    rotating = small_fit("targets.offsets=all")
-    with pytest.raises(ValueError, match="partitions/unlabelled: its targets are at one offset"):
-        certify_run(rotating, store, run_uri, CertificateConfig(2, 4, 1))
-
-
-def test_settings_of_its_command_line_are_no_recipes() -> None:
-    """Verification takes these from the certificate's manifest."""
-    assert tuple(field.name for field in fields(CertificateConfig)) == COMMAND_LINE_SETTINGS
-
-
 def test_provenance_is_that_of_the_selection_files(run: tuple[ObjectStore, str]) -> None:
     """Each row has its file, speaker, position before any shuffle, and the teacher's log Z."""
     store, run_uri = run
@@ -104,14 +87,13 @@ def test_provenance_is_that_of_the_selection_files(run: tuple[ObjectStore, str])
     for output in read_manifest(store, run_uri, "partitions/unlabelled").outputs:
         found = reader.read(output)
         rows = read_partition(read_output(store, run_uri, output))
-        assert found.files.tolist() == [lines[row.utterance_id] for row in rows]
+        assert found["file"].tolist() == [lines[row.utterance_id] for row in rows]
         kbests = [row.targets for row in rows if isinstance(row.targets, KBest)]
         means = [kbest.log_z.astype(np.float64).mean() for kbest in kbests]
-        np.testing.assert_allclose(found.mean_log_z, means)
-        positions |= {
-            row.utterance_id: position for row, position in zip(rows, found.positions, strict=True)
-        }
-        speakers |= set(zip([row.speaker_id for row in rows], found.speakers, strict=True))
+        np.testing.assert_allclose(found["mean_log_z"], means)
+        names = [row.utterance_id for row in rows]
+        positions |= dict(zip(names, found["position"].tolist(), strict=True))
+        speakers |= set(zip([row.speaker_id for row in rows], found["speaker"], strict=True))
     assert len(speakers) == len({name for name, _ in speakers}) == 36
 
     # The names of written_run's utterances number files within buckets, speakers and utterances.
@@ -211,15 +193,6 @@ def test_one_shard_a_group_gives_one_file_a_rank(tmp_path: Path) -> None:
     assert figure["uniform"] == pytest.approx(6, rel=0.1)
 
 
-def test_a_sub_epoch_of_one_step_is_no_order(run: tuple[ObjectStore, str]) -> None:
-    """A sub-epoch of one step is refused, and the message says what to change."""
-    store, run_uri = run
-    remove_certificate(run_uri)
-    fit = small_fit("student.minibatch_frames=10_000_000", "student.num_passes=1")
-    with pytest.raises(ValueError, match="no sub-epoch has two steps"):
-        certify_run(fit, store, run_uri, CertificateConfig(1, 8, 1))
-
-
 def test_partitions_of_other_sources_are_refused(tmp_path: Path) -> None:
     """An utterance that is in none of its group's files raises an error."""
     store, run_uri, _ = local_store(tmp_path)
@@ -314,34 +287,3 @@ def test_all_steps_of_all_ranks_read_each_utterance_once(dataset: Dataset) -> No
     assert [len(step) for step in steps] == [
         sum(count > number for count in counts) for number in range(max(counts))
     ]
-
-
-def test_the_first_steps_read_few_partitions(
-    dataset: Dataset, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The first step opens two partitions, not all of the sub-epoch's."""
-    monkeypatch.setattr(row_order, "BUFFER_FRAMES", 40)
-    opened = []
-
-    def counting(store: ObjectStore, uri: str):
-        opened.append(uri)
-        return plainly(store, uri)
-
-    plainly = ObjectStore.open
-    monkeypatch.setattr(ObjectStore, "open", counting)
-    dataset = replace(dataset, world_size=1)
-    next(sub_epoch_steps(dataset, SubEpoch(False, 0, 1, 0, False, 0.1), 0))
-    assert len(opened) == 2
-    assert len(dataset.unlabelled) > 5
-
-
-def test_rows_are_indices_into_the_stored_partition(dataset: Dataset) -> None:
-    """If four ranks share a partition row by row, rank 2 has every fourth row."""
-    dataset = replace(dataset, world_size=4)
-    found = [
-        np.unique(minibatch.rows % 4)
-        for minibatch in rank_steps(
-            replace(dataset, rank=2), SubEpoch(False, 0, 1, 0, False, 0.1), 0
-        )
-    ]
-    assert all(rows.tolist() == [2] for rows in found)

@@ -7,26 +7,18 @@ from pathlib import Path
 import boto3
 import pytest
 
-from infra.settings import canonical_json
 from infra.store.object_store import ObjectStore, join_uri
 from pipeline.runs.names import SUBSETS
-from pipeline.steps.features import extract_features
-from pipeline.steps.repartition import repartition
-from pipeline.steps.selection.select import metadata_uri, select_utterances
-from pipeline.steps.targets import generate_targets
 from tests.faults.failing_store.faulty_proxy import FaultyProxy, faulty_proxy
-from tests.faults.killed_processes.chaos_run import store_random_teacher
-from tests.in_process_teacher import in_process
-from tests.s3_server import CREDENTIALS
-from tests.small_corpus import serially, write_corpus
+from tests.faults.killed_processes.chaos_run import STEPS, run_plainly, store_random_teacher
+from tests.s3_server import CREDENTIALS, set_endpoint
+from tests.small_corpus import write_corpus
 from tests.whole_path.manifests import manifest_bytes
 from tests.whole_path.processes import TINY, run_step
 from training.settings.recipe import read_recipe
-from training.targets.teacher import serve_teacher
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(2400)]
 
-STEPS = ("select_utterances", "extract_features", "generate_targets", "repartition")
 RUN_URI = "s3://megahour/run"
 # A stall costs a read timeout of 20 s; tests/faults has them with shorter ones.
 WEIGHTS = {"stall": 0.0}
@@ -39,10 +31,7 @@ def proxy(ceph_endpoint: str) -> Iterator[FaultyProxy]:
         pytest.MonkeyPatch.context() as patch,
         faulty_proxy(ceph_endpoint, 0.0, seed=6, weights=WEIGHTS) as proxy,
     ):
-        for name, value in {**CREDENTIALS, "AWS_ENDPOINT_URL": proxy.endpoint}.items():
-            patch.setenv(name, value)
-        for name in ("AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL_S3"):
-            patch.delenv(name, raising=False)
+        set_endpoint(proxy.endpoint, patch)
         boto3.client("s3", endpoint_url=ceph_endpoint).create_bucket(Bucket="megahour")
         yield proxy
 
@@ -53,28 +42,18 @@ def write_inputs(store: ObjectStore, run_uri: str) -> None:
     store_random_teacher(store, run_uri)
 
 
-def run_serially(store: ObjectStore, run_uri: str) -> None:
-    """Run the four steps as a plain loop in this process."""
-    recipe, corpus_uri = read_recipe(str(TINY)), join_uri(run_uri, "corpus")
-    budget, k = recipe.loss_budget, recipe.targets.k
-    for subset in SUBSETS:
-        uri = metadata_uri(corpus_uri, subset)
-        select_utterances(store, run_uri, subset, uri, recipe.selection, budget, serially)
-        extract_features(store, run_uri, subset, corpus_uri, recipe.features, budget, serially)
-    form = canonical_json(recipe.models.teacher)
-    teacher = in_process(serve_teacher("cpu", run_uri, str(k), form), k)
-    generate_targets(store, run_uri, recipe.targets, teacher, serially)
-    repartition(store, run_uri, recipe.partitions, serially)
-
-
 def test_spark_on_a_failing_server_gives_the_same_bytes(
     proxy: FaultyProxy, environment: dict[str, str], tmp_path: Path
 ) -> None:
-    """Manifests equal those of a plain loop on local paths; each step reports bounded retries."""
+    """Manifests equal those of a plain loop on local paths; each step reports bounded retries.
+
+    It does so as one JSON object: Spark writes nothing to standard output.
+    """
     store, local, local_uri = ObjectStore((RUN_URI,)), ObjectStore((str(tmp_path),)), str(tmp_path)
     write_inputs(store, RUN_URI)
     write_inputs(local, local_uri)
-    run_serially(local, local_uri)
+    for step in STEPS:
+        run_plainly(step, local, local_uri, join_uri(local_uri, "corpus"), read_recipe(str(TINY)))
     settings = {**environment, **CREDENTIALS, "AWS_ENDPOINT_URL": proxy.endpoint}
     proxy.rate, printed = 0.05, []
     for step in STEPS:

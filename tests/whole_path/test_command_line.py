@@ -10,13 +10,14 @@ import pytest
 
 from infra.settings import digest
 from infra.store.object_store import ObjectStore
+from jobs.cli import spark_steps
 from pipeline.runs.manifest import manifest_uri
 from pipeline.runs.names import SUBSETS
 from pipeline.steps.selection.select import metadata_uri, select_utterances
 from tests.job_programs import RunJob, Said
-from tests.s3_server import CREDENTIALS, free_port
-from tests.small_corpus import local_store, serially, write_corpus, write_metadata
-from tests.whole_path.processes import TINY, run_step
+from tests.s3_server import CREDENTIALS, free_port, set_endpoint
+from tests.small_corpus import local_store, plain_loop, serially, write_corpus, write_metadata
+from tests.whole_path.processes import TINY
 from training.settings.recipe import read_recipe
 from training.settings.trainers import TRAINERS
 
@@ -54,21 +55,6 @@ def test_help_teaches(run_job: RunJob, step: str) -> None:
         assert option in text
     assert "Exit codes: 0 done or nothing to do, 1 failed, 2 bad usage or recipe" in text
     assert "never done again" in text
-
-
-@pytest.mark.parametrize(
-    "program",
-    [
-        *("run", "demo", "synthesize", "package", "plan", "scaling", "check"),
-        *("roles", "request_cluster", "workflow"),
-    ],
-)
-def test_help_of_the_programs_teaches(run_job: RunJob, program: str) -> None:
-    """The programs that are no steps explain themselves and their exit codes, too."""
-    said = run_job(program, "--help")
-    assert (said.code, said.err) == (0, "")
-    assert said.out.startswith(f"usage: megahour {program}")
-    assert "Exit codes: 0" in said.out
 
 
 def test_any_trainer_can_be_chosen_for_any_recipe(run_job: RunJob, tmp_path: Path) -> None:
@@ -199,10 +185,7 @@ def test_a_dry_run_writes_nothing(run_job: RunJob, tmp_path: Path, step: str) ->
 def secrets(monkeypatch: pytest.MonkeyPatch) -> tuple[str, ...]:
     """Set credentials in the environment and in the endpoint, at a port that refuses."""
     endpoint = f"http://user:endpoint-password@127.0.0.1:{free_port()}"
-    for name, value in {**CREDENTIALS, "AWS_ENDPOINT_URL": endpoint}.items():
-        monkeypatch.setenv(name, value)
-    for name in ("AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL_S3"):
-        monkeypatch.delenv(name, raising=False)
+    set_endpoint(endpoint, monkeypatch)
     keys = (CREDENTIALS["AWS_ACCESS_KEY_ID"], CREDENTIALS["AWS_SECRET_ACCESS_KEY"])
     return (*keys, "endpoint-password")
 
@@ -277,25 +260,11 @@ def corpus(tmp_path: Path) -> tuple[ObjectStore, str, str]:
     return store, run_uri, corpus_uri
 
 
-@pytest.mark.timeout(1200)
-def test_spark_submit_prints_one_json_object(
-    corpus: tuple[ObjectStore, str, str], environment: dict[str, str]
-) -> None:
-    """Spark writes nothing to standard output."""
-    _, run_uri, _ = corpus
-    done = run_step("select_utterances", run_uri, environment, "--json")
-    assert done.returncode == 0, done.stderr[-4000:]
-    summary = json.loads(done.stdout)
-    assert summary["status"] == "done"
-    assert {name: counts["utterances_out"] for name, counts in summary["manifests"].items()} == {
-        f"selection/{subset}": 4 for subset in SUBSETS
-    }
-
-
 def test_an_exceeded_loss_budget_has_its_exit_code(
-    corpus: tuple[ObjectStore, str, str], run_job: RunJob
+    corpus: tuple[ObjectStore, str, str], run_job: RunJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Audio outside the allowed prefixes is quarantined; above the budget the exit code is 3."""
+    monkeypatch.setattr(spark_steps, "distribute_on_spark", plain_loop)
     store, run_uri, corpus_uri = corpus
     records = write_corpus(store, corpus_uri, "unlabelled", num_speakers=2, num_each=2)
     records[0]["audio_uri"] = "/etc/hostname"
@@ -311,8 +280,11 @@ def test_an_exceeded_loss_budget_has_its_exit_code(
     assert "fix the data, or raise loss_budget" in said.err
 
 
-def test_empty_metadata_is_explained(tmp_path: Path, run_job: RunJob) -> None:
+def test_empty_metadata_is_explained(
+    tmp_path: Path, run_job: RunJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Metadata objects without a record give exit code 1."""
+    monkeypatch.setattr(spark_steps, "distribute_on_spark", plain_loop)
     store, run_uri, corpus_uri = local_store(tmp_path)
     write_metadata(store, corpus_uri, "labelled", [])
     said = run_job(*usual("select_utterances", run_uri))

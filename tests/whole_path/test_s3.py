@@ -2,6 +2,7 @@
 
 import json
 import re
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
@@ -10,8 +11,8 @@ from pathlib import Path
 import boto3
 import pytest
 
-from infra.settings import canonical_json
 from infra.store.object_store import ObjectStore, join_uri
+from jobs.cli import spark_steps
 from jobs.run import launches
 from jobs.synthesis.corpus import SynthesisConfig, synthesize
 from pipeline.runs.names import (
@@ -21,21 +22,16 @@ from pipeline.runs.names import (
     model_step,
     teachers,
 )
-from pipeline.steps.features import extract_features
 from pipeline.steps.ingestion.kaldi_directory import DirectoryIngestion, plan_copy
-from pipeline.steps.repartition import repartition
-from pipeline.steps.selection.select import metadata_uri, select_utterances
-from pipeline.steps.targets import generate_targets
-from tests.in_process_teacher import in_process
+from tests.faults.killed_processes.chaos_run import run_plainly
 from tests.infra.aws.role_policy import Request, Statement, allows, requests_by_step, role_of
 from tests.job_programs import RunJob
 from tests.notebooks.execution import SHOWN, require_shown
-from tests.s3_server import CREDENTIALS, running_s3_server
-from tests.small_corpus import serially
+from tests.s3_server import CREDENTIALS, OTHER_SETTINGS, running_s3_server, set_endpoint
+from tests.small_corpus import plain_loop
 from tests.whole_path.manifests import manifest_bytes, require_balance
-from tests.whole_path.processes import TINY, run_all_steps, run_step
+from tests.whole_path.processes import TINY, left_behind, run_all_steps, run_step
 from training.settings.recipe import read_recipe
-from training.targets.teacher import serve_teacher
 
 pytestmark = [pytest.mark.timeout(2400), pytest.mark.cluster]
 
@@ -69,7 +65,6 @@ OTHER_RUNS_NEED = {
 """The permissions of a role that this run did not need."""
 
 PLACEMENTS = ["DP1", "DP2", "DP3", "DP4", "DP5"]
-OTHER_SETTINGS = ("AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL_S3")
 CORPUS = SynthesisConfig(
     labelled_hours=1 / 60,
     unlabelled_hours=2 / 60,
@@ -87,7 +82,6 @@ class WholeRun:
     uri: str
     kaldi_dir: Path
     environment: dict[str, str]
-    options: tuple[str, ...]
     output: str
     requests: str
 
@@ -101,16 +95,15 @@ def whole(
     environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[WholeRun]:
     kaldi_dir = tmp_path_factory.mktemp("synthetic") / "kaldi"
-    synthesize(CORPUS, kaldi_dir)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("jobs.synthesis.corpus._NOISE_S", 5.0)  # of 120, which take 4 s of CPU
+        synthesize(CORPUS, kaldi_dir)
     log = kaldi_dir.with_name("requests.log")
     with running_s3_server(log) as endpoint, pytest.MonkeyPatch.context() as patch:
-        settings = {**CREDENTIALS, "AWS_ENDPOINT_URL": endpoint}
-        for name, value in settings.items():
-            patch.setenv(name, value)
-        for name in OTHER_SETTINGS:
-            patch.delenv(name, raising=False)
+        set_endpoint(endpoint, patch)
         boto3.client("s3").create_bucket(Bucket="megahour")
         uri = "s3://megahour/runs/tiny"
+        settings = {**CREDENTIALS, "AWS_ENDPOINT_URL": endpoint, "MEGAHOUR_TEST": str(kaldi_dir)}
         inherited = {**environment, **settings}
         for name in OTHER_SETTINGS:
             inherited.pop(name, None)
@@ -118,7 +111,7 @@ def whole(
         options = (*ranks, *(part for each in SETTINGS for part in ("--set", each)))
         done = run_all_steps(uri, kaldi_dir, inherited, *options)
         output = done.stdout + done.stderr
-        yield WholeRun(uri, kaldi_dir, inherited, options, output, log.read_text())
+        yield WholeRun(uri, kaldi_dir, inherited, output, log.read_text())
 
 
 @pytest.fixture(scope="module")
@@ -129,11 +122,8 @@ def local(whole: WholeRun, tmp_path_factory: pytest.TempPathFactory) -> tuple[Ob
     recipe = read_recipe(str(TINY))
     plan_copy(DirectoryIngestion(whole.kaldi_dir)).write(store, corpus_uri)
     store.put(join_uri(corpus_uri, LEXICON_FILE), (whole.kaldi_dir / LEXICON_FILE).read_bytes())
-    budget = recipe.loss_budget
-    for subset in SUBSETS:
-        uri = metadata_uri(corpus_uri, subset)
-        select_utterances(store, run_uri, subset, uri, recipe.selection, budget, serially)
-        extract_features(store, run_uri, subset, corpus_uri, recipe.features, budget, serially)
+    for step in ("select_utterances", "extract_features"):
+        run_plainly(step, store, run_uri, corpus_uri, recipe)
     return store, run_uri
 
 
@@ -158,9 +148,20 @@ def test_the_table_has_the_five_placements(whole: WholeRun) -> None:
     assert re.search(r"^WER, % +" + " +".join(PLACEMENTS) + " +mean$", whole.output, re.MULTILINE)
 
 
-@pytest.mark.parametrize("name", SHOWN)
+def test_no_process_is_left_behind(whole: WholeRun) -> None:
+    """No rank and no Java is left, and the teachers' servers end when they have been idle."""
+    deadline = time.monotonic() + 60
+    while (left := left_behind(str(whole.kaldi_dir))) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert left == []
+
+
+@pytest.mark.parametrize("name", sorted(SHOWN.keys() - {"inspect_shards"}))
 def test_notebooks_show_the_demo_s_corpus(whole: WholeRun, name: str, tmp_path: Path) -> None:
-    """Each is executed from the URI of this run of a small demo corpus, and draws its pictures."""
+    """Each is executed from the URI of this run of a small demo corpus, and draws its pictures.
+
+    tests/notebooks has the one that needs the data pipeline's steps alone.
+    """
     require_shown(name, whole.uri, tmp_path)
 
 
@@ -195,15 +196,11 @@ def test_targets_and_partitions_do_not_depend_on_the_place(
     """The teacher in this process and a plain loop give the bytes of its servers and Spark."""
     store, run_uri = local
     recipe = read_recipe(str(TINY), SETTINGS)
-    names = teachers(recipe.teacher.ensemble)
-    for folder in map(model_step, names):
+    for folder in map(model_step, teachers(recipe.teacher.ensemble)):
         for found in whole.store.list(join_uri(whole.uri, folder)):
             store.put(found.uri.replace(whole.uri, run_uri), whole.store.get(found.uri))
-    form = canonical_json(recipe.models.teacher)
-    k = recipe.targets.k
-    teacher = in_process(serve_teacher("cpu", run_uri, str(k), form, ",".join(names)), k)
-    generate_targets(store, run_uri, recipe.targets, teacher, serially, names)
-    repartition(store, run_uri, recipe.partitions, serially)
+    for step in ("generate_targets", "repartition"):
+        run_plainly(step, store, run_uri, join_uri(run_uri, "corpus"), recipe)
     require_same(whole, local, {"targets/unlabelled", "partitions/unlabelled"})
 
 
@@ -215,13 +212,18 @@ def written(bucket: str) -> dict[str, tuple[datetime, str]]:
 
 
 def run_again(whole: WholeRun, run_job: RunJob, run_uri: str, *options: str) -> dict[str, str]:
-    """Run each step of the run's command within this process; return what each printed."""
+    """Run each step of the run's command within this process; return what each printed.
+
+    Selection compares the digests of the metadata: in a plain loop, which saves a JVM.
+    """
     settings = [part for each in SETTINGS for part in ("--set", each)]
     shared, said = ("--recipe", str(TINY), "--run", run_uri, *settings, *options), {}
-    for launch in launches(["--kaldi-dir", str(whole.kaldi_dir)], 1, 2):
-        done = run_job(launch.step, *shared, *launch.arguments)
-        assert done.code == 0, done.err
-        said[launch.step] = done.out
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(spark_steps, "distribute_on_spark", plain_loop)
+        for launch in launches(["--kaldi-dir", str(whole.kaldi_dir)], 1, 2):
+            done = run_job(launch.step, *shared, *launch.arguments)
+            assert done.code == 0, done.err
+            said[launch.step] = done.out
     return said
 
 
@@ -245,18 +247,6 @@ def test_a_dry_run_of_a_whole_run_writes_nothing(whole: WholeRun, run_job: RunJo
         assert f"{step}: dry run on {whole.uri}\n" in said
         assert states_of(said) == {"there"}, step
     assert written("megahour") == before
-
-
-def test_a_dry_run_of_a_run_that_is_not_there_makes_none(
-    whole: WholeRun, run_job: RunJob, tmp_path: Path
-) -> None:
-    """Of each step it says that all it would write is missing; no folder is made."""
-    run = str(tmp_path / "none")
-    said = run_again(whole, run_job, run, "--dry-run")
-    assert all(f"{step}: dry run on {run}\n" in each for step, each in said.items())
-    states = {state for each in said.values() for state in states_of(each)}
-    assert states == {"missing"}
-    assert not Path(run).exists()
 
 
 def test_credentials_are_nowhere(whole: WholeRun) -> None:

@@ -15,7 +15,7 @@ from jaxtyping import UInt16
 from infra.store.object_store import ObjectStore, join_uri, scan_checked
 from pipeline.records import Quarantined, Tally, source_id
 from pipeline.runs.commit import Commit, StepContext
-from pipeline.runs.engine import LossBudgetExceededError, LossLimit, Statistics
+from pipeline.runs.engine import LossBudgetExceededError, LossWatch, Statistics
 from pipeline.runs.manifest import is_finished, read_manifest, sha256
 from pipeline.runs.names import (
     ALIGNMENT_STEP,
@@ -252,10 +252,10 @@ class UnknownWords:
 
         A lexicon without any of the words is refused also where unknown words are aligned.
         """
-        limit = LossLimit(loss_budget, self.num_utterances)
+        max_lost = LossWatch(loss_budget, self.num_utterances).max_lost
         if 0 < self.num_unknown == self.num_words:
             remedy = "give the lexicon of these transcripts"
-        elif lexicon.unknown or limit.allows(self.num_concerned):
+        elif lexicon.unknown or self.num_concerned <= max_lost:
             return
         else:
             remedy = (

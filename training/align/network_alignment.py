@@ -200,7 +200,7 @@ def network_alignments(
 
 
 def batched_log_likelihoods(
-    rows: Sequence[FeatureRow], trained: TrainedModel, acoustic_scale: float
+    rows: Sequence[FeatureRow | PartitionRow], trained: TrainedModel, acoustic_scale: float
 ) -> Iterator[tuple[int, Float32[np.ndarray, "_frames senones"]]]:
     """Yield each row's position and its `log_likelihoods`, the shortest row first.
 

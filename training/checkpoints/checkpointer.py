@@ -23,8 +23,8 @@ from infra.store.object_store import (
 )
 from pipeline.runs.commit import RecipeConflictError
 from pipeline.runs.sealed_json import read_sealed, seal, typed_record
-from training.checkpoints.place import Place
 from training.checkpoints.training_state import reshard
+from training.data.sub_epochs import Place
 from training.distributed.checks import Claims, check_equal
 from training.distributed.collectives import gather_text
 from training.distributed.process_group import CPU, ProcessGroup

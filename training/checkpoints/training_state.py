@@ -8,7 +8,7 @@ sub-epoch's totals, remain sums.
 
 import hashlib
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_map
 
 from infra.settings import printable
 from training.trainers.parameters import plain_name
@@ -127,7 +128,7 @@ def reshard(
             "shared": old_rank == 0,
         }
         for path, rule in rules.items():
-            taken[path].add(_each(_widened, _entry(state, path)), is_taken=takes[rule])
+            taken[path].add(tree_map(_widened, _entry(state, path)), is_taken=takes[rule])
     for path, each in taken.items():
         resharded = _replaced(resharded, path, each.value(plan, rank, num_new))
     return trainer.end_resharding(resharded) | {
@@ -149,9 +150,9 @@ class _Taken:
         if self.rule == "stripe":
             self.stripes.append(entry)
         elif self.sum is None:
-            self.sum = entry if is_taken else _each(_zero, entry)
+            self.sum = entry if is_taken else tree_map(_zero, entry)
         elif is_taken:
-            self.sum = _each(operator.add, self.sum, entry)
+            self.sum = tree_map(operator.add, self.sum, entry)
 
     def value(self, plan: ReshardingPlan, rank: int, num_new: int) -> Any:  # noqa: ANN401
         """Return the new rank's entry, from those of all old ranks."""
@@ -160,7 +161,7 @@ class _Taken:
             # A copy, as a checkpoint would hold the whole vector with a view of it.
             return torch.cat(self.stripes)[bounds[rank] : bounds[rank + 1]].clone()
         is_mean = self.rule == "mean" and plan.num_models > 1
-        return _each(lambda total: total / plan.num_models, self.sum) if is_mean else self.sum
+        return tree_map(lambda total: total / plan.num_models, self.sum) if is_mean else self.sum
 
 
 def _entry(state: Any, path: EntryPath) -> Any:  # noqa: ANN401
@@ -173,13 +174,6 @@ def _replaced(state: Any, path: EntryPath, value: object) -> Any:  # noqa: ANN40
     if not path:
         return value
     return {**state, path[0]: _replaced(state[path[0]], path[1:], value)}
-
-
-def _each(function: Callable[..., Any], *entries: Any) -> Any:  # noqa: ANN401
-    """Apply a function to the values of entries, which may be nested dictionaries."""
-    if isinstance(entries[0], dict):
-        return {name: _each(function, *(each[name] for each in entries)) for name in entries[0]}
-    return function(*entries)
 
 
 def _widened(value: Any) -> Any:  # noqa: ANN401

@@ -9,9 +9,7 @@ from statistics import median
 
 import numpy as np
 import torch
-from jaxtyping import Float
-from scipy.stats import norm
-from torch import Tensor
+from scipy.special import ndtri
 
 from training.distributed import collectives, process_group
 from training.distributed.collectives import gather_ragged
@@ -39,19 +37,16 @@ def measure_link(group: process_group.ProcessGroup) -> LinkRates:
     """
     if group.size() != 2:
         raise ValueError(f"{group.size()} ranks: need 2, one at each end of the link")
-    seconds = [_exchange_seconds(words, group) for words in MESSAGE_WORDS]
-    return fit_link([4.0 * words for words in MESSAGE_WORDS], seconds)
-
-
-def _exchange_seconds(num_words: int, group: process_group.ProcessGroup) -> float:
-    message = torch.zeros(num_words, dtype=torch.int32)
-    seconds = []
-    for _ in range(NUM_ROUNDS):
-        collectives.barrier(group)
-        started = time.perf_counter()
-        gather_ragged(message, group, "the link's time")
-        seconds.append(time.perf_counter() - started)
-    return median(seconds)
+    medians = []
+    for num_words in MESSAGE_WORDS:
+        message, seconds = torch.zeros(num_words, dtype=torch.int32), []
+        for _ in range(NUM_ROUNDS):
+            collectives.barrier(group)
+            started = time.perf_counter()
+            gather_ragged(message, group, "the link's time")
+            seconds.append(time.perf_counter() - started)
+        medians.append(median(seconds))
+    return fit_link([4.0 * words for words in MESSAGE_WORDS], medians)
 
 
 def fit_link(num_bytes: Sequence[float], seconds: Sequence[float]) -> LinkRates:
@@ -116,21 +111,18 @@ def _times_of_steps(
 ) -> list[float]:
     """Return the times at which the steps began, and the last one ended."""
     gradients = [torch.randn(num_elements, device=device) for _ in range(NUM_STEPS)]
-    sums = [_settled_sum(each, density) for each in gradients]
+    sums = []
+    for each in gradients:
+        residual = torch.zeros_like(each)
+        sums.append(ThresholdedSum(residual, float(-ndtri(density / 2))))
+        # On a GPU, messages of the length that this density needs once it has settled.
+        length = capacity_for(round(density * num_elements), num_elements)
+        sums[-1].restore(residual, {"message_capacity": length})
     times = []
     for each, thresholded in zip(gradients, sums, strict=True):
         times.append(_now(device))
         thresholded.of(each, group)
     return [*times, _now(device)]
-
-
-def _settled_sum(gradients: Float[Tensor, " elements"], density: float) -> ThresholdedSum:
-    """Return a sum whose messages already have the length that this density needs on a GPU."""
-    residual = torch.zeros_like(gradients)
-    settled = ThresholdedSum(residual, float(norm.isf(density / 2)))
-    length = capacity_for(round(density * len(gradients)), len(gradients))
-    settled.restore(residual, {"message_capacity": length})
-    return settled
 
 
 def _now(device: torch.device) -> float:

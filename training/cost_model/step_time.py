@@ -23,6 +23,7 @@ Pattern = Literal["ring", "direct"]
 Rate = Annotated[float, Range(1e-9, 1e18)]
 Latency = Annotated[float, Range(0, 1e9)]
 Share = Annotated[float, Range(0, 1000)]
+NumParameters = Annotated[int, Range(1, 10**15)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +34,7 @@ class RankRates:
     """
 
     frames_per_s: Rate
-    num_parameters: Annotated[int, Range(1, 10**15)]
+    num_parameters: NumParameters
     encoded_elements_per_s: Rate
     decoded_words_per_s: Rate
 
@@ -95,10 +96,7 @@ class Placement:
     per_host: int
 
     def __post_init__(self) -> None:
-        if not 1 <= self.per_host <= self.num_ranks:
-            raise ValueError(
-                f"{self.per_host} ranks a host: need 1..{self.num_ranks}, the ranks that exchange"
-            )
+        assert 1 <= self.per_host <= self.num_ranks, f"{self}"
 
     @property
     def num_hosts(self) -> int:
@@ -115,18 +113,11 @@ MAP_BITS = 2
 class ScalingWorkload:
     """ScalingWorkload is a model and its minibatches; GTC sends a share `density` of it."""
 
-    num_parameters: int
-    minibatch_frames: int
-    density: float
+    num_parameters: NumParameters
+    minibatch_frames: Annotated[int, Range(1, 10_000_000)]
+    density: Annotated[float, Range(0, 1)]
 
-    def __post_init__(self) -> None:
-        if self.num_parameters < 1 or self.minibatch_frames < 1:
-            raise ValueError(
-                f"{self.num_parameters} parameters, minibatches of {self.minibatch_frames} frames: "
-                "need at least 1"
-            )
-        if not 0 <= self.density <= 1:
-            raise ValueError(f"density = {self.density}: need 0..1, a share of the parameters")
+    __post_init__ = check_ranges
 
     @property
     def model_bytes(self) -> float:
@@ -155,14 +146,6 @@ class MinibatchCosts:
     exchange: float
     compression: float
 
-    def __post_init__(self) -> None:
-        for name in ("frame", "compression"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise ValueError(f"{name} = {getattr(self, name)}: need a finite number above 0")
-        for name in ("postprocessing", "model_update", "exchange"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise ValueError(f"{name} = {getattr(self, name)}: need a finite number >= 0")
-
     @property
     def communication(self) -> float:
         """Return T_comm, the seconds of an exchange, which do not depend on the ranks (3.1)."""
@@ -172,10 +155,6 @@ class MinibatchCosts:
         """Return T_calc of eq. (3), the seconds that so many ranks compute between exchanges."""
         shared = num_frames * self.frame + self.postprocessing
         return shared / num_ranks + self.model_update
-
-    def seconds(self, minibatch_frames: int, num_ranks: int) -> float:
-        """Return the seconds a minibatch where computation and communication alternate (5.1)."""
-        return self.computation(minibatch_frames, num_ranks) + self.communication
 
     def double_buffered_seconds(self, minibatch_frames: int, num_ranks: int) -> float:
         """Return the seconds a minibatch with double buffering: two halves, each overlapped (2.2).

@@ -142,10 +142,16 @@ def choose_trainer(model: CostModel, num_ranks: int) -> TrainerChoice:
     accurate = [each for each in candidates if each.is_accurate]
     fast = [each for each in accurate if each.speed_up >= EQUALLY_FAST * accurate[0].speed_up]
     chosen = max(fast, key=lambda each: each.accuracy)
-    unmeasured = {
-        name: model.speed_up(num_ranks, seconds)
-        for name, seconds in unmeasured_seconds(model, num_ranks).items()
+    # The blocks and the code of the race on a slow link.
+    coded = {
+        "sparse_loco": model.coded_blocks(
+            num_ranks, SPARSE_LOCO_BLOCK_SIZE, RACE_CODE, by_host=False
+        ),
+        "bmuf by host, top_k": model.coded_blocks(
+            num_ranks, BY_HOST_BLOCK_SIZE, RACE_CODE, by_host=True
+        ),
     }
+    unmeasured = {name: model.speed_up(num_ranks, seconds) for name, seconds in coded.items()}
     return TrainerChoice(chosen, tuple(candidates), unmeasured)
 
 
@@ -162,44 +168,29 @@ def step_seconds(model: CostModel, num_ranks: int) -> Mapping[str, float]:
     }
 
 
-def unmeasured_seconds(model: CostModel, num_ranks: int) -> Mapping[str, float]:
-    """Return the seconds per step of coded block exchanges, at the race's blocks and codes."""
-    sparse_loco = model.coded_blocks(num_ranks, SPARSE_LOCO_BLOCK_SIZE, RACE_CODE, by_host=False)
-    by_host = model.coded_blocks(num_ranks, BY_HOST_BLOCK_SIZE, RACE_CODE, by_host=True)
-    return {"sparse_loco": sparse_loco, "bmuf by host, top_k": by_host}
-
-
 def _candidates(model: CostModel, num_ranks: int) -> Iterator[Candidate]:
     """Yield each trainer, and those with blocks at each block size that was measured."""
-    for trainer, seconds in step_seconds(model, num_ranks).items():
-        given = MEASURED_SETTINGS.get(trainer, {})
-        yield _candidate(model, num_ranks, trainer, given, seconds, MEASURED[trainer])
-    for block_size, measured in MEASURED_BLOCKS["bmuf"].items():
-        seconds, settings = model.bmuf(num_ranks, block_size), {"block_size": block_size}
-        yield _candidate(model, num_ranks, "bmuf", settings, seconds, measured)
+    rows: list[tuple[str, Mapping[str, int | str], float, Mapping[int, float]]] = [
+        (trainer, MEASURED_SETTINGS.get(trainer, {}), seconds, MEASURED[trainer])
+        for trainer, seconds in step_seconds(model, num_ranks).items()
+    ]
+    rows += [
+        ("bmuf", {"block_size": block_size}, model.bmuf(num_ranks, block_size), measured)
+        for block_size, measured in MEASURED_BLOCKS["bmuf"].items()
+    ]
     groups = group_sizes(num_ranks, model.calibration.network.ranks_per_host)
     # One group of all ranks is GTC; groups across hosts were not measured.
-    if HTM_GROUP_SIZE not in groups or num_ranks == HTM_GROUP_SIZE:
-        return
-    for block_size, measured in MEASURED_BLOCKS["htm"].items():
-        seconds = model.htm(num_ranks, HTM_GROUP_SIZE, block_size)
-        settings = {"group_size": HTM_GROUP_SIZE, "block_size": block_size}
-        yield _candidate(model, num_ranks, "htm", settings, seconds, measured)
-
-
-def _candidate(
-    model: CostModel,
-    num_ranks: int,
-    trainer: str,
-    settings: Mapping[str, int | str],
-    seconds: float,
-    measured: Mapping[int, float],
-) -> Candidate:
-    """Take the accuracy of the next number of ranks that is measured, or of the most."""
-    enough = min((each for each in measured if each >= num_ranks), default=max(measured))
-    speed_up = model.speed_up(num_ranks, seconds)
-    assert math.isfinite(speed_up)
-    return Candidate(trainer, settings, speed_up, measured[enough], enough, num_ranks)
+    if HTM_GROUP_SIZE in groups and num_ranks > HTM_GROUP_SIZE:
+        for block_size, measured in MEASURED_BLOCKS["htm"].items():
+            seconds = model.htm(num_ranks, HTM_GROUP_SIZE, block_size)
+            groups_and_blocks = {"group_size": HTM_GROUP_SIZE, "block_size": block_size}
+            rows.append(("htm", groups_and_blocks, seconds, measured))
+    for trainer, settings, seconds, measured in rows:
+        # The accuracy of the next number of ranks that is measured, or of the most.
+        enough = min((each for each in measured if each >= num_ranks), default=max(measured))
+        speed_up = model.speed_up(num_ranks, seconds)
+        assert math.isfinite(speed_up)
+        yield Candidate(trainer, settings, speed_up, measured[enough], enough, num_ranks)
 
 
 BLOCK_SIZES = (25, 50, 100, 200, 400, 800, 1600)

@@ -3,32 +3,30 @@
 SpecAugment masks times and frequencies of log-mel frames (Park et al. 2019, section 2). Its time
 warping is left out: it gained Park et al. least, and speed perturbation deforms time here.
 
-Speech at another speed is resampled audio: its time shrinks by the factor (Ko et al. 2015).
-`training.data.speed_features` resamples the frames, by torch; this module imports none, so that an
-order is certified without it.
+Speech at another speed is resampled audio: its time shrinks by the factor, and its frequencies
+rise by it (Ko et al. 2015). Log-mel frames are resampled along both axes, so no audio is read
+again. Only that imports torch: an order is certified without it.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from hashlib import shake_128
+from typing import TYPE_CHECKING
 
 import numpy as np
 from jaxtyping import Float16, Float64, Int64, UInt16, UInt64
 
 from pipeline.filterbank import NUM_BINS
+from pipeline.filterbank.log_mel import HIGH_HZ, LOW_HZ, mel
 from pipeline.kbest import KBest
 from pipeline.shards import Alignment, KBestAtAllOffsets, PartitionRow, StoredKBest
 from pipeline.splicing import STACK, num_low_rate_frames
 from pipeline.steps.features import MIN_FRAMES
 from training.settings.model_training import AugmentationConfig
 
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Masks:
-    """Masks holds for each utterance the intervals [starts, stops) of one axis; some are empty."""
-
-    starts: Int64[np.ndarray, "utterances masks"]
-    stops: Int64[np.ndarray, "utterances masks"]
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def draw_masks(
@@ -36,20 +34,21 @@ def draw_masks(
     sizes: Int64[np.ndarray, " utterances"],
     max_width: int,
     max_share: float,
-) -> Masks:
-    """Turn each pair of 64 random bits into a mask of 0..`max_width` out of `sizes` cells.
+) -> Int64[np.ndarray, "utterances masks 2"]:
+    """Turn each pair of 64 random bits into a mask [start, stop) of 0..`max_width` cells.
 
-    Widths are uniform, then places are (Park et al., F and T). All masks of an utterance cover at
-    most `max_share` of it together; p of Park et al. bounds each alone.
+    An utterance has `sizes` cells. Widths are uniform, then places are (Park et al., F and T). All
+    masks of an utterance cover at most `max_share` of it together; p of Park et al. bounds each
+    alone.
     """
-    starts, stops = (np.zeros((len(words), words.shape[1] // 2), np.int64) for _ in range(2))
+    masks = np.zeros((len(words), words.shape[1] // 2, 2), np.int64)
     left = np.floor(max_share * sizes).astype(np.int64)
-    for mask in range(starts.shape[1]):
-        widths = _uniform(words[:, 2 * mask], np.minimum(left, max_width))
-        starts[:, mask] = _uniform(words[:, 2 * mask + 1], sizes - widths)
-        stops[:, mask] = starts[:, mask] + widths
+    for number in range(masks.shape[1]):
+        widths = _uniform(words[:, 2 * number], np.minimum(left, max_width))
+        starts = _uniform(words[:, 2 * number + 1], sizes - widths)
+        masks[:, number] = np.stack([starts, starts + widths], axis=-1)
         left -= widths
-    return Masks(starts, stops)
+    return masks
 
 
 def _uniform(
@@ -86,6 +85,50 @@ def positions_at_speed(num_frames: int, speed: float) -> Float64[np.ndarray, " _
     return positions
 
 
+def features_at_speed(
+    features: Float16[np.ndarray, "frames bins"], speed: float
+) -> Float16[np.ndarray, "_frames bins"]:
+    """Interpolate log-mel frames linearly in time, then in mel: bin f reads bin f / speed.
+
+    On AN4 the result is within 0.49 (root mean square; the features' own is 3.5) of the features
+    of resampled audio, and without the second step within 1.32. Both interpolations are linear, so
+    they commute with the mean that extraction subtracted.
+    """
+    import torch  # noqa: PLC0415 - counting the frames of an order does not need it
+
+    # PyTorch widens float16 at 18 ns a frame, NumPy at 200; products and sums round alike.
+    wide = torch.from_numpy(features.copy()).float()
+    positions = positions_at_speed(len(features), speed)
+    in_time = _interpolate(wide, torch.from_numpy(positions), 0)
+    in_mel = _interpolate(in_time, torch.from_numpy(_bins_at_speed(speed)), 1)
+    resampled: Float16[np.ndarray, "_frames bins"] = in_mel.half().numpy()
+    return resampled
+
+
+def _interpolate(values: "Tensor", positions: "Tensor", axis: int) -> "Tensor":
+    """Interpolate linearly at fractional positions along one axis of a matrix."""
+    low = positions.long().clamp(max=values.shape[axis] - 2)
+    weights = (positions - low).float()
+    result, upper = values.index_select(axis, low), values.index_select(axis, low + 1)
+    # Product and sum are rounded apart: a processor's fused products would give other bits.
+    upper -= result
+    upper *= weights[:, None] if axis == 0 else weights
+    return result.add_(upper)
+
+
+@cache
+def _bins_at_speed(speed: float) -> Float64[np.ndarray, " bins"]:
+    """Return the fractional bin at 1 / speed of each bin's centre frequency."""
+    low, high = mel(np.array([LOW_HZ, HIGH_HZ]))
+    width = (high - low) / (NUM_BINS + 1)
+    centres = low + width * np.arange(1, NUM_BINS + 1)
+    frequencies_hz = 700 * (np.exp(centres / 1127) - 1)
+    bins = (mel(frequencies_hz / speed) - low) / width - 1
+    # Slow speech would have nothing in the highest bins; they repeat the last one instead.
+    clipped: Float64[np.ndarray, " bins"] = np.clip(bins, 0, NUM_BINS - 1)
+    return clipped
+
+
 def alignment_at_speed(
     senones: UInt16[np.ndarray, " frames"], speed: float
 ) -> UInt16[np.ndarray, " _frames"]:
@@ -104,14 +147,6 @@ def kbest_at_speed(targets: KBest, num_frames: int, offset: int, speed: float) -
     count = num_low_rate_frames(len(positions), offset)
     middles = positions[offset + 1 :: STACK][:count]
     return _rows(targets, np.rint((middles - offset - 1) / STACK))
-
-
-def kbest_of_middles_at_speed(targets: KBest, num_frames: int, speed: float) -> KBest:
-    """Give each 10 ms frame but the first and last the soft target of the nearest middle.
-
-    `num_frames` are the stored frames, of which all but the first and last are middles.
-    """
-    return _rows(targets, np.rint(positions_at_speed(num_frames, speed)[1:-1]) - 1)
 
 
 def _rows(targets: KBest, numbers: Float64[np.ndarray, " frames"]) -> KBest:
@@ -166,13 +201,11 @@ class Augmenter:
         bins = np.full_like(counts, NUM_BINS)
         in_frequency = draw_masks(words[:, number:], bins, config.frequency_mask_bins, 1.0)
         # Plain numbers index arrays in a third of the time.
-        first = firsts[:, np.newaxis]
-        spans = np.stack([first + in_time.starts, first + in_time.stops], axis=-1)
+        spans = firsts[:, np.newaxis, np.newaxis] + in_time
         for start, stop in spans.reshape(-1, 2).tolist():
             frames[start:stop] = 0
-        bands = np.stack([in_frequency.starts, in_frequency.stops], axis=-1).tolist()
         ends = (firsts + counts).tolist()
-        for begin, end, own in zip(firsts.tolist(), ends, bands, strict=True):
+        for begin, end, own in zip(firsts.tolist(), ends, in_frequency.tolist(), strict=True):
             for start, stop in own:
                 frames[begin:end, start:stop] = 0
 
@@ -202,17 +235,14 @@ def _at_speed(row: PartitionRow, speed: float) -> PartitionRow:
     # As `num_frames_at_speed` counts: the same bits, and too short an utterance as it is.
     if speed == 1 or num_frames < MIN_FRAMES:
         return row
-    # It imports torch, which counting the frames of an order does not need.
-    from training.data.speed_features import features_at_speed  # noqa: PLC0415
-
-    features = features_at_speed(row.features, speed)
-    return replace(row, features=features, targets=_targets_at_speed(row, speed))
-
-
-def _targets_at_speed(row: PartitionRow, speed: float) -> Alignment | StoredKBest:
-    targets, num_frames = row.targets, len(row.features)
-    if isinstance(targets, Alignment):
-        return Alignment(alignment_at_speed(targets.senones, speed))
-    if isinstance(targets, KBestAtAllOffsets):
-        return KBestAtAllOffsets(kbest_of_middles_at_speed(targets.kbest, num_frames, speed))
-    return kbest_at_speed(targets, num_frames, row.offset, speed)
+    stored = row.targets
+    targets: Alignment | StoredKBest
+    if isinstance(stored, Alignment):
+        targets = Alignment(alignment_at_speed(stored.senones, speed))
+    elif isinstance(stored, KBestAtAllOffsets):
+        # All frames but the first and last are middles: each takes the nearest stored one's target.
+        middles = np.rint(positions_at_speed(num_frames, speed)[1:-1]) - 1
+        targets = KBestAtAllOffsets(_rows(stored.kbest, middles))
+    else:
+        targets = kbest_at_speed(stored, num_frames, row.offset, speed)
+    return replace(row, features=features_at_speed(row.features, speed), targets=targets)

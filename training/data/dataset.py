@@ -31,7 +31,7 @@ from training.data.targets import HardTargetRows, SequenceTargetRows
 from training.distributed.collectives import gather_ragged
 from training.distributed.process_group import ProcessGroup
 from training.sequence_training.smbr import Smbr
-from training.settings.values import SoftTargetsForm
+from training.settings.model_training import SoftTargetsForm
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,10 +191,8 @@ class SubEpochPlan:
         frames of the first buffer where they are read already, and gives them up. When all buffers
         are read, a thread calls `then`, which keeps its errors.
         """
-        if start < 0:
-            raise ValueError(f"start = {start}: need the number of a minibatch, from 0 on")
-        if buffers_ahead < 1:
-            raise ValueError(f"buffers_ahead = {buffers_ahead}: need at least 1")
+        assert start >= 0
+        assert buffers_ahead >= 1
         rest = self.cut(start, self.num_minibatches()).ranges
         reads: list[Callable[[], Any]] = [each.read for each in rest]
         if first:
@@ -243,21 +241,15 @@ def reshard(
     known = dict(prefetch(read, outputs, _LENGTHS_IN_FLIGHT))
     plans = [rank.plan(sub_epoch, index, known.__getitem__) for rank in first_ranks]
     for counts, world_size in zip(done, world_sizes[1:], strict=True):
-        plans = _reshard_rest(plans, counts, world_size)
+        left: list[MinibatchRange] = []
+        for plan, count in zip(plans, counts, strict=True):
+            left += plan.cut(count, plan.num_minibatches()).ranges
+        rest = SubEpochPlan(sub_epoch, left)
+        total = rest.num_minibatches()
+        # Dealt round-robin, a rank's minibatches would need a shuffle buffer of every old rank.
+        edges = [total * rank // world_size for rank in range(world_size + 1)]
+        plans = [rest.cut(first, last) for first, last in pairwise(edges)]
     return plans[dataset.rank]
-
-
-def _reshard_rest(
-    plans: Sequence[SubEpochPlan], counts: Sequence[int], world_size: int
-) -> list[SubEpochPlan]:
-    left: list[MinibatchRange] = []
-    for plan, count in zip(plans, counts, strict=True):
-        left += plan.cut(count, plan.num_minibatches()).ranges
-    rest = SubEpochPlan(plans[0].sub_epoch, left)
-    total = rest.num_minibatches()
-    # Dealt round-robin, a rank's minibatches would need a shuffle buffer of every old rank.
-    edges = [total * rank // world_size for rank in range(world_size + 1)]
-    return [rest.cut(first, last) for first, last in pairwise(edges)]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -359,14 +351,27 @@ def device_copies(
 def _copies(
     minibatches: Generator[Minibatch, None, None], device: torch.device
 ) -> Generator[Minibatch, None, None]:
-    copy: Callable[[Minibatch], Minibatch] = partial(_moved, move=partial(Tensor.to, device=device))
+    copying: torch.cuda.Stream | None = None
     if device.type == "cuda":
+        copying = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         # Copies from pageable memory would wait for the device.
         minibatches = made_ahead(minibatches, Tensor.pin_memory)
-        copy = _copy_beside_steps(device)
+    copy = partial(Tensor.to, device=device, non_blocking=True)
     with closing(minibatches):
         for minibatch in minibatches:
-            yield copy(minibatch)
+            with torch.cuda.stream(copying):  # does nothing where there is none
+                copied = _moved(minibatch, copy)
+            if copying is not None:
+                steps = torch.cuda.current_stream(device)
+                steps.wait_stream(copying)
+                # Else the copying stream could reuse the memory before the step has read it.
+                copied = _moved(copied, partial(_recorded, steps))
+            yield copied
+
+
+def _recorded(steps: torch.cuda.Stream, values: Tensor) -> Tensor:
+    values.record_stream(steps)
+    return values
 
 
 def made_ahead(
@@ -387,27 +392,6 @@ def made_ahead(
             if minibatch is None:
                 return
             yield minibatch
-
-
-def _copy_beside_steps(device: torch.device) -> Callable[[Minibatch], Minibatch]:
-    """Copy on a stream beside that of the steps, for which the host does not wait."""
-    copying = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-
-    def move(values: Tensor) -> Tensor:
-        return values.to(device, non_blocking=True)
-
-    def use(values: Tensor) -> Tensor:
-        # Else the copying stream could reuse the memory before the step has read it.
-        values.record_stream(torch.cuda.current_stream(device))
-        return values
-
-    def copy(minibatch: Minibatch) -> Minibatch:
-        with torch.cuda.stream(copying):
-            copied = _moved(minibatch, move)
-        torch.cuda.current_stream(device).wait_stream(copying)
-        return _moved(copied, use)
-
-    return copy
 
 
 def _moved(minibatch: Minibatch, move: Callable[[Tensor], Tensor]) -> Minibatch:

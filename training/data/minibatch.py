@@ -22,7 +22,7 @@ from training.data.targets import (
     SoftTargetRows,
     SoftTargets,
 )
-from training.settings.values import SoftTargetsForm
+from training.settings.model_training import SoftTargetsForm
 
 _PADDING = 0
 """The row of zeros without a target."""

@@ -1,12 +1,16 @@
 """Plan sub-epochs, shares of the data trained on at one learning rate (003 II-B, V-D).
 
-`DataCursor` says how far training has come in them, whatever the number of ranks.
+`DataCursor` says how far training has come in them, whatever the number of ranks, and `Place` says
+it in a checkpoint's record, to those who only watch. No module imported here imports torch.
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
+from infra.store.object_store import ObjectNotFound, ObjectStore
 from pipeline.runs.manifest import Manifest
+from pipeline.runs.sealed_json import read_sealed, typed_record
 from pipeline.shards import LATTICE_OFFSET
 from pipeline.splicing import STACK
 
@@ -141,3 +145,25 @@ class DataCursor:
     def next_sub_epoch(self) -> "DataCursor":
         """Return the beginning of the next sub-epoch."""
         return DataCursor(self.sub_epoch + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Place: the sub-epoch, from 0, and the share of its minibatches that are trained on."""
+
+    sub_epoch: int = 0
+    share: float = 0.0
+
+
+def newest_place(store: ObjectStore, checkpoints_uri: str) -> Place:
+    """Read the place of the newest checkpoint; the beginning where none is whole and says it.
+
+    Checkpoints of training loops of the user's own say no place.
+    """
+    records = [info.uri for info in store.list(checkpoints_uri) if info.uri.endswith(".json")]
+    # A training at work may remove it meanwhile.
+    with suppress(ObjectNotFound, ValueError):
+        if records:
+            found = store.get(max(records))
+            return read_sealed(found, "", lambda record: typed_record(Place, record["place"]))
+    return Place()

@@ -26,7 +26,7 @@ from training.models.losses import (
     num_correct,
 )
 from training.sequence_training.smbr import AlignedLattice, Smbr, SmbrBatch, smbr_loss
-from training.settings.values import SoftTargetsForm
+from training.settings.model_training import SoftTargetsForm
 
 
 @dataclass(frozen=True, slots=True, eq=False)

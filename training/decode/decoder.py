@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
-from typing import NamedTuple, TypeVar
+from typing import Annotated, NamedTuple, TypeVar
 
 import kaldi_decoder
 import kaldifst
@@ -18,6 +18,7 @@ import numpy as np
 from jaxtyping import Float32, Int64
 
 from infra.bounded_process import BoundedProcess, CallError
+from infra.settings import Range, check_ranges
 from training.decode.graph import DecodingGraph
 from training.decode.lexicon import SILENCE_ID, Lexicon
 from training.decode.senones import SenoneTree
@@ -32,17 +33,12 @@ class AlignmentError(ValueError):
 
 @dataclass(frozen=True)
 class DecoderConfig:
-    """DecoderConfig bounds the search; `beam` is in units of scaled log-likelihood."""
+    """DecoderConfig bounds the search: the beam, in units of scaled log-likelihood, and states."""
 
-    beam: float = 13.0
-    max_active: int = 7000
+    beam: Annotated[float, Range(1e-6, 1e6)] = 13.0
+    max_active: Annotated[int, Range(2, 2**31 - 1)] = 7000
 
-    def __post_init__(self) -> None:
-        """Refuse searches that keep nothing."""
-        if not self.beam > 0:
-            raise ValueError(f"beam = {self.beam}: need more than 0")
-        if self.max_active < 2:
-            raise ValueError(f"max_active = {self.max_active}: need at least 2 states a frame")
+    __post_init__ = check_ranges
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -132,7 +128,7 @@ def align(
 
     Raises AlignmentError if the frames are too few for the graph's shortest word sequence.
     """
-    search = StreamingSearch(graph, DecoderConfig(ALIGNMENT_BEAM, np.iinfo(np.int32).max))
+    search = StreamingSearch(graph, DecoderConfig(ALIGNMENT_BEAM, 2**31 - 1))
     search.advance(log_likelihoods)
     path = search.best(ends_sentence=True) if search.has_complete_path else None
     if path is None:

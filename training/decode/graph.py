@@ -85,12 +85,6 @@ class GrammarWeights:
 AS_ESTIMATED = GrammarWeights()
 
 
-def linear_grammar(words: Sequence[str], word_ids: Mapping[str, int]) -> kaldifst.StdVectorFst:
-    """Build the acceptor of exactly one word sequence."""
-    arcs = [Arc(i, i + 1, word_ids[w], word_ids[w], 0.0) for i, w in enumerate(words)]
-    return compile_transducer(arcs, {len(words): 0.0})
-
-
 def ngram_grammar(
     arpa: str, word_ids: Mapping[str, int], weights: GrammarWeights = AS_ESTIMATED
 ) -> kaldifst.StdVectorFst:
@@ -290,7 +284,9 @@ def _transcript(
     words = lexicon.transcript(words)
     spoken = lexicon.restricted_to(words)
     table = _word_table(spoken)
-    return spoken, table, linear_grammar(words, {word: i for i, word in enumerate(table)})
+    labels = map(table.index, words)
+    arcs = [Arc(state, state + 1, label, label, 0.0) for state, label in enumerate(labels)]
+    return spoken, table, compile_transducer(arcs, {len(words): 0.0})
 
 
 def _word_table(lexicon: Lexicon) -> tuple[str, ...]:

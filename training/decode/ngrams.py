@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from training.settings.values import MAX_ORDER
+from training.settings import MAX_ORDER
 
 START, END = "<s>", "</s>"
 UNKNOWN = ""

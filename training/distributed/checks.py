@@ -252,7 +252,7 @@ def digests(
     """
     values = torch.zeros(len(tensors), dtype=torch.int64, device=device)
     for number, tensor in enumerate(tensors):
-        values[number] = _digest(_bytes(tensor))
+        values[number] = _digest(tensor.detach().contiguous().reshape(-1).view(torch.uint8))
     return values
 
 
@@ -272,7 +272,3 @@ def _digest(data: UInt8[Tensor, " bytes"]) -> Int64[Tensor, ""]:
     last_row[: len(rest)] = rest
     # Each word of the last row counts as a row, so that no difference in a bias cancels.
     return combine(torch.cat([last_row.view(torch.int64), row_sums])) + len(data)
-
-
-def _bytes(tensor: Shaped[Tensor, "..."]) -> UInt8[Tensor, " bytes"]:
-    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)

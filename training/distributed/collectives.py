@@ -17,6 +17,7 @@ from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from itertools import count
 from threading import Lock
 from typing import TypeVar
@@ -202,30 +203,6 @@ def _gather_rows(
     return gathered.view(group.size(), len(values))
 
 
-class PendingGather:
-    """PendingGather is a pending gather of equally many values, while this rank works on."""
-
-    def __init__(self, values: Int32[Tensor, " values"], group: ProcessGroup, purpose: str) -> None:
-        self._group, self._purpose = group, purpose
-        self._shape = (group.size(), len(values))
-        self._gathered = values.new_empty(group.size() * len(values))
-        with explaining_failure(f"gather of {purpose}", group):
-            self._work = group.all_gather_single(self._gathered, values)
-            self._arrival: Arrival | None = None
-            if not is_read_at_once(values.device):
-                wait_for(self._work, values, f"gather of {purpose}")
-                self._arrival = Arrival(self._gathered)
-
-    def rows(self) -> Int32[Tensor, "ranks values"]:
-        """Wait for every rank's values; return them on the CPU."""
-        if self._arrival is not None:
-            return self._arrival.values().view(self._shape)
-        purpose = f"gather of {self._purpose}"
-        with explaining_failure(purpose, self._group):
-            wait_for(self._work, self._gathered, purpose)
-        return self._gathered.view(self._shape)
-
-
 class Arrival:
     """Arrival copies values to the host, which works on meanwhile."""
 
@@ -251,6 +228,7 @@ def gather_text(text: str, group: ProcessGroup, purpose: str, device: torch.devi
 
 
 T = TypeVar("T")
+R = TypeVar("R")
 
 SLICE_S = 0.2
 """Ranks meet so often; an exchange's time limit, a second at least, bounds the wait for one."""
@@ -272,7 +250,7 @@ def run_own_tasks(
     num_lost, num_busy = 0, 1
     while num_busy:
         if current is None and todo:
-            current = _started(count_losses, todo.pop(0))
+            current = _started(partial(count_losses, todo.pop(0)), "rank task")
         # A rank without a task waits in the exchange, for a slice of the others' time.
         if current is not None and wait([current], timeout=SLICE_S).done:
             num_lost += current.result()
@@ -284,18 +262,18 @@ def run_own_tasks(
         check_losses(lost_by_all)
 
 
-def _started(function: Callable[[T], int], task: T) -> Future[int]:
-    """Run a task in a daemon thread."""
-    future: Future[int] = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(function(task))
-        except BaseException as error:  # `result` raises it in the rank's thread
-            future.set_exception(error)
-
-    threading.Thread(target=run, name="rank task", daemon=True).start()
+def _started(function: Callable[[], R], name: str) -> Future[R]:
+    """Run a function in a daemon thread."""
+    future: Future[R] = Future()
+    threading.Thread(target=_run_for, args=(future, function), name=name, daemon=True).start()
     return future
+
+
+def _run_for(future: Future[R], function: Callable[[], R]) -> None:
+    try:
+        future.set_result(function())
+    except BaseException as error:  # `result` raises it in the thread that asks for it
+        future.set_exception(error)
 
 
 _bytes_sent: "WeakKeyDictionary[ProcessGroup, int]" = WeakKeyDictionary()
@@ -379,6 +357,28 @@ class PendingExchange:
         _abandoned.append(self)
 
 
+class PendingGather:
+    """PendingGather is a pending gather of equally many values, while this rank works on."""
+
+    def __init__(self, values: Int32[Tensor, " values"], group: ProcessGroup, purpose: str) -> None:
+        self._shape = group.size(), len(values)
+        gathered = values.new_empty(group.size() * len(values))
+        self._pending = PendingExchange(
+            lambda: group.all_gather_single(gathered, values),
+            gathered,
+            group,
+            f"gather of {purpose}",
+        )
+        # A GPU's stream waits for the others here, and the host when it reads.
+        is_late = not is_read_at_once(values.device)
+        self._arrival = Arrival(self._pending.wait()) if is_late else None
+
+    def rows(self) -> Int32[Tensor, "ranks values"]:
+        """Wait for every rank's values; return them on the CPU."""
+        found = self._pending.wait() if self._arrival is None else self._arrival.values()
+        return found.view(self._shape)
+
+
 def start_sum(values: Shaped[Tensor, "..."], group: ProcessGroup, purpose: str) -> PendingExchange:
     """Start to replace `values` by their sum over the ranks, bitwise the same on each rank."""
     count_sent(values.nbytes, group)
@@ -419,28 +419,15 @@ class _WatchedWork(Work):
     def __init__(self, work: Work) -> None:
         super().__init__()
         self._work = work
-        self._thread: threading.Thread | None = None
-        self._error: RuntimeError | None = None
+        self._watch: Future[bool] | None = None
 
     def is_completed(self) -> bool:
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._watch, name="receive", daemon=True)
-            self._thread.start()
-        return not self._thread.is_alive()
+        if self._watch is None:
+            self._watch = _started(self._work.wait, "receive")
+        return self._watch.done()
 
     def wait(self, *limit: timedelta) -> bool:
-        if self._thread is None:
-            return self._work.wait(*limit)
-        self._thread.join()
-        if self._error is not None:
-            raise self._error
-        return True
-
-    def _watch(self) -> None:
-        try:
-            self._work.wait()
-        except RuntimeError as error:
-            self._error = error
+        return self._work.wait(*limit) if self._watch is None else self._watch.result()
 
 
 class CommunicationThread:
@@ -451,31 +438,24 @@ class CommunicationThread:
     """
 
     def __init__(self, work: Callable[[], None], group: ProcessGroup, purpose: str) -> None:
-        self._work = work
-        self._error: BaseException | None = None
-        self._join: Callable[[], None]
+        self._ended: Future[None]
+        self._wait: Callable[[], object]
         if isinstance(group, SimulatedGroup):
-            self._join = group.start_thread(self._run)
+            self._ended = Future()
+            self._wait = group.start_thread(partial(_run_for, self._ended, work))
         else:
-            thread = threading.Thread(target=self._run, name=purpose, daemon=True)
-            thread.start()
-            self._join = thread.join
+            self._ended = _started(work, purpose)
+            self._wait = partial(wait, [self._ended])
 
     def check(self) -> None:
         """Raise the error that has ended the thread, if any."""
-        if self._error is not None:
-            raise self._error
+        if self._ended.done():
+            self._ended.result()
 
     def join(self) -> None:
         """Wait until the thread ends; raise the error that ended it, if any."""
-        self._join()
+        self._wait()
         self.check()
-
-    def _run(self) -> None:
-        try:
-            self._work()
-        except BaseException as error:  # `check` raises it in the training thread
-            self._error = error
 
 
 def check_exchanges_beside(group: ProcessGroup) -> None:

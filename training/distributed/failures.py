@@ -186,8 +186,10 @@ def diagnose(members: Members, statuses: Mapping[int, RankStatus], waited_s: flo
         return f"{_names(members, silent)} did not answer: killed, stopped or stuck"
     if left := [rank for rank in ranks if statuses[rank].has_left]:
         return f"{_names(members, left)} had ended: took fewer steps than the others"
-    # A rank is late only if it worked alone for as long as the others waited.
-    if late := [rank for rank in ranks if _is_late(statuses[rank], waited_s)]:
+    # A rank is late only if it worked alone for as long as the others waited, less 10 %: ranks do
+    # not leave the previous exchange at the same moment.
+    at_work = [rank for rank in ranks if not statuses[rank].exchange and waited_s >= 1]
+    if late := [rank for rank in at_work if statuses[rank].duration_s >= 0.9 * waited_s]:
         return (
             f"{_names(members, late)} came to no exchange for {waited_s:.0f} s: stuck in its own "
             "work, or slow"
@@ -198,11 +200,6 @@ def diagnose(members: Members, statuses: Mapping[int, RankStatus], waited_s: flo
 
 def _names(members: Members, ranks: Sequence[int]) -> str:
     return ", ".join(map(members.name, ranks))
-
-
-def _is_late(status: RankStatus, waited_s: float) -> bool:
-    # The margin of 10 %: ranks do not leave the previous exchange at the same moment.
-    return not status.exchange and waited_s >= 1 and status.duration_s >= 0.9 * waited_s
 
 
 def _place(status: RankStatus) -> str:

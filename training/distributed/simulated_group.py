@@ -18,20 +18,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import count
-from typing import Protocol, TypeAlias, TypeVar, runtime_checkable
+from typing import Annotated, TypeAlias, TypeVar
 
 import torch
 import torch.distributed as dist
 from jaxtyping import Shaped
 from torch import Tensor
 
+from infra.settings import Range, check_ranges
 
-@runtime_checkable
-class Moment(Protocol):
-    """Moment is a point in what a rank has queued: an event of its stream."""
-
-    def wait(self, stream: torch.cuda.Stream | None = None) -> None:
-        """Let what is queued on `stream` from now on begin after it."""
+Moment: TypeAlias = torch.cuda.Event | None
+"""A point in what a rank has queued on a GPU: an event of its stream; None on a CPU."""
 
 
 class SharedDevice:
@@ -45,11 +42,11 @@ class SharedDevice:
         """Work within as one rank, in a thread of its own."""
         yield
 
-    def now(self) -> Moment | None:
+    def now(self) -> Moment:
         """Return the moment after all that this thread has called so far."""
         return None
 
-    def wait_for(self, moment: Moment | None, *tensors: Tensor) -> None:
+    def wait_for(self, moment: Moment, *tensors: Tensor) -> None:
         """Let this thread's later work begin after `moment`; it reads `tensors` of another rank."""
 
     def random_state(self) -> list[Tensor]:
@@ -86,7 +83,7 @@ class SharedGpu(SharedDevice):
         event.record(torch.cuda.current_stream(self._device))
         return event
 
-    def wait_for(self, moment: Moment | None, *tensors: Tensor) -> None:
+    def wait_for(self, moment: Moment, *tensors: Tensor) -> None:
         """Let this thread's stream wait for the event."""
         stream = torch.cuda.current_stream(self._device)
         if moment is not None:
@@ -264,14 +261,10 @@ class SimulatedLink:
     Exchanges under way at one time do not share it. The default takes no time.
     """
 
-    latency_s: int | float = 0.0
-    bytes_per_s: int | float = math.inf
+    latency_s: Annotated[int | float, Range(0, 1e9)] = 0.0
+    bytes_per_s: Annotated[int | float, Range(1e-9, math.inf)] = math.inf
 
-    def __post_init__(self) -> None:
-        if not 0 <= self.latency_s < math.inf:
-            raise ValueError(f"latency_s = {self.latency_s}: need a finite number, at least 0")
-        if not self.bytes_per_s > 0:
-            raise ValueError(f"bytes_per_s = {self.bytes_per_s}: need above 0")
+    __post_init__ = check_ranges
 
     def message_s(self, num_bytes: int | float) -> float:
         """Return the seconds of one message."""
@@ -327,7 +320,7 @@ class Timed:
     """Timed holds tensors, and from when on they may be read: on the device, and by the clock."""
 
     tensors: list[Tensor]
-    moment: Moment | None
+    moment: Moment
     seconds: float
 
 
@@ -669,7 +662,7 @@ def simulate_ranks(
     world = Exchange(scheduler, device, range(num_ranks))
     results: dict[int, Result] = {}
     errors: list[BaseException] = []
-    ends: list[Moment | None] = []
+    ends: list[Moment] = []
     random_state, start = device.random_state(), device.now()
 
     def run_rank(rank: int) -> None:

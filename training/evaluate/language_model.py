@@ -87,11 +87,14 @@ class LanguageModelFile:
         except ValueError as error:
             raise ValueError(f"{self.uri}: {error}") from error
 
-    def sentences(self, words: Collection[str]) -> "TextSentences":
-        """Read it as text, a sentence a line; ValueError where it has none of a lexicon's words."""
+    def sentences(self, words: Collection[str]) -> list[list[str]]:
+        """Read it as text, a sentence a line; UNKNOWN replaces words that a lexicon lacks.
+
+        ValueError where it has none of the lexicon's words.
+        """
         lines = [line.split() for line in self.text().splitlines()]
-        found = TextSentences(_known(filter(None, lines), words))
-        if found.num_unknown == found.num_words:
+        found = _known(filter(None, lines), words)
+        if num_unknown(found) == sum(map(len, found)):
             need = "need the lexicon's spelling, capitals too"
             raise ValueError(f"{self.uri}: a text without any word of lexicon.txt: {need}")
         return found
@@ -108,21 +111,9 @@ def _require_size(uri: str, num_bytes: int) -> None:
         raise ValueError(f"{uri}: {num_bytes} bytes: need at most {MAX_BYTES}: {remedy}")
 
 
-@dataclass(frozen=True, slots=True)
-class TextSentences:
-    """TextSentences holds the sentences of a text; UNKNOWN replaces words without lexicon."""
-
-    sentences: list[list[str]]
-
-    @property
-    def num_words(self) -> int:
-        """Count the words, known or not."""
-        return sum(map(len, self.sentences))
-
-    @property
-    def num_unknown(self) -> int:
-        """Count the words that the lexicon lacks."""
-        return sum(line.count(UNKNOWN) for line in self.sentences)
+def num_unknown(sentences: Iterable[Sequence[str]]) -> int:
+    """Count the words that the lexicon lacks."""
+    return sum(sentence.count(UNKNOWN) for sentence in sentences)
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,11 +172,11 @@ class LanguageModelFiles:
         if (text := self.by_setting.get("language_model_text")) is not None:
             extra = text.sentences(words)
             statistics = {
-                "num_text_sentences": len(extra.sentences),
-                "num_text_words": extra.num_words,
-                "num_unknown_words": extra.num_unknown,
+                "num_text_sentences": len(extra),
+                "num_text_words": sum(map(len, extra)),
+                "num_unknown_words": num_unknown(extra),
             }
-            sentences += extra.sentences
+            sentences += extra
         estimate = _ESTIMATE[config.smoothing]
         return LanguageModel(
             partial(estimate, sentences, lexicon.pronunciations),

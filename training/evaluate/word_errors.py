@@ -9,13 +9,15 @@ sclite -s -r reference.stm stm -h student.ctm ctm
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 from infra.settings import printable
 from pipeline.runs.sealed_json import typed_record
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -89,23 +91,27 @@ def write_errors(utterances: Iterable[UtteranceErrors]) -> bytes:
 
 def read_errors(data: bytes) -> list[UtteranceErrors]:
     """Read what `write_errors` wrote; ValueError names the line that is something else."""
-    return [_parse_errors(number, line) for number, line in enumerate(data.splitlines(), start=1)]
+    return _read_lines(data, _parse_errors, "word errors by utterance, as evaluation writes")
 
 
-def _parse_errors(number: int, line: bytes) -> UtteranceErrors:
-    try:
-        fields: dict[str, Any] = json.loads(line)
-        words = fields.pop("reference_words")
-        counts = fields.pop("errors")
-        errors = {
-            name: typed_record(WordErrors, {**each, "reference_words": words})
-            for name, each in counts.items()
-        }
-        return typed_record(UtteranceErrors, {**fields, "errors": errors})
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise ValueError(
-            f"line {number} is {line[:80]!r}: need word errors by utterance, as evaluation writes"
-        ) from error
+def _parse_errors(fields: Any) -> UtteranceErrors:  # noqa: ANN401 - what JSON held
+    words = fields.pop("reference_words")
+    errors = {
+        name: typed_record(WordErrors, {**each, "reference_words": words})
+        for name, each in fields.pop("errors").items()
+    }
+    return typed_record(UtteranceErrors, {**fields, "errors": errors})
+
+
+def _read_lines(data: bytes, parse: Callable[[Any], T], need: str) -> list[T]:
+    found = []
+    for number, line in enumerate(data.splitlines(), start=1):
+        try:
+            found.append(parse(json.loads(line)))
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            said = printable(str(line[:80]))
+            raise ValueError(f"line {number} is {said}: need {need}") from error
+    return found
 
 
 def of_models(
@@ -201,21 +207,16 @@ def write_decoded(utterances: Iterable[DecodedUtterance]) -> bytes:
 
 def read_decoded(data: bytes) -> list[DecodedUtterance]:
     """Read what `write_decoded` wrote; ValueError names the line that is something else."""
-    return [_parse_decoded(number, line) for number, line in enumerate(data.splitlines(), start=1)]
+    return _read_lines(data, _parse_decoded, "what evaluation decoded")
 
 
-def _parse_decoded(number: int, line: bytes) -> DecodedUtterance:
-    try:
-        fields = json.loads(line)
-        fields["words"] = tuple(typed_record(DecodedWord, word) for word in fields["words"])
-        for name, kind in (("reference", str), ("labels", int)):
-            fields[name] = tuple(fields[name])
-            if not all(type(each) is kind for each in fields[name]):
-                raise TypeError(name)
-        return typed_record(DecodedUtterance, fields)
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        said = printable(str(line[:80]))
-        raise ValueError(f"line {number} is {said}: need what evaluation decoded") from error
+def _parse_decoded(fields: Any) -> DecodedUtterance:  # noqa: ANN401 - what JSON held
+    fields["words"] = tuple(typed_record(DecodedWord, word) for word in fields["words"])
+    for name, kind in (("reference", str), ("labels", int)):
+        fields[name] = tuple(fields[name])
+        if not all(type(each) is kind for each in fields[name]):
+            raise TypeError(name)
+    return typed_record(DecodedUtterance, fields)
 
 
 def file_order(utterance: DecodedUtterance) -> bytes:

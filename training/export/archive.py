@@ -35,7 +35,7 @@ from infra.settings import (
 from pipeline.filterbank.log_mel import Engine
 from training.decode.decoder import DecoderConfig
 from training.decode.graph import DecodingGraph
-from training.settings.values import AcousticScale
+from training.settings import AcousticScale
 
 _KIND = struct.pack("<Ii6si8s", 0x7EB2FDD6, 6, b"vector", 8, b"standard")
 _HEADER = struct.Struct("<iiQqqq")

@@ -313,14 +313,6 @@ def export_model(
 
 
 @dataclass(frozen=True, slots=True)
-class Hypothesis:
-    """Hypothesis: the words of an utterance; None where its audio was refused."""
-
-    utterance: Utterance
-    words: tuple[str, ...] | None
-
-
-@dataclass(frozen=True, slots=True)
 class HeldoutScore:
     """HeldoutScore: word errors over the utterances whose audio can be heard, and the others."""
 
@@ -339,12 +331,13 @@ def score_heldout(
 ) -> HeldoutScore:
     """Count the word errors of the held-out subset, heard in pieces of `piece_s` seconds."""
     errors, num_utterances, num_refused = WordErrors(), 0, 0
-    for found in transcribe_heldout(store, run_uri, corpus_uri, features, exported, piece_s):
-        if found.words is None:
+    heard = transcribe_heldout(store, run_uri, corpus_uri, features, exported, piece_s)
+    for utterance, words in heard:
+        if words is None:
             num_refused += 1
             continue
         num_utterances += 1
-        errors += word_errors((found.utterance.text or "").split(), found.words)
+        errors += word_errors((utterance.text or "").split(), words)
     return HeldoutScore(errors, num_utterances, num_refused)
 
 
@@ -355,10 +348,11 @@ def transcribe_heldout(
     features: ExtractionConfig,
     exported: ExportedModel,
     piece_s: float,
-) -> Iterator[Hypothesis]:
+) -> Iterator[tuple[Utterance, tuple[str, ...] | None]]:
     """Transcribe the held-out subset as extraction reads it: a speaker's utterances are a stream.
 
-    So the causal mean is that of the features which the evaluation decodes.
+    So the causal mean is that of the features which the evaluation decodes. The words are None
+    where the audio is refused.
     """
     model, step = StreamingModel(exported.network), round(piece_s * SAMPLE_RATE_HZ)
     for output in read_manifest(store, run_uri, selection_step(HELDOUT)).outputs:
@@ -372,12 +366,12 @@ def transcribe_heldout(
                 speaker, states = utterance.speaker_id, defaultdict(model.start)
             samples = _samples(utterance, fetched, features)
             if samples is None:
-                yield Hypothesis(utterance, None)
+                yield utterance, None
                 continue
             recognizer = Recognizer(exported, model, state=states[utterance.stream])
             for first in range(0, len(samples), step):
                 recognizer.accept(samples[first : first + step])
-            yield Hypothesis(utterance, recognizer.finish().words)
+            yield utterance, recognizer.finish().words
             states[utterance.stream] = recognizer.state
 
 

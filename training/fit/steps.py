@@ -30,12 +30,10 @@ from training.distributed.collectives import Arrival
 from training.distributed.process_group import ProcessGroup, is_read_at_once
 from training.models.acoustic_model import AcousticModel
 from training.models.precision import without_tf32
-from training.settings.model_training import TrainingSettings
-from training.settings.values import Precision
+from training.settings.model_training import Precision, TrainingSettings
 
 VALIDATION = SubEpoch(True, 0, 1, 0, False, 0.0, is_validation=True)
 """The speakers left out, in chunks, always at offset 0: losses of epochs are comparable."""
-
 
 NO_DEVELOPMENT = (
     "no utterance of the development speakers is aligned: need at least one for newbob's loss: "

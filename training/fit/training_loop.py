@@ -15,11 +15,10 @@ import torch
 from infra.log_lines import log, progress_bar
 from training.algorithms.learning_rates import NewbobState, warm_up_factor
 from training.checkpoints.checkpointer import Checkpointer
-from training.checkpoints.place import Place
 from training.checkpoints.training_state import load_whole_state, whole_state
 from training.data.dataset import Dataset, SubEpochReader, buffers_ahead, device_copies
 from training.data.minibatch import Minibatch
-from training.data.sub_epochs import DataCursor, SubEpoch
+from training.data.sub_epochs import DataCursor, Place, SubEpoch
 from training.distributed import collectives
 from training.distributed.process_group import ProcessGroup
 from training.fit.model_specs import Fit

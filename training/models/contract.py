@@ -12,8 +12,8 @@ from training.entry_point import described
 from training.models.acoustic_model import AcousticModel
 from training.models.losses import NO_LABEL, hard_cross_entropy
 from training.models.store import make_model
+from training.settings.model_training import Precision
 from training.settings.models import ModelConfig
-from training.settings.values import Precision
 
 LENGTHS = (32, 21, 1)
 """The frames of a minibatch's segments: chunks of training have 1 to 32."""

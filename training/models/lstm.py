@@ -19,15 +19,15 @@ from training.settings.models import LstmConfig
 def padded_lstm(
     lstm: nn.LSTM,
     inputs: Float[Tensor, "batch frames dim"],
-    lengths: Int64[Tensor, " batch"] | None = None,
+    lengths: Int64[Tensor, " batch"],
 ) -> Float[Tensor, "batch frames outputs"]:
-    """Return what `lstm`, which is `batch_first`, makes of each sequence up to its length, if any.
+    """Return what `lstm`, which is `batch_first`, makes of each sequence up to its length.
 
     `lengths` are on the host and at least 1. Outputs beyond them mean nothing. The host waits for
     no device.
     """
     # Only backwards in time could padding reach a frame.
-    if lengths is None or not lstm.bidirectional or bool((lengths == inputs.shape[1]).all()):
+    if not lstm.bidirectional or bool((lengths == inputs.shape[1]).all()):
         hidden: Tensor = lstm(inputs)[0]
         return hidden
     return (packed_lstm if inputs.is_cuda else reversing_lstm)(lstm, inputs, lengths)
@@ -136,14 +136,14 @@ class LstmModel(AcousticModel):
         self.output = nn.Linear(num_outputs, num_senones)
 
     def normalized_logits(
-        self, normalized: Float[Tensor, "batch frames dim"], lengths: Int64[Tensor, " batch"] | None
+        self, normalized: Float[Tensor, "batch frames dim"], lengths: Int64[Tensor, " batch"]
     ) -> Float[Tensor, "batch frames senones"]:
         """Return logits, `look_ahead` frames late."""
         logits: Tensor = self.output(padded_lstm(self.lstm, normalized, lengths))
         return logits
 
     def bfloat16_logits(
-        self, normalized: Float[Tensor, "batch frames dim"], lengths: Int64[Tensor, " batch"] | None
+        self, normalized: Float[Tensor, "batch frames dim"], lengths: Int64[Tensor, " batch"]
     ) -> Float[Tensor, "batch frames senones"]:
         """Compute by rounded weights, an LSTM's in one piece; in inference, sums are float32."""
         hidden = padded_lstm(lstm_in_bfloat16(self.lstm), normalized, lengths)

@@ -14,7 +14,7 @@ from jaxtyping import BFloat16, Float, Float32
 from torch import Tensor, nn
 from torch.nn import functional
 
-from training.settings.values import Precision
+from training.settings.model_training import Precision
 
 
 def fastest_precision(device: torch.device) -> Precision:

@@ -7,7 +7,7 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import kaldi_decoder
 import kaldifst
@@ -17,6 +17,10 @@ from jaxtyping import Float32, Integer
 from pipeline.shards import Lattice
 from training.decode.graph import DecodingGraph
 from training.sequence_training.forward_backward import StatePosteriors, state_posteriors
+from training.settings.decoding import LatticeConfig, LatticeTargetsConfig
+
+Beams: TypeAlias = LatticeConfig | LatticeTargetsConfig
+"""The settings of a search, of which a lattice needs `beam` and `lattice_beam`."""
 
 
 class LatticeArc(NamedTuple):
@@ -167,14 +171,6 @@ class LatticeError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class LatticeBeams:
-    """LatticeBeams, in units of scaled log-likelihood: of the search, and of what it keeps."""
-
-    beam: float
-    lattice_beam: float
-
-
-@dataclass(frozen=True, slots=True)
 class ReferencedLattice:
     """ReferencedLattice has the path of its reference, which may have been added."""
 
@@ -185,7 +181,7 @@ class ReferencedLattice:
 def decode_with_reference(
     graph: DecodingGraph,
     log_likelihoods: Float32[np.ndarray, "frames senones"],
-    beams: LatticeBeams,
+    beams: Beams,
     reference: Integer[np.ndarray, " frames"],
 ) -> ReferencedLattice:
     """Decode an utterance to a lattice; add the reference's path where the search lost it.
@@ -200,7 +196,7 @@ def decode_with_reference(
 
 
 def decode_posteriors(
-    graph: DecodingGraph, scores: Float32[np.ndarray, "frames senones"], beams: LatticeBeams
+    graph: DecodingGraph, scores: Float32[np.ndarray, "frames senones"], beams: Beams
 ) -> StatePosteriors:
     """Decode an utterance by scaled log-likelihoods to its lattice's state posteriors.
 
@@ -212,7 +208,7 @@ def decode_posteriors(
 def decode_lattice(
     graph: DecodingGraph,
     log_likelihoods: Float32[np.ndarray, "frames senones"],
-    beams: LatticeBeams,
+    beams: Beams,
 ) -> Lattice:
     """Return the paths within `lattice_beam` of the best, for scaled log-likelihoods.
 

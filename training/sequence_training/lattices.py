@@ -12,7 +12,6 @@ from infra.store.object_store import ObjectStore
 from pipeline.records import Quarantined, Tally
 from pipeline.runs.commit import Commit, Repetition, StepContext, once, read_commits
 from pipeline.runs.engine import (
-    LossLimit,
     LossWatch,
     StepResult,
     StepRun,
@@ -31,15 +30,10 @@ from pipeline.shards import (
     read_partition,
     write_lattices,
 )
-from pipeline.splicing import low_rate_alignment, num_low_rate_frames
+from pipeline.splicing import low_rate_alignment
 from training.align.bootstrap import one_after_another
 from training.align.labelled import labelled_transcripts, read_lexicon, transcript_reads
-from training.align.network_alignment import (
-    MAX_PADDED_FRAMES,
-    length_batches,
-    log_likelihoods,
-    read_tree,
-)
+from training.align.network_alignment import batched_log_likelihoods, read_tree
 from training.decode.decoder import GraphFile, SearchError, SearchProcess
 from training.decode.graph import DecodingGraph, decoding_graph
 from training.decode.lexicon import Lexicon
@@ -49,7 +43,6 @@ from training.distributed.collectives import run_own_tasks
 from training.distributed.process_group import CPU, ProcessGroup
 from training.models.store import TrainedModel, load_model
 from training.sequence_training.lattice_decoder import (
-    LatticeBeams,
     LatticeError,
     ReferencedLattice,
     decode_with_reference,
@@ -71,7 +64,7 @@ class LatticeTask:
     model: TrainedModel
     graph: GraphFile
     acoustic_scale: float
-    beams: LatticeBeams
+    config: LatticeConfig
 
 
 def generate_lattices(
@@ -99,18 +92,16 @@ def generate_lattices(
         aligned = read_manifest(store, run_uri, ALIGNMENT_STEP)
         partitions = aligned.outputs
         model = load_model(store, run_uri, name, form).to(device)
-        beams = LatticeBeams(config.beam, config.lattice_beam)
-        limit = LossLimit(loss_budget, aligned.tally_out.utterances)
+        watch = LossWatch(loss_budget, aligned.tally_out.utterances)
         graph = GraphFile(weak_graph(store, run_uri, stored.parse(), config.ngram_order))
         names = map(task_name, range(len(partitions)))
         tasks = {
-            name: LatticeTask(step.context, name, partition, model, graph, acoustic_scale, beams)
+            name: LatticeTask(step.context, name, partition, model, graph, acoustic_scale, config)
             for name, partition in zip(names, partitions, strict=True)
         }
 
         def check_losses(num_lost: int) -> None:
-            if not limit.allows(num_lost):
-                watch = LossWatch(limit)
+            if num_lost > watch.max_lost:
                 for commit in read_commits(store, run_uri, step.context.step):
                     watch.see(commit)
 
@@ -136,7 +127,7 @@ def generate_lattices(
                 "arcs_per_frame": sums["num_arcs"] / max(sums["num_frames"], 1),
                 "num_references_added": sums["num_references_added"],
             },
-            num_utterances=limit.num_utterances,
+            num_utterances=watch.num_utterances,
         )
         return run_tasks(step, plan)
 
@@ -201,27 +192,21 @@ def decoded_rows(
 
     A lattice has the path of the row's alignment.
     """
-    delay = task.model.model.config.delay
-    lengths = [num_low_rate_frames(len(row.features), LATTICE_OFFSET) + delay for row in rows]
     with SearchProcess(task.graph) as search:
-        for batch in length_batches(lengths, MAX_PADDED_FRAMES):
-            some = [rows[number] for number in batch]
-            scored = log_likelihoods(some, task.model, task.acoustic_scale)
-            for number, row, scores in zip(batch, some, scored, strict=True):
-                assert isinstance(row.targets, Alignment), "labelled rows have alignments"
-                reference = low_rate_alignment(row.targets.senones, LATTICE_OFFSET)
-                decode = partial(
-                    decode_with_reference,
-                    log_likelihoods=scores,
-                    beams=task.beams,
-                    reference=reference,
-                )
-                try:
-                    yield number, search.search(decode, len(scores))
-                except (LatticeError, SearchError) as error:
-                    reason = (
-                        "lattice_failed" if isinstance(error, LatticeError) else "search_failed"
-                    )
-                    # The partition does not keep the audio's URI.
-                    lost = Quarantined(row.utterance_id, "", reason, str(error), 0, row.duration_ms)
-                    yield number, lost
+        for number, scores in batched_log_likelihoods(rows, task.model, task.acoustic_scale):
+            row = rows[number]
+            assert isinstance(row.targets, Alignment), "labelled rows have alignments"
+            reference = low_rate_alignment(row.targets.senones, LATTICE_OFFSET)
+            decode = partial(
+                decode_with_reference,
+                log_likelihoods=scores,
+                beams=task.config,
+                reference=reference,
+            )
+            try:
+                yield number, search.search(decode, len(scores))
+            except (LatticeError, SearchError) as error:
+                reason = "lattice_failed" if isinstance(error, LatticeError) else "search_failed"
+                # The partition does not keep the audio's URI.
+                lost = Quarantined(row.utterance_id, "", reason, str(error), 0, row.duration_ms)
+                yield number, lost

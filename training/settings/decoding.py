@@ -7,14 +7,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Annotated, Any, Literal, TypeAlias, get_type_hints
 
-from infra.settings import IMPLIED, Items, Range, canonical_json, check_ranges, plain
+from infra.settings import IMPLIED, Items, Range, Text, canonical_json, check_ranges, plain
 from pipeline.kbest import MAX_SENONES
 from pipeline.placement_versions import Versions
 from pipeline.runs.names import LANGUAGE_MODEL_SETTINGS, UNKNOWN_WORDS_SETTING
 from pipeline.runs.sealed_json import typed_record
 from pipeline.steps.targets import TargetsConfig
 from training.entry_point import EntryPoint, FactoryName, Settings, require_not_given
-from training.settings.values import MAX_ORDER, AcousticScale, Beam, NgramOrder, Uri
+from training.settings import MAX_ORDER, AcousticScale
+
+NgramOrder = Annotated[int, Range(1, MAX_ORDER)]
+Beam = Annotated[float, Range(1e-3, 1e6)]
+Uri = Annotated[str, Text(0, 4096)]
 
 UnknownWordsRule = Literal["row", "spn"]
 """Whether an utterance with a word that the lexicon lacks is a ledger row, or the word is noise."""

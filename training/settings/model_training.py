@@ -5,7 +5,7 @@ Utterances may be augmented; the minibatch size may be selected as training goes
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeAlias
 
 import numpy as np
 from jaxtyping import Bool
@@ -14,35 +14,32 @@ from infra.settings import Items, Range, Seed, Text, check_ranges
 from pipeline.filterbank import NUM_BINS
 from pipeline.records import WITHOUT_PLACEMENT
 from pipeline.runs.names import BASELINE, STUDENT, TEACHER
+from training.settings import AcousticScale
 from training.settings.decoding import LatticeConfig
 from training.settings.trainers import (
     AdamConfig,
     OptimizerConfig,
     SynchronousConfig,
     TrainerConfig,
-    check_decay,
-    check_newbob_rates,
     check_optimizer,
 )
-from training.settings.values import (
-    AcousticScale,
-    Count,
-    GradientNorm,
-    LearningRate,
-    MinibatchFrames,
-    Precision,
-    SoftTargetsForm,
-    WarmStart,
-    WarmUpSteps,
-)
 
+LearningRate = Annotated[float, Range(1e-12, 100)]
+MinibatchFrames = Annotated[int, Range(1, 10_000_000)]
+GradientNorm = Annotated[float, Range(1e-9, 1e9)]
+Count = Annotated[int, Range(1, 10_000)]
 MaskCount = Annotated[int, Range(0, 20)]
-
-
 Speed = Annotated[float, Range(0.5, 2)]
-
-
 Placement = Annotated[str, Text(1, 1000)]
+
+WarmStart = Literal["none", "aligner", "baseline"]
+"""The models of a run from whose weights another one may begin."""
+
+Precision: TypeAlias = Literal["float32", "tf32", "bfloat16"]
+"""tf32: a GPU's products of float32 numbers keep 10 bits of each; a CPU knows no such thing."""
+
+SoftTargetsForm: TypeAlias = Literal["renormalized", "ghost"]
+"""Whether the k best sum to one, or one class of all other senones has what they do not hold."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +145,7 @@ class TrainingSettings:
     seed: Seed
     trainer: TrainerConfig
     optimizer: OptimizerConfig = field(default=AdamConfig())
-    warm_up_steps: WarmUpSteps = 0
+    warm_up_steps: Annotated[int, Range(1, 1_000_000_000, zero="none")] = 0
     precision: Precision = "float32"
     warm_start: WarmStart = "none"
     augmentation: AugmentationConfig = AugmentationConfig()
@@ -159,6 +156,9 @@ class TrainingSettings:
     def __post_init__(self) -> None:
         check_ranges(self)
         check_optimizer(self.trainer, self.optimizer)
+        if self.final_learning_rate > self.initial_learning_rate:
+            rates = f"{self.initial_learning_rate} -> {self.final_learning_rate}"
+            raise ValueError(f"learning rates {rates}: need 0 < final <= initial")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,10 +177,10 @@ class SupervisedConfig(TrainingSettings):
 
     def __post_init__(self) -> None:
         TrainingSettings.__post_init__(self)
-        rates = self.initial_learning_rate, self.final_learning_rate
-        check_decay(*rates, self.num_epochs)
         if self.schedule == "newbob":
-            check_newbob_rates(*rates)
+            if self.final_learning_rate == self.initial_learning_rate:
+                rates = f"{self.initial_learning_rate} -> {self.final_learning_rate}"
+                raise ValueError(f"learning rates {rates}: need 0 < minimum < initial")
             if self.validation_one_in == 0:
                 raise ValueError("validation_one_in = 0: need at least 2 for schedule = 'newbob'")
         if self.num_chunked_epochs > self.num_epochs:
@@ -237,10 +237,6 @@ class SequenceTrainingConfig(TrainingSettings):
     minibatch_selection: MinibatchSelectionConfig = field(
         default=MinibatchSelectionConfig(), init=False
     )
-
-    def __post_init__(self) -> None:
-        TrainingSettings.__post_init__(self)
-        check_decay(self.initial_learning_rate, self.final_learning_rate, self.num_epochs)
 
     @property
     def models(self) -> tuple[str, ...]:

@@ -24,11 +24,7 @@ class LstmConfig:
 
     def __post_init__(self) -> None:
         check_ranges(self)
-        if self.bidirectional and self.look_ahead:
-            raise ValueError(
-                f"look_ahead = {self.look_ahead}: need 0 for a bidirectional model, which sees "
-                "all frames"
-            )
+        _check_directions(self.bidirectional, self.look_ahead)
 
     @property
     def delay(self) -> int:
@@ -104,11 +100,7 @@ class FactoryConfig:
 
     def __post_init__(self) -> None:
         check_ranges(self)
-        if self.bidirectional and self.look_ahead:
-            raise ValueError(
-                f"look_ahead = {self.look_ahead}: need 0 for a bidirectional model, which sees "
-                "all frames"
-            )
+        _check_directions(self.bidirectional, self.look_ahead)
         if self.delay > self.look_ahead:
             raise ValueError(
                 f"delay = {self.delay}: need at most look_ahead = {self.look_ahead}: a model that "
@@ -118,6 +110,13 @@ class FactoryConfig:
 
     def __hash__(self) -> int:
         return hash(canonical_json(self))
+
+
+def _check_directions(bidirectional: bool, look_ahead: int) -> None:
+    if bidirectional and look_ahead:
+        raise ValueError(
+            f"look_ahead = {look_ahead}: need 0 for a bidirectional model, which sees all frames"
+        )
 
 
 ModelConfig: TypeAlias = LstmConfig | ConformerConfig | FactoryConfig

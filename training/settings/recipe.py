@@ -17,7 +17,13 @@ from infra.settings import (
     read_toml,
 )
 from pipeline.placement_versions import Versions
-from pipeline.runs.names import TEACHER, section_of
+from pipeline.runs.names import (
+    TEACHER,
+    TargetsRound,
+    evaluated_models,
+    labelling_models,
+    section_of,
+)
 from pipeline.steps.features import ExtractionConfig
 from pipeline.steps.repartition import RepartitionConfig
 from pipeline.steps.selection.select import SelectionConfig
@@ -28,26 +34,25 @@ from training.settings.decoding import (
     TreeConfig,
     TuningConfig,
     UnknownWordsRule,
+    Uri,
 )
 from training.settings.model_training import (
+    Count,
     SequenceTrainingConfig,
+    SoftTargetsForm,
     SupervisedConfig,
     TeacherConfig,
     TrainingSettings,
+    WarmStart,
 )
 from training.settings.models import ModelConfig, check_divisible
 from training.settings.trainers import (
-    check_decay,
-    check_model_parallel,
+    BmufConfig,
+    HtmConfig,
+    SparseLocoConfig,
     check_optimizer,
     data_parallel_ranks,
     put_trainer,
-)
-from training.settings.values import (
-    Count,
-    SoftTargetsForm,
-    Uri,
-    WarmStart,
 )
 
 MAX_SUB_EPOCHS = 100_000
@@ -96,7 +101,8 @@ class StudentConfig(TrainingSettings):
 
     def __post_init__(self) -> None:
         TrainingSettings.__post_init__(self)
-        check_model_parallel(self.model_parallel_ranks, self.trainer, self.precision)
+        if self.model_parallel_ranks > 1:
+            self._check_model_parallel()
         num_sub_epochs = self.num_sub_epochs * self.num_passes
         if num_sub_epochs > MAX_SUB_EPOCHS:
             raise ValueError(
@@ -107,7 +113,19 @@ class StudentConfig(TrainingSettings):
                 f"num_whole_utterance_sub_epochs = {self.num_whole_utterance_sub_epochs}: need "
                 f"0..{num_sub_epochs}, the sub-epochs in all"
             )
-        check_decay(self.initial_learning_rate, self.final_learning_rate, num_sub_epochs)
+
+    def _check_model_parallel(self) -> None:
+        said, trainer = f"model_parallel_ranks = {self.model_parallel_ranks}", self.trainer
+        if self.precision != "float32":
+            raise ValueError(f"{said}: precision = {self.precision!r}: need 'float32'")
+        # Tiers divide a world, and the ranks of one part are none.
+        if isinstance(trainer, HtmConfig) or (
+            isinstance(trainer, BmufConfig | SparseLocoConfig) and trainer.ranks_per_leader != 1
+        ):
+            raise ValueError(
+                f"{said}: trainer {trainer.name!r} divides ranks into groups itself: need one "
+                "without groups and with ranks_per_leader = 1, such as 'one_bit'"
+            )
 
     @property
     def chunks(self) -> str:
@@ -232,6 +250,17 @@ class Recipe:
     def num_labelling(self) -> int:
         """Return how many teachers label in the first round."""
         return len(self.targets.teacher.members) or self.teacher.ensemble
+
+    @property
+    def evaluated_models(self) -> tuple[str, ...]:
+        """Return the models that are scored, by name."""
+        return evaluated_models(
+            self.sequence_training.models, self.num_teachers, self.targets.rounds
+        )
+
+    def labelling_models(self, targets_round: TargetsRound) -> tuple[str, ...]:
+        """Return the models that label the targets of a round; none if the user's own label."""
+        return labelling_models(self.sequence_training.models, self.num_teachers, targets_round)
 
 
 def check_ranks(recipe: Recipe, section: str, num_ranks: int) -> None:

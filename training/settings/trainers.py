@@ -11,7 +11,6 @@ from enum import StrEnum
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias, get_args
 
 from infra.settings import TAG, Range, check_ranges
-from training.settings.values import Precision
 
 Decay = Annotated[float, Range(0, 1, below=True)]
 Epsilon = Annotated[float, Range(1e-30, 1)]
@@ -66,21 +65,6 @@ class AdamwConfig:
 
 OptimizerConfig: TypeAlias = SgdConfig | AdamConfig | AdamwConfig
 
-
-def check_decay(initial: float, final: float, num_epochs: int) -> None:
-    """Raise ValueError for rates that rise or are not positive, and for no epoch."""
-    if not 0 < final <= initial:
-        raise ValueError(f"learning rates {initial} -> {final}: need 0 < final <= initial")
-    if num_epochs < 1:
-        raise ValueError(f"num_epochs = {num_epochs}: need at least 1")
-
-
-def check_newbob_rates(initial: float, minimum: float) -> None:
-    """Raise ValueError unless the initial rate is above a positive minimum."""
-    if not 0 < minimum < initial:
-        raise ValueError(f"learning rates {initial} -> {minimum}: need 0 < minimum < initial")
-
-
 Density = Annotated[float, Range(1e-5, 1)]
 Bits = Annotated[int, Range(2, 8)]
 ErrorDecay = Annotated[float, Range(0, 1)]
@@ -117,22 +101,9 @@ RanksOfTier = Annotated[int, Range(1, 1_000_000, zero="a host's ranks")]
 MixingSeed = Annotated[int, Range(0, 2**63 - 1)]
 """A seed of what all ranks draw alike: permutations, partners."""
 
-
 Form = Literal["nesterov", "as_printed"]
 OptimizerState = Literal["keep", "average", "reset"]
 """Treatments of the optimizer's moments at a block's end."""
-
-
-def block_momentum_for(
-    num_models: int, block_learning_rate: float, momentum_constant: float
-) -> float:
-    """Compute eta from zeta / (N (1 - eta)) = C (000 eq. 5); N is the number of averaged models."""
-    if not (momentum_constant > 0 and momentum_constant * num_models >= block_learning_rate):
-        raise ValueError(
-            f"momentum_constant = {momentum_constant}: need at least block_learning_rate / N = "
-            f"{block_learning_rate} / {num_models}, or the block momentum is negative"
-        )
-    return 1 - block_learning_rate / (num_models * momentum_constant)
 
 
 def num_groups(num_ranks: int, group_size: int, setting: str = "group_size") -> int:
@@ -216,10 +187,19 @@ class BlockConfig(_Trainer):
         return 3 + (self.block_exchange is not None)
 
     def block_momentum_of(self, num_models: int) -> float:
-        """Return the block momentum of so many models; ValueError if eq. (5) gives one below 0."""
+        """Return eta of zeta / (N (1 - eta)) = C (000 eq. 5), where N models are averaged.
+
+        A `block_momentum` takes its place. ValueError where eta would be below 0.
+        """
         if self.block_momentum is not None:
             return self.block_momentum
-        return block_momentum_for(num_models, self.block_learning_rate, self.momentum_constant)
+        zeta, constant = self.block_learning_rate, self.momentum_constant
+        if constant * num_models < zeta:
+            raise ValueError(
+                f"momentum_constant = {constant}: need at least block_learning_rate / N = "
+                f"{zeta} / {num_models}, or the block momentum is negative"
+            )
+        return 1 - zeta / (num_models * constant)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -417,7 +397,6 @@ TrainerConfig: TypeAlias = (
     | D1dPsgdConfig
 )
 
-
 TRAINERS: Mapping[str, type[TrainerConfig]] = {
     config().name: config for config in get_args(TrainerConfig)
 }
@@ -430,23 +409,6 @@ def check_optimizer(trainer: TrainerConfig, optimizer: OptimizerConfig) -> None:
         raise ValueError(
             f"optimizer = {optimizer}: the trainer one_bit has momentum and AdaGrad itself: need "
             'optimizer = { name = "sgd", momentum = 0 }, and trainer.momentum for the momentum'
-        )
-
-
-def check_model_parallel(num_parts: int, trainer: TrainerConfig, precision: Precision) -> None:
-    """Raise ValueError if a divided model cannot be trained with these settings."""
-    if num_parts == 1:
-        return
-    said = f"model_parallel_ranks = {num_parts}"
-    if precision != "float32":
-        raise ValueError(f"{said}: precision = {precision!r}: need 'float32'")
-    # Tiers divide a world, and the ranks of one part are none.
-    if isinstance(trainer, HtmConfig) or (
-        isinstance(trainer, BmufConfig | SparseLocoConfig) and trainer.ranks_per_leader != 1
-    ):
-        raise ValueError(
-            f"{said}: trainer {trainer.name!r} divides ranks into groups itself: need one without "
-            "groups and with ranks_per_leader = 1, such as 'one_bit'"
         )
 
 
@@ -470,10 +432,8 @@ def with_trainer(table: Mapping[str, Any], name: str) -> dict[str, Any]:
 
     A key that no trainer has stays, to be refused with the recipe.
     """
-    settings = {
-        trainer: {field.name for field in fields(TRAINERS[trainer])} for trainer in TRAINERS
-    }
-    surplus = set().union(*settings.values()) - settings[name]
+    known = {field.name for config in TRAINERS.values() for field in fields(config)}
+    surplus = known - {field.name for field in fields(TRAINERS[name])}
     return {key: value for key, value in table.items() if key not in surplus} | {TAG: name}
 
 

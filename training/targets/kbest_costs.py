@@ -51,21 +51,15 @@ KS = (1, 5, 10, 20, 40)
 FrameValues: TypeAlias = Float64[np.ndarray, " frames"]
 Distributions: TypeAlias = Float64[np.ndarray, "frames senones"]
 
+CostValues: TypeAlias = FrameValues | Bool[np.ndarray, " frames"]
+KBestCosts: TypeAlias = Mapping[str, CostValues]
+"""The costs of k columns by name, frame by frame.
 
-@dataclass(frozen=True, slots=True, eq=False)
-class KBestCosts:
-    """KBestCosts: the costs of k columns, frame by frame.
-
-    `mass` is the teacher's probability of its k best; `agrees` whether the student's best senone
-    is among them. By form, `errors` is the distance from the teacher's best probability of that
-    which fits the targets; `angles` is between the gradient by the student's logits and the full
-    one, p - t, in degrees.
-    """
-
-    mass: FrameValues
-    agrees: Bool[np.ndarray, " frames"]
-    errors: Mapping[Form, FrameValues]
-    angles: Mapping[Form, FrameValues]
+`mass` is the teacher's probability of its k best; `agreement` whether the student's best senone is
+among them. Of each form, `calibration_error_FORM` is the distance from the teacher's best
+probability of that which fits the targets; `angle_FORM` is between the gradient by the student's
+logits and the full one, p - t, in degrees.
+"""
 
 
 def num_drawn(k: int) -> int:
@@ -90,14 +84,18 @@ def kbest_costs(
         "ghost": lambda: _with_ghost(kept, p, best),
         "sampled": lambda: _sampled(teacher, k, seed),
     }
-    errors, angles = {}, {}
+    agrees = (best == p.argmax(axis=1)[:, np.newaxis]).any(axis=1)
+    costs: dict[str, CostValues] = {
+        "mass": mass,
+        "agreement": agrees,
+    }
     # A single column is the best senone, and none is left to draw.
     for form in FORMS if num_drawn(k) else FORMS[:2]:
         target = fitted[form]()
         first = np.take_along_axis(target - t, best[:, :1], axis=1)[:, 0]
-        errors[form], angles[form] = np.abs(first), _angles(p - target, p - t)
-    agrees = (best == p.argmax(axis=1)[:, np.newaxis]).any(axis=1)
-    return KBestCosts(mass, agrees, errors, angles)
+        costs[f"calibration_error_{form}"] = np.abs(first)
+        costs[f"angle_{form}"] = _angles(p - target, p - t)
+    return costs
 
 
 def _with_ghost(
@@ -140,14 +138,10 @@ class CostSums:
     def add(self, by_k: Mapping[int, KBestCosts]) -> None:
         """Add the frames of a piece of an utterance."""
         for k, costs in by_k.items():
-            found = {"mass": costs.mass, "agreement": costs.agrees}
-            for form in costs.errors:
-                found[f"calibration_error_{form}"] = costs.errors[form]
-                found[f"angle_{form}"] = costs.angles[form]
             sums = self._by_k[k]
-            for name, values in found.items():
+            for name, values in costs.items():
                 sums[name] = sums.get(name, 0.0) + float(values.sum())
-        self.num_frames += len(next(iter(by_k.values())).mass)
+        self.num_frames += len(next(iter(by_k.values()))["mass"])
 
     def means(self) -> dict[str, object]:
         """Return the means a frame by k, as JSON holds them."""

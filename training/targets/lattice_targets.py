@@ -36,11 +36,7 @@ from training.evaluate.language_model import LanguageModelFiles
 from training.evaluate.tuning import recipe_settings, tuned_settings
 from training.models.store import log_priors
 from training.sequence_training.forward_backward import interpolated_kbest
-from training.sequence_training.lattice_decoder import (
-    LatticeBeams,
-    LatticeError,
-    decode_posteriors,
-)
+from training.sequence_training.lattice_decoder import LatticeError, decode_posteriors
 from training.settings.decoding import (
     DecodingSettings,
     EvaluationConfig,
@@ -99,8 +95,7 @@ class LatticeTeacher:
             return select_kbest(logits, *columns)
         # Posteriors divided by priors, as a hybrid system decodes (003 II-A).
         scores = self.acoustic_scale * (log_softmax(logits, axis=1) - self.log_priors)
-        beams = LatticeBeams(self.config.beam, self.config.lattice_beam)
-        decode = partial(decode_posteriors, scores=scores.astype(np.float32), beams=beams)
+        decode = partial(decode_posteriors, scores=scores.astype(np.float32), beams=self.config)
         try:
             found = open_search(self.graph).search(decode, len(logits))
         except (LatticeError, SearchError) as error:

@@ -32,7 +32,6 @@ F = TypeVar("F", bound=Callable[..., Any])
 Heard = Literal["features", "audio"]
 """An input of a teacher: spliced features (frames, 192), or samples at 16 kHz."""
 
-
 _HEARD = "hears"
 
 

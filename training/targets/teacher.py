@@ -25,7 +25,7 @@ from infra.devices.device_pool import DevicePool
 from infra.devices.messages import PoolRequest
 from infra.store.object_store import ObjectStore, join_uri
 from pipeline.kbest import MAX_SENONES, KBest, TeacherFailure, select_kbest
-from pipeline.runs.increment import read_increment
+from pipeline.runs.increment import read_bases
 from pipeline.runs.names import MODELS_FOLDER, STEP_RECORDS_FOLDER, TEACHER
 from pipeline.splicing import NUM_INPUTS
 from pipeline.steps.targets import TargetsConfig, TeacherInput
@@ -41,45 +41,32 @@ _ROWS = 16_384
 _LOWEST = float(np.finfo(np.float16).min)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class SelectedBatch:
-    """SelectedBatch: the k best of a batch's utterances, in one piece, still on the device."""
-
-    senones: Int64[Tensor, "frames k"]
-    logits: Float16[Tensor, "frames k"]
-    log_z: Float16[Tensor, " frames"]
-    is_finite: Bool[Tensor, " frames"]
-    lengths: tuple[int, ...]
-
-    def on_host(self) -> Iterator[KBest | ValueError]:
-        """Wait for the device; yield each utterance's targets, or that its logits diverged."""
-        columns = [each.cpu().numpy() for each in (self.senones, self.logits, self.log_z)]
-        finite = self.is_finite.cpu().numpy()
-        first = 0
-        for length in self.lengths:
-            part = slice(first, first := first + length)
-            if finite[part].all():
-                senones, logits, log_z = (each[part] for each in columns)
-                yield KBest(senones.astype(np.uint16), logits, log_z)
-            else:
-                yield ValueError("logits hold NaN or infinity: the teacher has diverged")
-
-
 def select_on_device(
     utterances: Sequence[Float32[Tensor, "_frames senones"]], k: int
-) -> SelectedBatch:
+) -> Iterator[KBest | ValueError]:
     """Select k of each frame's senones, best first, ties by lower senone, and log Z of all.
 
-    A GPU may still be at it when this returns. ValueError if k, or the number of senones, is out
-    of range.
+    A GPU may still be at it when this returns: the iterator waits for it, and yields each
+    utterance's targets, or that its logits diverged. ValueError if k, or the number of senones, is
+    out of range.
     """
-    lengths = tuple(len(each) for each in utterances)
     num_senones = utterances[0].shape[1]
     if not 1 <= k <= num_senones <= MAX_SENONES:
         raise ValueError(f"k = {k} of {num_senones} senones: need 1 <= k <= senones <= 65536")
     parts = [_select(rows, k) for rows in torch.split(torch.cat(list(utterances)), _ROWS)]
-    senones, logits, log_z, is_finite = map(torch.cat, zip(*parts, strict=True))
-    return SelectedBatch(senones, logits, log_z, is_finite, lengths)
+    columns = [torch.cat(each) for each in zip(*parts, strict=True)]
+    return _on_host(columns, [len(each) for each in utterances])
+
+
+def _on_host(columns: Sequence[Tensor], lengths: Sequence[int]) -> Iterator[KBest | ValueError]:
+    senones, logits, log_z, is_finite = (each.cpu().numpy() for each in columns)
+    first = 0
+    for length in lengths:
+        part = slice(first, first := first + length)
+        if is_finite[part].all():
+            yield KBest(senones[part].astype(np.uint16), logits[part], log_z[part])
+        else:
+            yield ValueError("logits hold NaN or infinity: the teacher has diverged")
 
 
 def _select(
@@ -106,10 +93,10 @@ def _select(
 
 SEED_BYTES = 8
 
-Encode = Callable[
-    [list[Float32[Tensor, "_frames senones"]], Sequence[int]],
-    Callable[[], Iterator[bytes | Exception]],
-]
+Answers: TypeAlias = Iterator[bytes | Exception]
+"""Each utterance's answer, or its error; the first waits for the batch's logits."""
+
+Encode = Callable[[list[Float32[Tensor, "_frames senones"]], Sequence[int]], Answers]
 """A batch's logits on the device, and the seeds of the tails' draws, to its answers."""
 
 
@@ -127,34 +114,29 @@ def kbest_encoder(device: torch.device, k: str, tail_samples: str) -> Encode:
 def kbest_on_device(k: int) -> Encode:
     """Return the function that selects the k best on the device, and copies these alone."""
 
-    def begin(
+    def encode(
         logits: list[Float32[Tensor, "_frames senones"]],
         seeds: Sequence[int],  # noqa: ARG001 - nothing is drawn
-    ) -> Callable[[], Iterator[bytes | Exception]]:
+    ) -> Answers:
         selected = select_on_device(logits, k)
-        return lambda: (
-            encode_targets(each) if isinstance(each, KBest) else each for each in selected.on_host()
-        )
+        return (encode_targets(each) if isinstance(each, KBest) else each for each in selected)
 
-    return begin
+    return encode
 
 
 def on_host(encode: Callable[[Float32[np.ndarray, "_frames senones"], int], bytes]) -> Encode:
     """Return the function that copies each utterance's logits, and encodes them with its seed."""
 
-    def begin(
+    def encode_all(
         logits: list[Float32[Tensor, "_frames senones"]], seeds: Sequence[int]
-    ) -> Callable[[], Iterator[bytes | Exception]]:
-        def answers() -> Iterator[bytes | Exception]:
-            for each, seed in zip(logits, seeds, strict=True):
-                try:
-                    yield encode(each.cpu().numpy(), seed)
-                except ValueError as error:
-                    yield error
+    ) -> Answers:
+        for each, seed in zip(logits, seeds, strict=True):
+            try:
+                yield encode(each.cpu().numpy(), seed)
+            except ValueError as error:
+                yield error
 
-        return answers
-
-    return begin
+    return encode_all
 
 
 def encode_input(given: TeacherInput) -> bytes:
@@ -281,9 +263,6 @@ def ensemble_logits(
 
 T = TypeVar("T")
 
-Answers: TypeAlias = Callable[[], Iterator[bytes | Exception]]
-"""Waits for a batch's logits, and yields each utterance's answer, or its error."""
-
 CHECK_FRAMES = 16
 """The frames of noise that a device must label to be in use."""
 
@@ -332,7 +311,7 @@ class TeacherFunction:
 
     def finish(self, computed: Answers) -> Sequence[bytes | Exception]:
         """Copy the answers back; an error concerns one utterance only."""
-        return list(computed())
+        return list(computed)
 
     def check(self) -> None:
         """Free cached memory, and label a moment of noise."""
@@ -351,9 +330,8 @@ def load_members(device: torch.device, run_uri: str, form: str, models: str) -> 
     A GPU computes in bfloat16 if it can.
     """
     records = join_uri(run_uri, STEP_RECORDS_FOLDER)
-    increment = read_increment(ObjectStore((records,)), run_uri)
     # An increment's teacher is the one of the run that it extends.
-    runs = (run_uri, *(increment.bases if increment else ()))
+    runs = (run_uri, *read_bases(ObjectStore((records,)), run_uri))
     store = ObjectStore(tuple(join_uri(run, MODELS_FOLDER) for run in runs))
     trained = [load_model(store, run_uri, name, read_form(form)) for name in models.split(",")]
     loaded = [each.to(device).model for each in trained]

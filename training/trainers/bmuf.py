@@ -198,7 +198,6 @@ class Bmuf(Trainer):
 
     def exchange_gradients(self) -> None:
         """Exchange nothing: within a block each rank applies its own gradients."""
-        self._finite.check()
         self._fault.note(self.num_steps + 1, self.parameters.present_gradients())
         # Intra-block parallel optimization is local SGD, without any synchronization (003 VI-B).
         self.parameters.fill_missing_gradients()

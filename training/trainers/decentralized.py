@@ -506,7 +506,7 @@ class AdPsgd(OwnModelBeside):
         super().set_up()
         check_exchanges_beside(self.group)
         self.num_offers = 0
-        self._concurrent = ConcurrentModel(self._host_weights(), self.config.max_staleness)
+        self._hold(self._host_weights(), Staleness())
         self._offer: Offer | None = None
         self._threads: list[CommunicationThread] = []
         rank, num_ranks = self.group.rank(), self.group.size()
@@ -598,16 +598,13 @@ class AdPsgd(OwnModelBeside):
         """Restore `state_dict()`; ValueError where it is of another seed."""
         super().load_state_dict(state)
         own = self.parameters.flatten(state["own_model"]).cpu()
-        counts = Staleness(**state["exchanges"])
-        self._concurrent = ConcurrentModel(own, self.config.max_staleness, counts)
+        self._hold(own, Staleness(**state["exchanges"]))
         self.num_offers = state["num_offers"]
 
     def carry_over(self, old: FlatParameters) -> None:
         """Start from the model of the tensors that are trained now."""
         super().carry_over(old)
-        self._concurrent = ConcurrentModel(
-            self._host_weights(), self.config.max_staleness, self._concurrent.counts
-        )
+        self._hold(self._host_weights(), self._concurrent.counts)
 
     def replaceable_settings(self, state: Mapping[str, Any]) -> Collection[str]:
         """Allow another bound of staleness."""
@@ -635,9 +632,11 @@ class AdPsgd(OwnModelBeside):
         own = {("trainer", "exchanges"): "own", ("trainer", "num_offers"): "own"}
         return ReshardingPlan(plan.num_models, {**plan.rules, **own})  # type: ignore[dict-item]
 
-    def _continue_from(self, weights: Float[Tensor, " elements"]) -> None:
-        counts = self._concurrent.counts
+    def _hold(self, weights: Float[Tensor, " elements"], counts: Staleness) -> None:
         self._concurrent = ConcurrentModel(weights, self.config.max_staleness, counts)
+
+    def _continue_from(self, weights: Float[Tensor, " elements"]) -> None:
+        self._hold(weights, self._concurrent.counts)
         self.parameters.set_weights(weights.to(self.parameters.device))
         if not self._is_active:
             self._threads = [

@@ -5,6 +5,7 @@ which no host waits. `training.algorithms.gtc` writes and reads them.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,23 +13,24 @@ from jaxtyping import Float, Int32
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from training.algorithms.gtc import compiled_encoding, encoding
 from training.algorithms.gtc.encoding import (
     HEADER_WORDS,
     MAX_ELEMENTS,
     Encoding,
     add_message,
+    compiled_add_message,
+    compiled_take_message,
+    is_compiled,
     num_map_words,
+    take_message,
 )
 from training.distributed import collectives
 from training.distributed.checks import FiniteCheck, FirstFault, not_finite
 from training.distributed.collectives import Arrival, gather_equal, gather_ragged
-from training.settings.trainers import GtcConfig
+from training.settings.trainers import GtcConfig, HtmConfig
 from training.trainers.parameters import FlatParameters
 from training.trainers.trainer import (
-    EntryPath,
     ReshardingPlan,
-    Rule,
     State,
     Statistics,
     Trainer,
@@ -52,13 +54,9 @@ class ExactMessages:
         self._num_steps = 0
         self.num_sent = 0
         # Without a C compiler NumPy writes the same messages, at about half the speed.
-        is_compiled = compiled_encoding.is_compiled()
-        self._add_message = compiled_encoding.add_message if is_compiled else add_message
-        self._take_message = (
-            compiled_encoding.take_message
-            if is_compiled and residual.dtype == torch.float32
-            else encoding.take_message
-        )
+        takes_compiled = is_compiled() and residual.dtype == torch.float32
+        self._add_message = compiled_add_message if is_compiled() else add_message
+        self._take_message = compiled_take_message if takes_compiled else take_message
 
     def sum_signs(
         self,
@@ -180,10 +178,6 @@ def _check_finite(encodings: Sequence[int], step: int) -> None:
             raise not_finite(rank, step)
 
 
-RESIDUAL_RULES: Mapping[EntryPath, Rule] = {("trainer", "residuals"): "sum"}
-"""Resharding keeps the sum of the ranks' residuals, so that no gradient is lost."""
-
-
 class ThresholdedSum:
     """ThresholdedSum adds what ranks send of their gradients; the rest stays in its residual.
 
@@ -282,32 +276,20 @@ class ThresholdedSum:
         return carried
 
 
-class Gtc(Trainer):
-    """Gtc sends +-`gradient_threshold` for the elements whose residual has reached it.
+class ThresholdTrainer(Trainer):
+    """ThresholdTrainer has a `ThresholdedSum`, whose residual it keeps from step to step."""
 
-    The papers' 8 is for gradients summed over a 2048-frame minibatch: for a loss divided by 2048 it
-    is 8 / 2048.
-    """
-
-    record = GtcConfig
-    config: GtcConfig
+    config: GtcConfig | HtmConfig
 
     def set_up(self) -> None:
         """Begin with an empty residual."""
+        super().set_up()
         self._sum = ThresholdedSum(self.parameters.zeros(), self.config.gradient_threshold)
 
     def carry_over(self, old: FlatParameters) -> None:
         """Keep the residual of tensors that are still trained; that of frozen ones is dropped."""
+        super().carry_over(old)
         self._sum = self._sum.carried_over(old, self.parameters, self.num_steps)
-
-    def exchange_gradients(self) -> None:
-        """Replace each gradient by the sum of what all ranks sent, this one included."""
-        # A rank applies its own +-tau: its raw gradient would count again through the residual.
-        self.parameters.set_gradients(self._sum.of(self.parameters.gradients(), self.group))
-
-    def conclude(self) -> None:
-        """Leave the model as it is; raises what the last step's gradients call for."""
-        self._sum.check()
 
     def state_dict(self) -> dict[str, Any]:
         """Add the residuals, by parameter, and on a GPU the messages' length and beginning."""
@@ -315,7 +297,7 @@ class Gtc(Trainer):
         return super().state_dict() | {"residuals": residuals} | self._sum.state()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore `state_dict()`; ValueError where it is of another threshold."""
+        """Restore `state_dict()`; ValueError where it is of other settings."""
         super().load_state_dict(state)
         self._sum.restore(self.parameters.flatten(state["residuals"]), state)
 
@@ -325,6 +307,26 @@ class Gtc(Trainer):
 
     @classmethod
     def resharding_plan(cls, state: State) -> ReshardingPlan:
-        """Add the residuals, which are sums over ranks."""
-        del state
-        return ReshardingPlan(rules=RESIDUAL_RULES)
+        """Add the residuals, whose sum over the ranks remains, so that no gradient is lost."""
+        plan = super().resharding_plan(state)
+        return replace(plan, rules={**plan.rules, ("trainer", "residuals"): "sum"})
+
+
+class Gtc(ThresholdTrainer):
+    """Gtc sends +-`gradient_threshold` for the elements whose residual has reached it.
+
+    The papers' 8 is for gradients summed over a 2048-frame minibatch: for a loss divided by 2048 it
+    is 8 / 2048.
+    """
+
+    record = GtcConfig
+    config: GtcConfig
+
+    def exchange_gradients(self) -> None:
+        """Replace each gradient by the sum of what all ranks sent, this one included."""
+        # A rank applies its own +-tau: its raw gradient would count again through the residual.
+        self.parameters.set_gradients(self._sum.of(self.parameters.gradients(), self.group))
+
+    def conclude(self) -> None:
+        """Leave the model as it is; raises what the last step's gradients call for."""
+        self._sum.check()

@@ -1,8 +1,6 @@
 """The hybrid two-tier method: GTC within groups, BMUF across them (paper 000 2.3)."""
 
 from collections.abc import Mapping
-from dataclasses import replace
-from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -12,12 +10,11 @@ from torch.distributed import ProcessGroup
 from training.distributed import collectives
 from training.settings.trainers import HtmConfig
 from training.trainers.bmuf import Bmuf, Mean
-from training.trainers.gtc import RESIDUAL_RULES, ThresholdedSum
-from training.trainers.parameters import FlatParameters
-from training.trainers.trainer import ReshardingPlan, State, Statistics, Trainer
+from training.trainers.gtc import ThresholdTrainer
+from training.trainers.trainer import Trainer
 
 
-class Htm(Bmuf):
+class Htm(ThresholdTrainer, Bmuf):
     """Htm trains one model by GTC in each group of `group_size` ranks; BMUF joins the models.
 
     By default a group is the ranks of a host; their names are exchanged on construction. Groups of
@@ -33,7 +30,6 @@ class Htm(Bmuf):
     def set_up(self) -> None:
         """Add GTC's residual to BMUF's blocks."""
         super().set_up()
-        self._sum = ThresholdedSum(self.parameters.zeros(), self.config.gradient_threshold)
         # One group skips the filter and so equals GTC: W_g + (W - W_g) is not W in floats.
         self._is_one_tier = self.num_models == 1 and self.config.group_size > 1
 
@@ -65,11 +61,6 @@ class Htm(Bmuf):
             return Trainer.is_comparison_due(self)
         return super().is_comparison_due()
 
-    def carry_over(self, old: FlatParameters) -> None:
-        """Keep residual and update of tensors that are still trained."""
-        super().carry_over(old)
-        self._sum = self._sum.carried_over(old, self.parameters, self.num_steps)
-
     def exchange_gradients(self) -> None:
         """Replace each gradient by the sum of what this rank's group sent."""
         assert self._tiers is not None
@@ -77,7 +68,6 @@ class Htm(Bmuf):
         if self._tiers.lower is None:
             super().exchange_gradients()
         else:
-            self._finite.check()
             self.parameters.set_gradients(self._sum_of_group(self._tiers.lower))
 
     def _sum_of_group(self, lower: ProcessGroup) -> Float[Tensor, " elements"]:
@@ -122,23 +112,3 @@ class Htm(Bmuf):
             self._sum.check()
         if not self._is_one_tier:
             super().conclude()
-
-    def state_dict(self) -> dict[str, Any]:
-        """Add the residuals, by parameter, and on a GPU the messages' length and beginning."""
-        residuals = self.parameters.by_name(self._sum.residual)
-        return super().state_dict() | {"residuals": residuals} | self._sum.state()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore `state_dict()`; ValueError for other settings, in a block for other groups."""
-        super().load_state_dict(state)
-        self._sum.restore(self.parameters.flatten(state["residuals"]), state)
-
-    def statistics(self) -> Statistics:
-        """Add GTC's numbers of this rank to BMUF's."""
-        return super().statistics() | self._sum.statistics()
-
-    @classmethod
-    def resharding_plan(cls, state: State) -> ReshardingPlan:
-        """Add the residuals, which are sums over ranks, to BMUF's entries."""
-        plan = super().resharding_plan(state)
-        return replace(plan, rules={**plan.rules, **RESIDUAL_RULES})

@@ -166,7 +166,6 @@ class OneBit(Trainer):
     def exchange_gradients(self) -> None:
         """Replace each gradient by the update: this step's, or with double buffering the last."""
         check_plain_sgd(self.optimizer)
-        self._finite.check()
         before = self._arriving()
         step, gradients = self.num_steps + 1, self.parameters.gradients()
         self._fault.note(step, [gradients])

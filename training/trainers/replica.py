@@ -215,10 +215,21 @@ def is_moment(name: str, value: object) -> bool:
     return isinstance(value, Tensor) and value.is_floating_point() and name not in SCHEDULE_STATE
 
 
-def average_moments(
-    optimizer: Optimizer, parameters: Iterable[nn.Parameter], average: Callable[[Tensor], None]
+def treat_moments(
+    treatment: OptimizerState,
+    optimizer: Optimizer,
+    parameters: Iterable[nn.Parameter],
+    average: Callable[[Tensor], None],
 ) -> None:
-    """Average the moments of `parameters`, of any shape; step counters are equal anyway."""
+    """Keep, average or reset the moments of `parameters`, of any shape.
+
+    Step counters are equal anyway.
+    """
+    if treatment == "reset":
+        for parameter in parameters:
+            optimizer.state.pop(parameter, None)
+    if treatment != "average":
+        return
     moments = [
         value
         for parameter in parameters
@@ -233,20 +244,6 @@ def average_moments(
         means = flat.split_with_sizes([moment.numel() for moment in moments])
         for moment, mean in zip(moments, means, strict=True):
             moment.copy_(mean.view(moment.shape))
-
-
-def treat_moments(
-    treatment: OptimizerState,
-    optimizer: Optimizer,
-    parameters: Iterable[nn.Parameter],
-    average: Callable[[Tensor], None],
-) -> None:
-    """Keep, average or reset the moments of `parameters`."""
-    if treatment == "reset":
-        for parameter in parameters:
-            optimizer.state.pop(parameter, None)
-    elif treatment == "average":
-        average_moments(optimizer, parameters, average)
 
 
 def state_tensors(

@@ -1,7 +1,5 @@
 """Synchronous SGD: every step applies the sum of all ranks' gradients, uncompressed."""
 
-from typing import Any
-
 from torch import Tensor
 
 from training.distributed import collectives
@@ -21,7 +19,6 @@ class Synchronous(Trainer):
 
     def exchange_gradients(self) -> None:
         """Replace each gradient by its sum over the ranks."""
-        self._finite.check()
         step = self.num_steps + 1
         if self.group.size() == 1:  # two copies and gloo's thread are 3 % of a small model's step
             self.parameters.fill_missing_gradients()
@@ -33,15 +30,6 @@ class Synchronous(Trainer):
         collectives.all_reduce_sum(gradients, self.group)
         self._finite.examine(step, [gradients], self._own_fault)
         self.parameters.set_gradients(gradients)
-
-    def conclude(self) -> None:
-        """Leave the model as it is; raises what the last step's gradients call for."""
-        self._finite.check()
-
-    def state_dict(self) -> dict[str, Any]:
-        """Copy the whole state; raises what the last step's gradients call for."""
-        self._finite.check()
-        return super().state_dict()
 
     def _own_fault(self) -> Tensor:
         fault = FirstFault(self.parameters.device)

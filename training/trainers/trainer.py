@@ -250,7 +250,8 @@ class Trainer:
         """Finish the step, after the optimizer's own."""
 
     def conclude(self) -> None:
-        """Leave the model to be evaluated in the parameters."""
+        """Leave the model to be evaluated; raise what the last step's gradients call for."""
+        self._finite.check()
 
     def abandon(self) -> None:
         """Give up pending exchanges after an error."""
@@ -338,8 +339,10 @@ class Trainer:
     def state_dict(self) -> dict[str, Any]:
         """Copy the whole state, without the model's and the optimizer's own.
 
-        Mid-block, the models of the ranks differ: each rank must save all three.
+        Mid-block, the models of the ranks differ: each rank must save all three. Raises
+        FloatingPointError where the last step's gradients call for it.
         """
+        self._finite.check()
         return {
             "trainer": type(self).__name__,
             "settings": stored(self.config),
@@ -435,6 +438,7 @@ class Trainer:
             self._check_last_comparison()
         # Every trainer hands the optimizer summed gradients, so the papers' thresholds hold.
         with self._traffic.counting(self.groups()):
+            self._finite.check()
             self.exchange_gradients()
 
     @torch.no_grad()

@@ -6,7 +6,7 @@ bucket, so nothing is shuffled, and all of a speaker's records are in one bucket
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
@@ -40,7 +40,7 @@ from pipeline.steps.ingestion.manifest_records import (
     with_audio,
     with_durations,
 )
-from pipeline.steps.ingestion.manifest_rows import Piece, Row
+from pipeline.steps.ingestion.manifest_rows import Piece
 from pipeline.steps.ingestion.placed_audio import (
     BLOCK_ROWS,
     PlacedAudio,
@@ -200,10 +200,13 @@ def ingest_piece(task: PieceTask) -> Commit:
         )
         for subset in rules.subsets_of(manifest.subset)
     }
-    records, columns = _rows(task), manifest.format.columns
-    records = with_audio(records, task.piece.folder, store.allowed_prefixes)
-    records = with_durations(store, records, columns.get("duration_s", "duration_s"))
-    made = records_of(records, rules, manifest.subset, columns)
+    rows = enumerate(manifest.format.rows(task.manifest_store, task.piece))
+    # The blocks of neighbouring rows that are of the task's share.
+    records = (row for n, row in rows if n // BLOCK_ROWS % task.num_shares == task.share)
+    columns = manifest.format.columns
+    located = with_audio(records, task.piece.folder, store.allowed_prefixes)
+    timed = with_durations(store, located, columns.get("duration_s", "duration_s"))
+    made = records_of(timed, rules, manifest.subset, columns)
     outputs: list[Output] = []
     if task.placements:
         placed = PlacedAudio(store, task.corpus_uri, task.placements, subset_of)
@@ -232,14 +235,6 @@ def ingest_piece(task: PieceTask) -> Commit:
         statistics={_UTTERANCES: dict(counts)},
     )
     return task.context.commit(record_of_task)
-
-
-def _rows(task: PieceTask) -> Iterator[Row | Quarantined]:
-    """Yield the blocks of neighbouring rows that are of the task's share."""
-    rows = task.manifest.format.rows(task.manifest_store, task.piece)
-    for number, row in enumerate(rows):
-        if number // BLOCK_ROWS % task.num_shares == task.share:
-            yield row
 
 
 def count_utterances(tasks: Sequence[Statistics]) -> Statistics:

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, TypeAlias
 
 from infra.store.object_store import ObjectStore, join_uri
 from pipeline.records import Quarantined
-from pipeline.steps.ingestion.formats import IGNORE_COLUMNS
+from pipeline.steps.ingestion import IGNORE_COLUMNS
 from pipeline.steps.ingestion.manifest_format import (
     CHANNEL,
     Look,
@@ -85,7 +85,7 @@ class Kaldi(ManifestFormat):
 
     def rows(self, store: ObjectStore, piece: Piece) -> Iterator[Row | Quarantined]:
         """Yield a row for each line of segments, or else of wav.scp."""
-        tables = {uri.rpartition("/")[2]: read_table(store, uri) for uri in piece.uris}
+        tables = {uri.rpartition("/")[2]: parse_table(uri, store.get(uri)) for uri in piece.uris}
         return rows_of(tables, piece.uri)
 
 
@@ -114,11 +114,6 @@ def rows_of(tables: Tables, uri: str) -> Iterator[Row | Quarantined]:
 def is_command(path: str) -> bool:
     """Return whether a line of wav.scp is a command that writes audio."""
     return path.startswith("|") or path.endswith("|")
-
-
-def read_table(store: ObjectStore, uri: str) -> dict[str, str]:
-    """Read a table of an object."""
-    return parse_table(uri, store.get(uri))
 
 
 def parse_table(uri: str, data: bytes, *, needs_values: bool = False) -> dict[str, str]:
@@ -215,7 +210,7 @@ class LibriSpeech(ManifestFormat):
         """Yield each utterance; its speaker is what its id begins with."""
         for uri in piece.uris:
             folder = folder_of_object(uri)
-            for key, text in read_table(store, uri).items():
+            for key, text in parse_table(uri, store.get(uri)).items():
                 fields = {"utterance_id": key, "speaker_id": key.partition("-")[0], "text": text}
                 audio_uri = join_uri(folder, f"{key}.flac")
                 yield Row({**fields, "locale": "en", "audio_uri": audio_uri}, len(key) + len(text))

@@ -48,7 +48,7 @@ from pipeline.records import (
     stream_order,
     version_id,
 )
-from pipeline.runs.engine import Loss, LossLimit, StepResult, StepRun, StepSpec, run_step
+from pipeline.runs.engine import Loss, LossWatch, StepResult, StepRun, StepSpec, run_step
 from pipeline.runs.manifest import Manifest, Output, sha256
 from pipeline.runs.names import (
     ALL_SUBSETS,
@@ -177,7 +177,15 @@ def _tables(path: Path) -> Tables:
             raise ValueError(f"{path / CHANNELS_OF_RECORDINGS}: {key} {line}: {remedy}")
     recordings = tables["wav.scp"]
     for key, value in recordings.items():
-        _require_file_name(f"{path}/wav.scp: {key}", key, value)
+        where = f"{path}/wav.scp: {key}"
+        if is_command(value):
+            remedy = "run the commands once into WAV or FLAC files, and name these"
+            raise ValueError(f"{where}: a command ({value[:60]}) is not run: {remedy}")
+        if ARCHIVE_ENTRY.search(value):
+            raise ValueError(f"{where}: {value[:60]}: {OF_ARCHIVE}")
+        if key.startswith(".") or any(mark in key for mark in _UNSAFE_IN_KEYS):
+            need = "rename it without / \\ % or leading dot"
+            raise ValueError(f"{where}: becomes an object key: {need}")
     for name in _OF_UTTERANCES:
         if unknown := sorted(tables.get(name, {}).keys() - recordings.keys()):
             remedy = "add them there, or remove these lines"
@@ -262,16 +270,6 @@ def _development_speakers(path: Path, subset_of: Mapping[str, str], share: float
     return sorted(labelled, key=lambda speaker: (sampling_priority(0, speaker), speaker))[:number]
 
 
-def _require_file_name(where: str, utterance_id: str, value: str) -> None:
-    if is_command(value):
-        remedy = "run the commands once into WAV or FLAC files, and name these"
-        raise ValueError(f"{where}: a command ({value[:60]}) is not run: {remedy}")
-    if ARCHIVE_ENTRY.search(value):
-        raise ValueError(f"{where}: {value[:60]}: {OF_ARCHIVE}")
-    if utterance_id.startswith(".") or any(mark in utterance_id for mark in _UNSAFE_IN_KEYS):
-        raise ValueError(f"{where}: becomes an object key: rename it without / \\ % or leading dot")
-
-
 def _text(file: Path) -> str:
     try:
         return file_bytes(file).decode()
@@ -293,7 +291,6 @@ def _some(names: list[str]) -> str:
 
 
 NUM_SPEAKER_BUCKETS = 4
-IN_FLIGHT = 16
 MAX_NAME_BYTES = 255
 """The longest name of a file on Linux."""
 MAX_FILE_BYTES = max_file_bytes(float(MAX_DECODED_S))
@@ -392,7 +389,6 @@ class PlannedCopy:
             done = prefetch(
                 lambda audio: put_once(store, uri, audio.key, self._data(audio), found(audio)),
                 files,
-                IN_FLIGHT,
             )
             seen = progress_bar(done, description=verb, total=len(files), unit="file")
             return [output for _, output in seen]
@@ -446,7 +442,7 @@ def ingest_directory(
         ledger = step.context.put_ledger(INGEST_STEP, planned.quarantined)
         if ledger:
             loss = Loss(INGEST_STEP, Counter(ledger.reasons), ledger.key)
-            LossLimit(loss_budget, (tally_out + lost).utterances).check(loss.num_lost, loss)
+            LossWatch(loss_budget, (tally_out + lost).utterances).check(loss)
         return step.manifest(
             outputs=planned.write(store, corpus_uri),
             tally_in=tally_out + lost,
@@ -482,7 +478,7 @@ def plan_copy(ingestion: DirectoryIngestion) -> PlannedCopy:
     copies: list[tuple[_Audio, Utterance]] = []
     quarantined: list[Quarantined] = []
     spoken: dict[str, timedelta] = defaultdict(timedelta)
-    looked = prefetch(_look, utterances, IN_FLIGHT)
+    looked = prefetch(_look, utterances)
     progress = progress_bar(looked, description="read", total=len(utterances), unit="utterance")
     for utterance, audio in progress:
         if isinstance(audio, Quarantined):

@@ -2,7 +2,7 @@
 
 import re
 import tarfile
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice
@@ -11,7 +11,7 @@ from typing import Any, ClassVar, TypeAlias, TypeGuard
 from infra.settings import shown
 from infra.store.object_store import ObjectInfo, ObjectStore
 from pipeline.records import MAX_START_S, Quarantined
-from pipeline.steps.ingestion.formats import IGNORE_COLUMNS, RECORDINGS
+from pipeline.steps.ingestion import IGNORE_COLUMNS, RECORDINGS
 from pipeline.steps.ingestion.manifest_format import (
     FIELDS,
     Look,
@@ -52,6 +52,7 @@ RECORDING_HARMLESS = ("sampling_rate", "num_samples", "custom")
 SOURCE = ("type", "channels", "source")
 SOURCE_HARMLESS = ("video",)
 
+_CUTS_FILE = re.compile(r"/cuts\.([^/]*\.)?jsonl(\.gz)?$")
 _WITHOUT_AUDIO = (".json", ".nodata", ".nometa")
 _NAMES = {
     "audio_uri": "recording.sources.source",
@@ -120,7 +121,7 @@ class Lhotse(ManifestFormat):
         """
         if not self.options.recordings_uri:
             cuts = cut_rows(store, piece, self.options.ignored)
-            yield from each_row(lambda cut: _accepted(cut, piece.uri, _cut_fields), cuts)
+            yield from each_row(lambda cut: _accepted(cut, piece.uri), cuts)
             return
         known = KnownFields(SUPERVISION, SUPERVISION_HARMLESS, self.options.ignored)
         remaining = _known_rows(store, piece, known)
@@ -128,12 +129,15 @@ class Lhotse(ManifestFormat):
             recordings = self._recordings(store, batch)
 
             def joined(row: Row, recordings: Fields = recordings) -> Row | Quarantined:
-                recording = recordings.get(str(row.fields.get("recording_id")))
+                named = row.fields.get("recording_id")
+                if (recording := recordings.get(str(named))) is None:
+                    said = f"recording_id = {named!r}: no such recording"
+                    return refused(row, piece.uri, said)
                 # Its start is within the recording, as a cut's is; a cut's supervisions have
                 # theirs within the cut.
                 itself = {**row.fields, "start": 0.0}
                 supervised = {**row.fields, "supervisions": [itself], "recording": recording}
-                return _accepted(Row(supervised, row.num_bytes), piece.uri, _supervision_fields)
+                return _accepted(Row(supervised, row.num_bytes), piece.uri)
 
             yield from each_row(joined, batch)
 
@@ -189,7 +193,7 @@ class Shar(ManifestFormat):
     def pieces(self, store: ObjectStore, uri: str) -> Iterator[Piece]:
         """Yield a piece for each pair of cuts and recordings."""
         there = {each.uri: each for each in store.list(uri)}
-        cuts = [each for each in there.values() if _is_cuts(each)]
+        cuts = [each for uri, each in there.items() if _CUTS_FILE.search(uri)]
         if not cuts:
             raise ValueError(f"{uri} holds no cuts.*.jsonl.gz: need a folder that SharWriter wrote")
         for each in cuts:
@@ -208,15 +212,11 @@ class Shar(ManifestFormat):
         def placed(cut: Row) -> Row | Quarantined:
             if (member := members.get(str(cut.fields.get("id")))) is None:
                 return refused(cut, tar, f"{tar} has no plain file with the id of this cut")
-            place = {"audio_uri": tar, **member}
-            return _accepted(cut, tar, lambda fields: {**_shar_fields(fields), **place})
+            duration_s = cut.fields.get("duration")
+            place = {"audio_uri": tar, "duration_s": duration_s, **member}
+            return _accepted(cut, tar, place)
 
         return each_row(placed, cut_rows(store, only_cuts, self.options.ignored))
-
-
-def _is_cuts(found: ObjectInfo) -> bool:
-    name = found.uri.rpartition("/")[2]
-    return name.startswith("cuts.") and name.endswith((".jsonl", ".jsonl.gz"))
 
 
 def _members(store: ObjectStore, uri: str) -> dict[str, dict[str, int]]:
@@ -236,37 +236,18 @@ def _members(store: ObjectStore, uri: str) -> dict[str, dict[str, int]]:
     return members
 
 
-def _shar_fields(cut: Fields) -> dict[str, Any]:
-    _require_one_recording(cut)
-    about = {"utterance_id": cut.get("id"), "duration_s": cut.get("duration")}
-    return {**about, **_supervised(cut)}
-
-
-def _accepted(
-    row: Row, uri: str, fields_of: Callable[[Fields], dict[str, Any]]
-) -> Row | Quarantined:
+def _accepted(row: Row, uri: str, place: Fields | None = None) -> Row | Quarantined:
+    """Return an utterance's fields; its audio is at `place`, or where its recording says."""
+    cut = row.fields
     try:
-        return renamed(Row(fields_of(row.fields), row.num_bytes), _OURS)
+        if (kind := cut.get("type", "MonoCut")) != "MonoCut":
+            raise _RefusedError(f"type = {shown(kind)}: need MonoCut, of one recording")
+        if given := [name for name in MIXTURE if cut.get(name)]:
+            raise _RefusedError(f"{given[0]} of a MonoCut: save the audio first")
+        fields = {**(place or _place(cut)), **_supervised(cut), "utterance_id": cut.get("id")}
+        return renamed(Row(fields, row.num_bytes), _OURS)
     except _RefusedError as error:
         return refused(row, uri, str(error))
-
-
-def _cut_fields(cut: Fields) -> dict[str, Any]:
-    _require_one_recording(cut)
-    return {**_place(cut), **_supervised(cut), "utterance_id": cut.get("id")}
-
-
-def _require_one_recording(cut: Fields) -> None:
-    if (kind := cut.get("type", "MonoCut")) != "MonoCut":
-        raise _RefusedError(f"type = {shown(kind)}: need MonoCut, of one recording")
-    if given := [name for name in MIXTURE if cut.get(name)]:
-        raise _RefusedError(f"{given[0]} of a MonoCut: save the audio first")
-
-
-def _supervision_fields(row: Fields) -> dict[str, Any]:
-    if row["recording"] is None:
-        raise _RefusedError(f"recording_id = {row.get('recording_id')!r}: no such recording")
-    return {**_place(row), **_supervised(row), "utterance_id": row.get("id")}
 
 
 def _require_known(name: str, given: Fields, used: Sequence[str], harmless: Sequence[str]) -> None:
@@ -331,7 +312,10 @@ def _supervised(cut: Fields) -> dict[str, Any]:
     languages = {str(each) for each in values["locale"] if each is not None}
     if len(languages) > 1:
         raise _RefusedError(f"{len(languages)} languages in a cut: need one: {remedy}")
-    _require_channel_of_cut(cut, supervisions)
+    channels = [each for each in map(_channel, (cut, *supervisions)) if each is not None]
+    if any(each != channels[0] for each in channels):
+        named = " and ".join(sorted({shown(each) for each in channels}))
+        raise _RefusedError(f"channels {named} in a cut: need one: write a file for each")
     spoken = [each for each in supervisions if each.get("text")]
     for each in spoken:
         _require_within_cut(cut, each)
@@ -339,13 +323,6 @@ def _supervised(cut: Fields) -> dict[str, Any]:
     found = {name: next((v for v in some if v is not None), None) for name, some in values.items()}
     texts = [str(each["text"]) for each in in_order]
     return {**found, **({"text": " ".join(texts)} if texts else {})}
-
-
-def _require_channel_of_cut(cut: Fields, supervisions: Sequence[Fields]) -> None:
-    channels = [each for each in map(_channel, (cut, *supervisions)) if each is not None]
-    if any(each != channels[0] for each in channels):
-        named = " and ".join(sorted({shown(each) for each in channels}))
-        raise _RefusedError(f"channels {named} in a cut: need one: write a file for each")
 
 
 def _require_within_cut(cut: Fields, supervision: Fields) -> None:

@@ -1,7 +1,7 @@
 """What a format of manifests is: how it is known, which objects it has, and its rows as our fields.
 
-A format is a file beside this one, with a subclass of `ManifestFormat`, and a row of the table in
-formats.py.
+A format is a file beside this one, with a subclass of `ManifestFormat`, and a row of the package's
+table.
 """
 
 import re
@@ -18,7 +18,7 @@ from pipeline.records import (
     PartialRecord,
     Quarantined,
 )
-from pipeline.steps.ingestion.formats import IGNORE_COLUMNS
+from pipeline.steps.ingestion import IGNORE_COLUMNS
 from pipeline.steps.ingestion.manifest_rows import Piece, Row, each_row
 
 FIELDS = (
@@ -63,10 +63,6 @@ class Look:
     keys: frozenset[str] = frozenset()
     file: re.Pattern[str] = re.compile(r"(?!)")
     is_read: bool = True
-
-    def has_keys(self, keys: Collection[str]) -> bool:
-        """Return whether a row with these keys is of the format."""
-        return bool(self.keys) and self.keys.issubset(keys)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from infra.store.object_store import (
 from infra.store.uris import is_absolute, is_s3
 from pipeline.records import Quarantined, Utterance
 from pipeline.runs.names import OUTSIDE_PREFIXES, UNLABELLED
-from pipeline.steps.ingestion.formats import COLUMNS, FORMATS, reader_of
+from pipeline.steps.ingestion import COLUMNS, FORMATS, reader_of
 from pipeline.steps.ingestion.ingest_manifests import Manifest
 from pipeline.steps.ingestion.manifest_format import Look, ManifestFormat
 from pipeline.steps.ingestion.manifest_records import RecordRules, records_of, with_audio
@@ -137,7 +137,7 @@ def _require_content(store: ObjectStore, manifest: Manifest, uri: str) -> Sequen
     # A format that does not read such an object is no remedy.
     held = content.called if content.called in (DELIMITED, PARQUET) else JSON_LINES
     readers = [each.looks for each in _FORMATS if held in each.contents]
-    looks = [look for look in chain(*readers) if look.has_keys(content.keys)]
+    looks = [look for look in chain(*readers) if look.keys and look.keys.issubset(content.keys)]
     is_own = any(map(form.reads, looks)) or (
         form.columns.get("audio_uri", "audio_uri") in content.keys
     )

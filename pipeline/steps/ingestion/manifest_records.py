@@ -191,7 +191,6 @@ def _defaults(uri: str, fields: Mapping[str, Any], rules: RecordRules) -> dict[s
     }
 
 
-IN_FLIGHT = 16
 _BATCH = 256
 
 
@@ -208,7 +207,7 @@ def with_durations(
         if not any(_lacks_duration(row) for row in batch):
             yield from batch
             continue
-        for _, found in prefetch(partial(_with_duration, store, column), batch, IN_FLIGHT):
+        for _, found in prefetch(partial(_with_duration, store, column), batch):
             yield found
 
 

@@ -25,8 +25,10 @@ import pyarrow.parquet as pq
 from infra.settings import printable
 from infra.store.object_store import ObjectInfo, ObjectStore, normalize_uri
 from pipeline.audio.codecs import is_audio
+from pipeline.metadata import bounded_lines, whole_gzip
 from pipeline.records import MAX_LINE_BYTES, MetadataError, Quarantined, without_repeats
-from pipeline.steps.ingestion.formats import IGNORE_COLUMNS
+from pipeline.steps.ingestion import IGNORE_COLUMNS
+from pipeline.steps.selection.buckets import is_mark
 
 PIECE_BYTES = 64 * 2**20
 """A piece of JSON lines or Parquet has so many bytes, or one row group."""
@@ -38,7 +40,6 @@ JSON_SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".json.gz")
 CSV_SUFFIXES = (".csv", ".csv.gz", ".tsv", ".tsv.gz")
 PARQUET_SUFFIXES = (".parquet",)
 
-_MARKS = re.compile(r"_SUCCESS|\..*|.*_\$folder\$")
 _MAGIC = {
     b"PK\x03\x04": ("a zip archive", "unpack it"),
     b"\xff\xfe": ("UTF-16", "write it as UTF-8"),
@@ -95,7 +96,7 @@ def whole(objects: Sequence[ObjectInfo], folder: str) -> Piece:
 
 def list_objects(store: ObjectStore, uri: str, suffixes: Sequence[str]) -> list[ObjectInfo]:
     """List a manifest's objects: itself, or those of the folder; ValueError if there are none."""
-    found = [each for each in store.list(uri) if not _MARKS.fullmatch(each.uri.rpartition("/")[2])]
+    found = [each for each in store.list(uri) if not is_mark(each)]
     if not found:
         return [store.head(uri)]
     named = [each for each in found if each.uri.endswith(tuple(suffixes))]
@@ -305,42 +306,22 @@ def json_rows(
 
 def _lines_of(store: ObjectStore, piece: Piece) -> Iterator[bytes]:
     with closing(store.open(piece.uri)) as file:
-        if piece.uri.endswith(".gz"):
-            yield from _unpacked_lines(file, piece.uri)
-            return
         stored: Any = file
+        if piece.uri.endswith(".gz"):
+            with whole_gzip(piece.uri):
+                unpacked = gzip.GzipFile(fileobj=stored)
+                yield from bounded_lines(io.BufferedReader(unpacked, _READ_BYTES))
+            return
         reader = io.BufferedReader(stored, _READ_BYTES)
+        lines = bounded_lines(reader)
         if piece.start:
             # A line that begins before the piece is of the one before, which reads on to its end.
             reader.seek(piece.start - 1)
-            _skip_line(reader)
+            next(lines, None)
         while piece.end is None or reader.tell() < piece.end:
-            if not (line := _next_line(reader)):
+            if not (line := next(lines, b"")):
                 return
             yield line
-
-
-def _unpacked_lines(file: BinaryIO | io.IOBase, uri: str) -> Iterator[bytes]:
-    try:
-        packed: Any = file
-        reader: io.BufferedIOBase = io.BufferedReader(gzip.GzipFile(fileobj=packed), _READ_BYTES)
-        while line := _next_line(reader):
-            yield line
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise ValueError(f"{uri}: no whole gzip file: {error}; write it again") from error
-
-
-def _next_line(reader: io.BufferedIOBase) -> bytes:
-    # What is too long is not kept whole: one byte more than allowed says that it is.
-    line = reader.readline(MAX_LINE_BYTES + 1)
-    if len(line) > MAX_LINE_BYTES and not line.endswith(b"\n"):
-        _skip_line(reader)
-    return line
-
-
-def _skip_line(reader: io.BufferedIOBase) -> None:
-    while (rest := reader.readline(_READ_BYTES)) and not rest.endswith(b"\n"):
-        pass
 
 
 Split = Callable[[str, int], list[str]]
@@ -437,7 +418,7 @@ def _text_lines(file: BinaryIO | io.IOBase, uri: str) -> Iterator[tuple[int, str
     # A byte that is not UTF-8 becomes half a surrogate, which a record's check refuses.
     text = io.TextIOWrapper(unpacked, encoding="utf-8-sig", errors="surrogateescape", newline="")
     number = 0
-    try:
+    with whole_gzip(uri):
         while line := text.readline(MAX_LINE_BYTES + 1):
             number += 1
             content = line.rstrip("\r\n")
@@ -446,8 +427,6 @@ def _text_lines(file: BinaryIO | io.IOBase, uri: str) -> Iterator[tuple[int, str
                 rest = text.readline(_READ_BYTES)
             if content:
                 yield number, content
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise ValueError(f"{uri}: no whole gzip file: {error}; write it again") from error
 
 
 def _column_names(where: str, line: str, split: Split) -> list[str]:

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from infra.store.object_store import ObjectStore, join_uri
 from pipeline.records import Quarantined
-from pipeline.steps.ingestion.formats import COLUMNS, IGNORE_COLUMNS
+from pipeline.steps.ingestion import COLUMNS, IGNORE_COLUMNS
 from pipeline.steps.ingestion.manifest_format import (
     ABOUT_SPEAKERS,
     ABOUT_TEXTS,

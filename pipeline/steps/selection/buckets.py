@@ -77,7 +77,20 @@ def list_metadata(
     and one that was `ingested` and is not listed with its bytes.
     """
     objects = [found for found in store.list(metadata_uri) if not is_mark(found)]
-    _require_ingested(objects, metadata_uri, ingested)
+    base = f"{normalize_uri(metadata_uri)}/"
+    listed = {each.uri.removeprefix(base): each.num_bytes for each in objects}
+    if missing := sorted(ingested.keys() - listed.keys()):
+        raise ValueError(
+            f"{metadata_uri}: ingest wrote {len(ingested)} metadata objects, and the listing lacks "
+            f"{len(missing)} of them, such as {missing[0]}: put back what was removed, set the "
+            "corpus.uri that ingest had, or use a store that lists all that it holds"
+        )
+    for name, num_bytes in ingested.items():
+        if listed[name] != num_bytes:
+            raise ValueError(
+                f"{base}{name} has {listed[name]} bytes, and ingest wrote {num_bytes}: put the "
+                "object back, or ingest into a new --run"
+            )
     for found in objects:
         if not found.uri.endswith(METADATA_SUFFIXES):
             raise ValueError(
@@ -123,25 +136,6 @@ def metadata_among(outputs: Iterable[Output]) -> list[tuple[str, str, int]]:
         for (subset, _, name), each in keys
         if each.key.startswith(folder)
     ]
-
-
-def _require_ingested(
-    objects: Iterable[ObjectInfo], metadata_uri: str, ingested: Mapping[str, int]
-) -> None:
-    base = f"{normalize_uri(metadata_uri)}/"
-    listed = {each.uri.removeprefix(base): each.num_bytes for each in objects}
-    if missing := sorted(ingested.keys() - listed.keys()):
-        raise ValueError(
-            f"{metadata_uri}: ingest wrote {len(ingested)} metadata objects, and the listing lacks "
-            f"{len(missing)} of them, such as {missing[0]}: put back what was removed, set the "
-            "corpus.uri that ingest had, or use a store that lists all that it holds"
-        )
-    for name, num_bytes in ingested.items():
-        if listed[name] != num_bytes:
-            raise ValueError(
-                f"{base}{name} has {listed[name]} bytes, and ingest wrote {num_bytes}: put the "
-                "object back, or ingest into a new --run"
-            )
 
 
 def within_dates(
@@ -333,7 +327,12 @@ def require_only(
     They are compared by 64 bits: beside a hundred million outputs, another object is overlooked
     once in 10^11 cases.
     """
-    ours = _hashes_of(corpus_uri, outputs, distribute)
+    hash_uris = partial(hash_uris_of, corpus_uri)
+    if isinstance(outputs, OutputsInParts):
+        hashes = distribute(outputs.by_part(), hash_uris, "hash the names of objects")
+    else:
+        hashes = [hash_uris(outputs)]
+    ours = np.sort(np.concatenate(hashes))
     listed = store.list_each(join_uri(corpus_uri, METADATA_FOLDER))
     uris = (found.uri for found in listed if not is_mark(found))
     while some := list(islice(uris, OBJECTS_AT_A_TIME)):
@@ -342,16 +341,6 @@ def require_only(
             uri = some[int(np.argmin(is_ours))]
             remedy = "use another corpus.uri, or remove the corpus there"
             raise ValueError(f"{uri} is from another corpus than these manifests: {remedy}")
-
-
-def _hashes_of(corpus_uri: str, outputs: Outputs, distribute: Distribute) -> Hashes:
-    """Hash the URIs of outputs, of each part by a task; return the hashes by rising value."""
-    hash_uris = partial(hash_uris_of, corpus_uri)
-    if isinstance(outputs, OutputsInParts):
-        hashes = distribute(outputs.by_part(), hash_uris, "hash the names of objects")
-    else:
-        hashes = [hash_uris(outputs)]
-    return np.sort(np.concatenate(hashes))
 
 
 def hash_uris_of(corpus_uri: str, outputs: Iterable[Output]) -> Hashes:

@@ -29,15 +29,15 @@ from pipeline.filters import CREATED_AT, ends_later
 from pipeline.records import Tally
 from pipeline.runs.commit import Commit
 from pipeline.runs.engine import Extension, ScratchTasks, Statistics
-from pipeline.runs.increment import BaseStep, read_base, read_increment
+from pipeline.runs.increment import BaseStep, read_base, read_bases
 from pipeline.runs.manifest import Manifest, Output, read_manifest
 from pipeline.runs.names import INCREMENT_METADATA
 from pipeline.runs.sealed_json import read_sealed, seal, texts_of
 from pipeline.sampling import NUM_PRIORITIES
 from pipeline.steps.hash_ranges import (
-    GETS_IN_FLIGHT,
     Gathered,
     gathered_objects,
+    overlapping,
     put_extents,
 )
 from pipeline.steps.selection.deduplicate import read_hashes
@@ -139,8 +139,6 @@ def extended_selection(
     base = read_base(store, run_uri, step, config, MAY_DIFFER)
     if base is None:
         return None
-    increment = read_increment(store, run_uri)
-    assert increment is not None, "it has a base"
     if config["filters"]["max_speaker_hours"]:
         raise ValueError(
             "selection.filters.max_speaker_hours: need 0 in an increment: the cap would have to "
@@ -152,13 +150,13 @@ def extended_selection(
             f"selection.hours = {hours:g}: need {before:g}, as the base has, or more: what was "
             "selected stays selected; 0 selects all"
         )
-    keeps_share = hours == before
+    bases, keeps_share = read_bases(store, run_uri), hours == before
     opens = _end_moves(base, config, may_be_earlier=keeps_share) and any(
         # Records that the dates left out come back only if their objects are read again.
         CREATED_AT in read_manifest(store, each, step).statistic("unselected", dict[str, Month], {})
-        for each in increment.bases
+        for each in bases
     )
-    return ExtendedSelection(base, increment.bases, keeps_share, not keeps_share or opens)
+    return ExtendedSelection(base, bases, keeps_share, not keeps_share or opens)
 
 
 def _end_moves(base: BaseStep, config: Mapping[str, Any], *, may_be_earlier: bool) -> bool:
@@ -277,10 +275,8 @@ class _RunIndex:
 
     def part(self, number: int, num_ranges: int) -> "_RunIndex":
         """Return the index with the ranges alone that share hashes with a range of another one."""
-        own = len(self.ranges)
-        first = max(number * own // num_ranges - 1, 0)
-        last = ((number + 1) * own - 1) // num_ranges + 2
-        return _RunIndex(self.ranges[first:last], self.first_file, self.num_files)
+        some = overlapping(self.ranges, range(number, number + 1), num_ranges)
+        return _RunIndex(some, self.first_file, self.num_files)
 
     def selected(self, parts: Sequence[IdRange]) -> Hashes:
         """Return the ids that files have, among those that the index has of any object."""
@@ -325,7 +321,7 @@ def _find_in_range(task: _RangeTask) -> Output | None:
     scratch = task.ids.context
     before = [np.empty(0, np.uint64)]
     for each in task.chain:
-        read = prefetch(scratch.read, each.ranges, GETS_IN_FLIGHT)
+        read = prefetch(scratch.read, each.ranges)
         before.append(each.selected([IdRange.from_bytes(data) for _, data in read]))
     selected = np.unique(np.concatenate(before))
     found = []

@@ -25,7 +25,6 @@ from pipeline.records import Quarantined, Tally, Utterance, parse_utterance, str
 from pipeline.runs.commit import Commit, StepContext, once
 from pipeline.runs.engine import (
     Distribute,
-    LossLimit,
     LossWatch,
     ScratchTasks,
     Statistics,
@@ -353,7 +352,7 @@ def select_records(
     ]
     # The buckets with most bad records come first, so that the loss budget ends the pass early.
     worst_first = sorted(tasks, key=lambda task: -indexes[task.number].quarantined.utterances)
-    watch = LossWatch(LossLimit(loss_budget, num_records))
+    watch = LossWatch(loss_budget, num_records)
     selected = scratch.run(worst_first, select_bucket, "select from the buckets", watch)
     by_name = {commit.task: commit for commit in selected}
     return indexes, [by_name[task.name] for task in tasks], last

@@ -206,21 +206,18 @@ def _hash_group(task: tuple[_Group, int]) -> Output:
 
 def _span(corpus_uri: str, record: Utterance) -> tuple[int, int, int]:
     """Return the hash of an utterance's audio, where it begins in it, and how long it is."""
-    audio = _one_spelling(resolve_audio(corpus_uri, record.audio_uri))
+    audio = resolve_audio(corpus_uri, record.audio_uri)
+    folder, _, name = audio.rpartition("/")
+    if folder.endswith("/") or not _PLAIN_NAME.fullmatch(name):
+        audio = _normalized(audio)
+    else:  # folders are few: their spelling is looked up in 1 us, where a URI's takes 5
+        audio = f"{_normalized(folder)}/{name}"
     if isinstance(record.part, Member):
         # Whatever else says which samples of an object are heard belongs into its name too.
         audio = f"{audio}\0{record.part.offset}"
     if isinstance(record.part, Segment):
         return hash_name(audio), round(1000 * record.part.start_s), record.duration_ms
     return hash_name(audio), 0, _WHOLE_MS
-
-
-def _one_spelling(uri: str) -> str:
-    folder, _, name = uri.rpartition("/")
-    if folder.endswith("/") or not _PLAIN_NAME.fullmatch(name):
-        return _normalized(uri)
-    # Folders are few: their spelling is looked up in 1 us, where a URI's takes 5.
-    return f"{_normalized(folder)}/{name}"
 
 
 @lru_cache(maxsize=4096)

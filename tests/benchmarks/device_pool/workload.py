@@ -118,12 +118,13 @@ class RecordedFunction:
 
     def compute(self, prepared):
         began, computed = time.monotonic(), self._function.compute(prepared)
-        self._write("compute", began, computed.seeds)
-        return computed
+        self._write("compute", began, prepared.seeds)
+        return computed, prepared.seeds
 
-    def finish(self, computed):
+    def finish(self, computed_and_seeds):
+        computed, seeds = computed_and_seeds
         began, answers = time.monotonic(), self._function.finish(computed)
-        self._write("finish", began, computed.seeds)
+        self._write("finish", began, seeds)
         return answers
 
     def check(self) -> None:

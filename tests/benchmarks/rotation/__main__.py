@@ -11,24 +11,21 @@ are in all; `--condition clean` takes the recordings as they are.
 
 Errors by utterance are in DIR/results; `python -m tests.benchmarks.rotation.table FILES` makes
 the table of any folds and seeds. A command that was cut off continues where it was.
-`--supervised` trains on all speakers but the held-out ones, or every N-th by `--every N`, and
-decodes with their transcripts' language model. `--label NAME --set section.key=value` measures
-another recipe; `--reuse LABEL --again STEP` takes over another label's steps before STEP.
+`--supervised` trains on all speakers but the held-out ones, and decodes with their transcripts'
+language model. `--label NAME --set section.key=value` measures another recipe.
 """
 
 import argparse
-import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from hashlib import sha256
 from pathlib import Path
 
 from infra.settings import canonical_json, plain
-from jobs.run_table import INGEST, STEPS, TRAIN_BASELINE
 from pipeline.runs.names import BASELINE, STUDENT, TEACHER, sequence_trained
 from tests.benchmarks.rotation.folds import NUM_FOLDS, Corpus, Fold, fold_of
 from tests.benchmarks.rotation.lanes import (
@@ -37,9 +34,7 @@ from tests.benchmarks.rotation.lanes import (
     STUDENT_STEPS,
     TEACHER_STEPS,
     Lane,
-    link_run,
     run_lanes,
-    steps_from,
 )
 from tests.benchmarks.rotation.scores import (
     CLEAN,
@@ -55,6 +50,12 @@ from training.settings.recipe import Recipe, read_recipe
 EVERY_PLACEMENT = "clean,DP1,DP2,DP3,DP4,DP5"
 NUM_DRAWN = 6
 """The placements of each training utterance: all, so that one of its versions is clean."""
+
+PLACED = (
+    *("--placements", f"{NUM_DRAWN}:{EVERY_PLACEMENT}"),
+    *("--heldout-placements", EVERY_PLACEMENT),
+)
+"""The options of ingest."""
 
 SEEDED = ("aligner", "baseline", "teacher", "student", "targets", "sequence_training")
 ORACLE = "oracle"
@@ -83,21 +84,18 @@ class Experiment:
     overrides: tuple[str, ...]
     placements: tuple[str, ...]
     is_resumed: bool = False
-    first_step: str = INGEST
-    student_ranks: int = 1
-    every: int = 1
 
     def lane(self, name: str, steps: Sequence[str], *overrides: str) -> Lane:
-        """Return a lane of the run `name`, with overrides of its own before those given.
-
-        Steps before the first one were taken over, and are not started.
-        """
-        every = (*overrides, *self.overrides)
-        data = self.folder / f"{name}_data"
-        run = self.folder / name
-        steps = steps_from(self.first_step, steps)
-        place = run, data, steps, RECIPE, every
-        return Lane(*place, self.placements, self.is_resumed, self.student_ranks)
+        """Return a lane of the run `name`, with overrides of its own before those given."""
+        return Lane(
+            run=self.folder / name,
+            kaldi_dir=self.folder / f"{name}_data",
+            steps=steps,
+            recipe=RECIPE,
+            overrides=(*overrides, *self.overrides),
+            placements=self.placements,
+            is_resumed=self.is_resumed,
+        )
 
     def recipe(self, *overrides: str) -> Recipe:
         """Return the recipe with the overrides."""
@@ -106,7 +104,7 @@ class Experiment:
     def write_data(self) -> None:
         """Write both data directories."""
         self.corpus.write(self.fold, self.folder / "run_data")
-        transcribed = self.fold.transcribed(self.corpus.words(), self.every)
+        transcribed = self.fold.transcribed(self.corpus.words())
         self.corpus.write(transcribed, self.folder / f"{ORACLE}_data")
 
     def epochs(self, speakers: Sequence[str]) -> list[str]:
@@ -139,13 +137,6 @@ def train(experiment: Experiment) -> None:
             experiment.lane("run", BASELINE_STEPS, *of_baseline),
         ]
     )
-
-
-def train_without_oracle(experiment: Experiment) -> None:
-    """Run all steps but the oracle's in one lane, so that two ablations can run side by side."""
-    of_baseline = experiment.epochs(experiment.fold.labelled)
-    steps = (*DATA_STEPS, *BASELINE_STEPS, *STUDENT_STEPS)
-    run_lanes([experiment.lane("run", steps, *of_baseline)])
 
 
 def train_supervised(experiment: Experiment) -> None:
@@ -184,23 +175,10 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--kaldi-dir", type=Path, required=True, help="AN4's Kaldi data directory")
     parser.add_argument("--out", type=Path, required=True, help="folder of runs and results")
     parser.add_argument("--condition", choices=("multi", CLEAN), default="multi")
-    drawn = "placements of each training utterance, of the six"
-    parser.add_argument("--drawn", type=int, default=NUM_DRAWN, help=drawn)
     parser.add_argument("--supervised", action="store_true", help="no unlabelled speech")
-    parser.add_argument("--every", type=int, default=1, help="supervised: of speakers, one in N")
-    parser.add_argument("--without-oracle", action="store_true", help="then nothing is recovered")
     parser.add_argument("--label", default="rotation", help="name of the recipe that is measured")
     parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE")
-    parser.add_argument("--reuse", metavar="LABEL", help="begin with what this label has finished")
-    again = "first step that is not taken over, default train_baseline"
-    parser.add_argument(
-        "--again", metavar="STEP", choices=STEPS, default=TRAIN_BASELINE, help=again
-    )
-    parser.add_argument("--student-ranks", type=int, default=1, help="of a distributed trainer")
-    arguments = parser.parse_args()
-    if arguments.every < 1 or (arguments.every > 1 and not arguments.supervised):
-        parser.error(f"--every {arguments.every}: need 1, or more with --supervised")
-    return arguments
+    return parser.parse_args()
 
 
 def main() -> None:
@@ -209,26 +187,19 @@ def main() -> None:
     started, name = time.time(), f"{arguments.condition}-fold{arguments.fold}-seed{arguments.seed}"
     corpus = Corpus(arguments.kaldi_dir)
     seeds = tuple(f"{section}.seed={arguments.seed}" for section in SEEDED)
-    held_out, drawn = EVERY_PLACEMENT, f"{arguments.drawn}:{EVERY_PLACEMENT}"
-    placements = ("--placements", drawn, "--heldout-placements", held_out)
     experiment = Experiment(
         corpus,
         fold_of(corpus.speakers, arguments.fold),
         arguments.out / arguments.label / name,
         (*seeds, *arguments.set),
-        placements if arguments.condition == "multi" else (),
-        student_ranks=arguments.student_ranks,
-        every=arguments.every,
+        PLACED if arguments.condition == "multi" else (),
     )
     target = arguments.out / "results" / f"{arguments.label}-{name}.jsonl"
     if target.exists():
         sys.exit(f"{target} is there already: nothing to do")
     experiment.write_data()
-    if arguments.reuse:
-        experiment = replace(experiment, first_step=arguments.again)
-        take_over(experiment, arguments.out / arguments.reuse / name)
     experiment = replace(experiment, is_resumed=begun_before(experiment))
-    training_of(arguments)(experiment)
+    (train_supervised if arguments.supervised else train)(experiment)
     found = list(scorings(experiment, arguments.supervised))
     score_all(found)
     hours = {s: corpus.hours(each) for s, each in experiment.fold.subsets().items()}
@@ -237,9 +208,6 @@ def main() -> None:
         "seed": arguments.seed,
         "condition": arguments.condition,
         "label": arguments.label,
-        "drawn": arguments.drawn,
-        "every": arguments.every,
-        "student_ranks": arguments.student_ranks,
         "settings": [*(SUPERVISED if arguments.supervised else ()), *arguments.set],
         "recipe_sha256": recipe_digest(arguments.set),
         "date": f"{datetime.now(UTC):%Y-%m-%d}",
@@ -256,32 +224,6 @@ def main() -> None:
 def recipe_digest(overrides: Sequence[str]) -> str:
     """Return the SHA-256 of the resolved recipe, before the fold's own seeds and epochs."""
     return sha256(canonical_json(plain(read_recipe(str(RECIPE), overrides))).encode()).hexdigest()
-
-
-def training_of(arguments: argparse.Namespace) -> Callable[[Experiment], None]:
-    """Return what trains the models that the command line asks for."""
-    if arguments.supervised:
-        return train_supervised
-    return train_without_oracle if arguments.without_oracle else train
-
-
-def take_over(experiment: Experiment, source: Path) -> None:
-    """Link what another label finished before the first step, baseline and oracle too."""
-    for run in ("run", ORACLE):
-        link_run(source / run, experiment.folder / run, experiment.first_step)
-    link_scores(experiment, source)
-
-
-def link_scores(experiment: Experiment, source: Path) -> None:
-    """Link the scores of the models that were taken over, if they would be decoded alike."""
-    settings = json.loads(canonical_json(plain(experiment.recipe())))
-    before = json.loads((source / SETTINGS).read_text())
-    if any(before[section] != settings[section] for section in ("evaluation", "tuning")):
-        return
-    for each in scorings(experiment, is_supervised=False):
-        scored = source / each.result.relative_to(experiment.folder)
-        if scored.exists() and not each.result.exists():
-            os.link(scored, each.result)
 
 
 def begun_before(experiment: Experiment) -> bool:

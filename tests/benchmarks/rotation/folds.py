@@ -27,18 +27,14 @@ class Fold:
     heldout: tuple[str, ...]
     dev: tuple[str, ...]
 
-    def transcribed(self, words: Mapping[str, int], every: int = 1) -> "Fold":
+    def transcribed(self, words: Mapping[str, int]) -> "Fold":
         """Return the fold with the unlabelled speakers transcribed, as the oracle hears it.
 
-        A run needs untranscribed speech, so the speaker of the fewest words remains without; of
-        all others every N-th one is transcribed.
+        A run needs untranscribed speech, so the speaker of the fewest words remains without.
         """
         fewest = min(self.unlabelled, key=lambda speaker: (words[speaker], speaker))
         known = (*self.labelled, *(each for each in self.unlabelled if each != fewest))
-        kept = {*sorted(known)[::every]}
-        labelled = tuple(each for each in known if each in kept)
-        others = (fewest, *(each for each in known if each not in kept))
-        return Fold(labelled, others, self.heldout, self.dev)
+        return Fold(known, (fewest,), self.heldout, self.dev)
 
     def subsets(self) -> dict[str, tuple[str, ...]]:
         """Return the speakers by the name of their list in a Kaldi data directory."""

@@ -8,7 +8,6 @@ from multiprocessing import get_context
 from pathlib import Path
 
 from infra.store.object_store import ObjectStore
-from jobs.cli.arguments import recipe_path
 from jobs.run import launches, run_steps
 from jobs.run_table import (
     ALIGN,
@@ -17,23 +16,15 @@ from jobs.run_table import (
     INGEST,
     REPARTITION,
     SELECT_UTTERANCES,
-    STEPS,
     TRAIN_BASELINE,
     TRAIN_STUDENT,
     TRAIN_TEACHER,
     written_steps,
 )
 from pipeline.runs.manifest import is_finished
-from pipeline.runs.names import EVALUATED_MODELS
 from training.settings.recipe import read_recipe
 
 NUM_LANES = 2
-MOST = (
-    *("alignment.rounds=20", "targets.rounds=5", "targets.source='lattice'"),
-    *("teacher.ensemble=20", *(f"sequence_training.{name}=true" for name in EVALUATED_MODELS)),
-)
-"""The settings with the most steps."""
-
 DATA_STEPS = (INGEST, SELECT_UTTERANCES, EXTRACT_FEATURES, ALIGN)
 STUDENT_STEPS = (TRAIN_TEACHER, GENERATE_TARGETS, REPARTITION, TRAIN_STUDENT)
 BASELINE_STEPS = (TRAIN_BASELINE,)
@@ -58,7 +49,6 @@ class Lane:
     overrides: Sequence[str]
     placements: Sequence[str] = ()
     is_resumed: bool = False
-    student_ranks: int = 1
 
     @property
     def log(self) -> Path:
@@ -68,7 +58,6 @@ class Lane:
 
 def run_lanes(lanes: Sequence[Lane]) -> None:
     """Run the lanes two at a time; StepFailedError once all have ended, if one failed."""
-    lanes = [each for each in lanes if each.steps]
     with ProcessPoolExecutor(NUM_LANES, get_context("spawn")) as pool:
         codes = list(pool.map(_run_lane, lanes))
     for lane, code in zip(lanes, codes, strict=True):
@@ -82,9 +71,8 @@ def _run_lane(lane: Lane) -> int:
             os.dup2(log.fileno(), descriptor)
         # One rank a model: two lanes fill two cores, and no rank waits for another.
         rounds = read_recipe(str(lane.recipe), lane.overrides).targets.rounds
-        ranks = 1, lane.student_ranks
         ingested = ["--kaldi-dir", str(lane.kaldi_dir), *lane.placements]
-        every = launches(ingested, *ranks, "cpu", rounds)
+        every = launches(ingested, 1, 1, "cpu", rounds)
         chosen = [
             each for each in every if each.step in lane.steps and not _is_done(lane, each.step)
         ]
@@ -105,28 +93,3 @@ def _is_done(lane: Lane, step: str) -> bool:
     recipe, run_uri = read_recipe(str(lane.recipe), lane.overrides), str(lane.run)
     store = ObjectStore((run_uri,))
     return all(is_finished(store, run_uri, name) for name in written_steps(recipe, step))
-
-
-def steps_from(first: str, steps: Sequence[str]) -> list[str]:
-    """Return those of some steps that come no earlier in a run than the step `first`."""
-    order = list(STEPS)
-    return [step for step in steps if order.index(step) >= order.index(first)]
-
-
-def link_run(source: Path, target: Path, again: str) -> None:
-    """Make `target` the run `source` as it was before the step `again`, without copying bytes.
-
-    A run that is there stays as it is.
-    """
-    if target.exists():
-        return
-    most = read_recipe(recipe_path("demo"), MOST)
-    steps = steps_from(again, list(STEPS))
-    left_out = {target / name for step in steps for name in written_steps(most, step)}
-    for folder, _, files in os.walk(source):
-        place = target / Path(folder).relative_to(source)
-        if left_out & {place, *place.parents}:
-            continue
-        place.mkdir(parents=True, exist_ok=True)
-        for name in files:
-            os.link(Path(folder) / name, place / name)

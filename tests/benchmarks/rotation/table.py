@@ -1,14 +1,11 @@
 """Fold the rotation's result files into one table, whichever days and folds they are of.
 
 python -m tests.benchmarks.rotation.table tests/benchmarks/rotation/results/*.jsonl
-python -m tests.benchmarks.rotation.table FILES --against rotation [--row student]
 
 Errors are pooled over folds and seeds, for each placement and for all together. Intervals are of
 95 %, by bootstrap over speakers, on the same draws for both models of a pair. WERR is against the
 baseline with sMBR where the row has it, and recovery is WERR's share of the oracle's; what sMBR
-itself gains is a row too. With `--against`, each other label is compared with this one, on the
-folds and seeds that both have: the student of all placements, before and after sMBR, or by
-placement the model that `--row` names. Files of unlike recipes under one label are refused.
+itself gains is a row too. Files of unlike recipes under one label are refused.
 """
 
 import argparse
@@ -81,13 +78,6 @@ class Measured:
     def rows(self) -> set[str]:
         """Return the models of every line."""
         return set.intersection(*(set(each.errors) for each in self.speakers))
-
-    def renamed(self, row: str, name: str) -> list[SpeakerErrors]:
-        """Return the errors of one model, under another name."""
-        return [
-            SpeakerErrors(each.speaker, each.placement, each.words, {name: each.errors[row]})
-            for each in self.speakers
-        ]
 
 
 def counts_of(found: Iterable[SpeakerErrors], rows: Sequence[str]) -> SpeakerCounts:
@@ -167,60 +157,6 @@ def spent_table(measured: Sequence[Measured]) -> Iterator[str]:
             yield f"| {row} | {' | '.join(means)} | {', '.join(map(str, scales))} |"
 
 
-def pairs_of(
-    measured: Sequence[Measured], against: str, row: str
-) -> Iterator[tuple[str, int, list[SpeakerErrors]]]:
-    """Yield each other label, the folds that it shares, and the errors of a model under both."""
-    by_label: dict[str, dict[Any, Measured]] = defaultdict(dict)
-    for each in measured:
-        if row in each.rows():
-            by_label[each.label][each.key] = each
-    references = by_label.pop(against, {})
-    for label, others in sorted(by_label.items()):
-        shared = sorted(references.keys() & others.keys())
-        pairs = [
-            SpeakerErrors(one.speaker, one.placement, one.words, {**one.errors, **other.errors})
-            for key in shared
-            for one, other in zip(
-                references[key].renamed(row, against), others[key].renamed(row, label), strict=True
-            )
-        ]
-        if pairs:
-            yield label, len(shared), pairs
-
-
-def compared(pairs: Sequence[SpeakerErrors], against: str, label: str) -> str:
-    """Write the WER of both labels, and the WERR between them."""
-    drawn = resample(counts_of(pairs, (against, label)))
-    rates = (drawn.word_error_rate(name).value for name in (against, label))
-    gained = shown(drawn.reduction(against, label))
-    return f"{' -> '.join(f'{rate:.1f}' for rate in rates)}: {gained}"
-
-
-def pair_table(measured: Sequence[Measured], against: str, row: str) -> Iterator[str]:
-    """Yield a line for each other label: WER of both, and the WERR between them, on equal folds."""
-    every = list(pairs_of(measured, against, row))
-    placements = placements_of(each for _, _, pairs in every for each in pairs)
-    yield f"| {row} | files | {' | '.join(placements)} |"
-    yield "| --- | --- |" + " --- |" * len(placements)
-    for label, num_shared, pairs in every:
-        cells = (compared(at(pairs, place), against, label) for place in placements)
-        yield f"| {label} | {num_shared} | {' | '.join(cells)} |"
-
-
-def ablation_table(measured: Sequence[Measured], against: str) -> Iterator[str]:
-    """Yield a line for each other label: the student of all placements, before and after sMBR."""
-    yield "| | files | student | after sMBR |"
-    yield "| --- | --- | --- | --- |"
-    after = {
-        label: compared(pairs, against, label)
-        for label, _, pairs in pairs_of(measured, against, sequence_trained(STUDENT))
-    }
-    for label, num_shared, pairs in pairs_of(measured, against, STUDENT):
-        cells = compared(pairs, against, label), after.get(label, "none")
-        yield f"| {label} | {num_shared} | {' | '.join(cells)} |"
-
-
 def require_one_recipe(measured: Sequence[Measured]) -> None:
     """Raise ValueError if files of one label say that they are of different recipes."""
     recipes: dict[str, str] = {}
@@ -241,18 +177,10 @@ def main() -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("files", nargs="+", type=Path)
-    parser.add_argument("--against", metavar="LABEL", help="compare other labels with this one")
-    parser.add_argument("--row", choices=ROWS, help="compare this model by placement")
     arguments = parser.parse_args()
     measured = [Measured.read(path) for path in arguments.files]
     require_one_recipe(measured)
-    if arguments.against and arguments.row:
-        lines = pair_table(measured, arguments.against, arguments.row)
-    elif arguments.against:
-        lines = ablation_table(measured, arguments.against)
-    else:
-        lines = whole_table(measured)
-    print("\n".join(lines))
+    print("\n".join(whole_table(measured)))
 
 
 def whole_table(measured: Sequence[Measured]) -> Iterator[str]:

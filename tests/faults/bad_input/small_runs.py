@@ -60,7 +60,7 @@ def extract(store: ObjectStore, run_uri: str, corpus_uri: str) -> Manifest:
 
 
 def ledger(store: ObjectStore, run_uri: str, ledgers: Sequence[Output]) -> list[Record]:
-    """Read all rows of a step's quarantine ledger."""
+    """Read all lines of JSON of a step's quarantine ledgers, or of other objects."""
     return [
         json.loads(line)
         for output in ledgers

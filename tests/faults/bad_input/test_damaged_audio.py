@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from pipeline.audio.decode import AudioError, decode_audio, decode_utterance, duration_tolerance
-from tests.faults.bad_input.audio_kinds import encode, noise
+from tests.faults.bad_input.audio_kinds import noise
+from tests.small_corpus import encode
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -2,13 +2,11 @@
 
 import re
 from dataclasses import replace
-
-import pytest
+from pathlib import Path
 
 from infra.store.object_store import ObjectStore, join_uri
 from infra.task_metrics import REQUESTS
 from tests.benchmarks.requests import StepRequests, count_requests
-from tests.faults.failing_store.faulty_proxy import FaultyProxy
 from tests.faults.failing_store.proxied import Server, StartProxy, require_counts_agree
 from tests.four_steps import GETS_IN_FLIGHT
 from tests.small_corpus import local_store
@@ -21,45 +19,38 @@ PUT_KEY = re.compile(
 NUM_SPEAKERS, NUM_EACH = 8, 6
 
 
-@pytest.fixture
-def counted(server: Server, start_proxy: StartProxy) -> tuple[FaultyProxy, list[StepRequests]]:
-    """Run the four steps behind a proxy that only counts."""
+def test_every_request_is_planned(server: Server, start_proxy: StartProxy, tmp_path: Path) -> None:
+    """Driver and tasks make the requests of the benchmark's formulas, and no others.
+
+    Every key that we write is hashed early or one small record; GETs in flight are as configured.
+    """
     proxy = start_proxy(server.endpoint, 0.0)
     run_uri, corpus_uri = join_uri(server.uri, "run"), join_uri(server.uri, "corpus")
     before = REQUESTS.total()
     steps = count_requests(ObjectStore((server.uri,)), run_uri, corpus_uri, NUM_SPEAKERS, NUM_EACH)
     require_counts_agree(REQUESTS.total() - before, proxy)
-    return proxy, steps
-
-
-def test_every_request_is_planned(counted: tuple[FaultyProxy, list[StepRequests]]) -> None:
-    """Driver and tasks make the requests of the benchmark's formulas, and no others."""
-    proxy, steps = counted
     for step in steps:
         assert step.agrees, step
         assert step.tasks.list == step.tasks.head == step.driver.head == 0, step
     assert proxy.requests.keys() == {"GET", "PUT", "HEAD", "LIST"}, "no copy, rename or delete"
     assert proxy.requests["HEAD"] == 1, "the process's first contact"
 
-
-def test_keys_spread_and_gets_are_bounded(counted: tuple[FaultyProxy, list[StepRequests]]) -> None:
-    """Every key we write is hashed early or one small record; GETs in flight are as configured."""
-    proxy, steps = counted
     written = [path for operation, path in proxy.paths if operation == "PUT" and "/run/" in path]
     ours = [path.partition("/run")[2] for path in written if "/models/" not in path]
     assert len(ours) == sum(step.driver.put + step.tasks.put for step in steps)
     assert [path for path in ours if not PUT_KEY.fullmatch(path)] == []
     assert 1 < proxy.max_in_flight <= GETS_IN_FLIGHT
+    require_as_many_on_local_paths(steps, tmp_path)
 
 
-def test_local_paths_count_the_same(tmp_path, counted) -> None:
+def require_as_many_on_local_paths(in_s3: list[StepRequests], folder: Path) -> None:
     """On local paths too an operation is one request, except for confirmations in S3.
 
     Those are of listings, and of absence: of a step's manifest and of its tasks' commits.
     """
-    store, run_uri, corpus_uri = local_store(tmp_path)
+    store, run_uri, corpus_uri = local_store(folder)
     local = count_requests(store, run_uri, corpus_uri, NUM_SPEAKERS, NUM_EACH)
-    for ours, theirs in zip(local, counted[1], strict=True):
+    for ours, theirs in zip(local, in_s3, strict=True):
         assert ours.tasks.get == ours.expected_tasks.get
         assert ours.driver.get == ours.expected_driver.get
         assert replace(ours.tasks, get=theirs.tasks.get) == theirs.tasks

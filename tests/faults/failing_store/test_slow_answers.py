@@ -53,6 +53,14 @@ def slow_error(request: Request) -> None:
     request.drip(LISTING[:1000], DRIP_S)
 
 
+def slow_range(request: Request) -> None:
+    request.send(
+        b"HTTP/1.1 206 Partial Content\r\nContent-Range: bytes 0-999/1000\r\n"
+        b"Content-Length: 1000\r\n\r\n"
+    )
+    request.drip(LISTING[:1000], DRIP_S)
+
+
 def slow_end(request: Request) -> None:
     """Answer without a length: the body ends where the connection ends."""
     request.send(b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n")
@@ -86,7 +94,7 @@ PHASES: dict[str, tuple[Script, Callable[[str], object]]] = {
     "head-headers": (slow_headers, STORE.head),
     "delete-answer": (slow_headers, STORE.delete),
     "file-description": (slow_headers, read_file),
-    "file-range": (slow_body, read_file),
+    "file-range": (slow_range, read_file),
 }
 
 

@@ -1,7 +1,5 @@
 """Verification, provenance and sweeping work on a run in S3."""
 
-from pathlib import Path
-
 import pytest
 
 from infra.store.object_store import ObjectStore, join_uri
@@ -15,14 +13,19 @@ from tests.whole_path.processes import TINY
 from training.settings.recipe import read_recipe
 
 
+@pytest.fixture(scope="module")
+def local_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[ObjectStore, str]:
+    return make_run(tmp_path_factory.mktemp("local"))
+
+
 @pytest.fixture
-def run(tmp_path: Path, s3_bucket: str) -> tuple[ObjectStore, str]:
+def run(local_run: tuple[ObjectStore, str], s3_bucket: str) -> tuple[ObjectStore, str]:
     """A run in S3, copied from a local one."""
-    local, local_run = make_run(tmp_path)
+    local, local_uri = local_run
     run_uri = f"s3://{s3_bucket}/run"
     store = ObjectStore((run_uri,))
-    for found in local.list(local_run):
-        store.put(found.uri.replace(local_run, run_uri), local.get(found.uri))
+    for found in local.list(local_uri):
+        store.put(found.uri.replace(local_uri, run_uri), local.get(found.uri))
     return store, run_uri
 
 

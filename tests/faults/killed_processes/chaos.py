@@ -1,8 +1,9 @@
 """Kill executors, workers, Python workers and drivers at random while the steps run on a cluster.
 
-Each round runs the four Spark steps in a fresh run on a standalone cluster with eager speculation,
-from the package and not from the checkout. A killed step is submitted again, as a scheduler would
-do. Every round must end with the manifests of an undisturbed run, byte by byte.
+Each round runs Spark steps in a fresh run on a standalone cluster with eager speculation, from the
+package and not from the checkout: all four, or two where few are to be killed. A killed step is
+submitted again, as a scheduler would do. Every round must end with the manifests of an undisturbed
+run, byte by byte.
 """
 
 import json
@@ -19,7 +20,9 @@ from tests.faults.killed_processes.chaos_run import (
     OVERRIDES,
     STEPS,
     Undisturbed,
+    chaos_recipe,
     require_books,
+    run_plainly,
     store_random_teacher,
 )
 from tests.faults.killed_processes.killer import KINDS, Killer
@@ -36,10 +39,16 @@ QUIET_LIMIT_S = 90.0
 _POLL_INTERVAL_S = 0.05  # looking for a victim among all processes takes 2 ms of CPU
 
 
+def struck_steps(num_kills: int) -> tuple[str, ...]:
+    """Return the steps to strike: with few kills, one without a device and one with it."""
+    return STEPS if num_kills > MAX_KILLS_PER_STEP else ("extract_features", "generate_targets")
+
+
 @dataclass
 class Record:
     """Record holds kills by `(kind, step)`, pauses and submissions by step, and the outcome."""
 
+    steps: tuple[str, ...]
     kills: Counter[tuple[str, str]] = field(default_factory=Counter)
     pauses: Counter[str] = field(default_factory=Counter)
     submissions: Counter[str] = field(default_factory=Counter)
@@ -59,14 +68,14 @@ class Record:
 
     def has_all_kinds(self) -> bool:
         """Return whether each kind was killed, and something was killed in each step."""
-        return all(map(self.of_kind, KINDS)) and all(map(self.of_step, STEPS))
+        return all(map(self.of_kind, KINDS)) and all(map(self.of_step, self.steps))
 
     def table(self) -> str:
         """Lay out the kills by step and kind, and the outcome."""
         kinds = sorted({kind for kind, _ in self.kills} | set(KINDS))
         titles = ("killed", *kinds, "paused", "submitted")
         rows = []
-        for step in STEPS:
+        for step in self.steps:
             counts = (self.kills[kind, step] for kind in kinds)
             rows.append((step, *counts, self.pauses[step], self.submissions[step]))
         identical = f"no: {', '.join(self.different)}" if self.different else "yes"
@@ -100,14 +109,14 @@ def count_attempts(event_logs: Iterable[Path]) -> Counter[str]:
 
 @dataclass
 class Chaos:
-    """Chaos runs rounds of the four steps on one cluster, with one corpus."""
+    """Chaos runs rounds of the steps on one cluster, with one corpus."""
 
     steps: PackagedSteps
     undisturbed: Undisturbed
     killer: Killer
     record: Record
 
-    def run(self, num_kills: int, runs_uri: str) -> Record:
+    def run(self, num_kills: int, runs_uri: str) -> None:
         """Run rounds below `runs_uri` until that many processes, of all kinds, have been killed."""
         started, earlier = time.monotonic(), set(self.steps.events.iterdir())
         while not self.record.different and not self._is_enough(num_kills):
@@ -116,19 +125,22 @@ class Chaos:
         self.record.stray = wait_until_quiet(self.steps.cluster)
         self.record.attempts = count_attempts(set(self.steps.events.iterdir()) - earlier)
         self.record.seconds += time.monotonic() - started
-        return self.record
 
     def _is_enough(self, num_kills: int) -> bool:
         return self.record.kills.total() >= num_kills and self.record.has_all_kinds()
 
     def _round(self, run_uri: str, num_kills: int) -> None:
-        store = ObjectStore((run_uri,))
+        corpus_uri, struck = self.undisturbed.corpus_uri, self.record.steps
+        store = ObjectStore((run_uri, corpus_uri))
         store_random_teacher(store, run_uri)
         self.record.num_rounds += 1
         for step in STEPS:
+            if step not in struck:
+                run_plainly(step, store, run_uri, corpus_uri, chaos_recipe())
+                continue
             # Rounded up for targets: they have a device server beside what every step has.
             is_targets = step == "generate_targets"
-            number = -(-num_kills // len(STEPS)) if is_targets else num_kills // len(STEPS)
+            number = -(-num_kills // len(struck)) if is_targets else num_kills // len(struck)
             kinds = self.killer.kinds(step, min(MAX_KILLS_PER_STEP, max(1, number)))
             kills = self._step(step, run_uri, kinds)
             self.record.kills.update({(kind, step): count for kind, count in kills.items()})
@@ -169,7 +181,7 @@ class Chaos:
 
     def _kill(self, step: str, kind: str) -> bool:
         processes = self.steps.cluster.processes()
-        killed = self.killer.kill(kind, processes, self.steps.packages[step].program)
+        killed = self.killer.kill(kind, processes, self.steps.program(step))
         self.record.pauses[step] += killed and self.killer.pause(processes)
         return killed
 

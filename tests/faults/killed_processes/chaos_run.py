@@ -13,7 +13,7 @@ from pipeline.records import Tally
 from pipeline.runs.commit import Commit
 from pipeline.runs.engine import StepSpec, run_step
 from pipeline.runs.manifest import Manifest, read_manifest, read_output
-from pipeline.runs.names import SUBSETS
+from pipeline.runs.names import SUBSETS, teachers
 from pipeline.shards import read_features, read_partition, read_targets
 from pipeline.steps.features import extract_features
 from pipeline.steps.repartition import repartition
@@ -33,7 +33,7 @@ MANIFESTS = (
     *("targets/unlabelled", "partitions/unlabelled"),
 )
 NUM_SENONES = 60
-NUM_BUCKETS = {"labelled": 6, "unlabelled": 24, "heldout": 6}
+NUM_BUCKETS = {"labelled": 2, "unlabelled": 24, "heldout": 2}
 SPEAKERS_PER_BUCKET = 4
 UTTERANCES_PER_SPEAKER = 6
 # Each file has one or two speakers, so that there are many small tasks.
@@ -83,19 +83,25 @@ def store_random_teacher(store: ObjectStore, run_uri: str) -> None:
     run_step(spec, lambda step: store_model(step, trained, Tally(), {}, Tally()))
 
 
-def run_undisturbed(store: ObjectStore, run_uri: str, corpus_uri: str) -> None:
-    """Run all four steps in this process as plain loops, without Spark."""
-    recipe = chaos_recipe()
+def run_plainly(
+    step: str, store: ObjectStore, run_uri: str, corpus_uri: str, recipe: Recipe
+) -> None:
+    """Run one of the four steps in this process as a plain loop, without Spark."""
     budget = recipe.loss_budget
-    for subset in SUBSETS:
-        uri = metadata_uri(corpus_uri, subset)
-        select_utterances(store, run_uri, subset, uri, recipe.selection, budget, serially)
-        extract_features(store, run_uri, subset, corpus_uri, recipe.features, budget, serially)
-    k = recipe.targets.k
-    form = canonical_json(recipe.models.teacher)
-    teacher = in_process(serve_teacher("cpu", run_uri, str(k), form), k)
-    generate_targets(store, run_uri, recipe.targets, teacher, serially)
-    repartition(store, run_uri, recipe.partitions, serially)
+    if step == "select_utterances":
+        for subset in SUBSETS:
+            uri = metadata_uri(corpus_uri, subset)
+            select_utterances(store, run_uri, subset, uri, recipe.selection, budget, serially)
+    elif step == "extract_features":
+        for subset in SUBSETS:
+            extract_features(store, run_uri, subset, corpus_uri, recipe.features, budget, serially)
+    elif step == "generate_targets":
+        k, form = recipe.targets.k, canonical_json(recipe.models.teacher)
+        names = teachers(recipe.teacher.ensemble)
+        teacher = in_process(serve_teacher("cpu", run_uri, str(k), form, ",".join(names)), k)
+        generate_targets(store, run_uri, recipe.targets, teacher, serially, names)
+    else:
+        repartition(store, run_uri, recipe.partitions, serially)
 
 
 @dataclass(frozen=True)
@@ -112,7 +118,8 @@ class Undisturbed:
         store = ObjectStore((run_uri, corpus_uri))
         write_chaos_corpus(store, corpus_uri)
         store_random_teacher(store, run_uri)
-        run_undisturbed(store, run_uri, corpus_uri)
+        for step in STEPS:
+            run_plainly(step, store, run_uri, corpus_uri, chaos_recipe())
         return cls(corpus_uri, manifest_bytes(store, run_uri))
 
     def differences(self, store: ObjectStore, run_uri: str) -> list[str]:

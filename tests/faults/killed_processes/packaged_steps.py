@@ -5,7 +5,7 @@ import shutil
 import subprocess
 import tarfile
 import venv
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,48 +13,64 @@ import pyspark
 
 from infra.spark.packaging import write_code
 from jobs.package import Package, package_step
+from jobs.run import JOBS
 from tests.faults.killed_processes.chaos_run import STEPS
 from tests.standalone_cluster import StandaloneCluster
 
+PACKAGED = "extract_features"
+"""The step whose archive is written: the others but target generation need no more than it has."""
+
 _CLUSTER = Path(__file__).with_name("chaos_cluster.toml")
 _SPARK_SUBMIT = Path(pyspark.__file__).parent / "bin" / "spark-submit"
+_INSTALLED = str(Path(pyspark.__file__).parents[1])
+"""This environment's dependencies; PYTHONPATH reads no .pth files, and so does not lead to the
+checkout of an editable installation."""
 
 
 @dataclass(frozen=True)
 class PackagedSteps:
     """PackagedSteps submits packaged programs from `folder`, with a Python that has nothing else.
 
-    `unpacked` is the place of each step's dependencies on every host. An executor that unpacks
-    and compiles them itself takes 5 s of CPU and 0.4 GB more; with torch far more.
+    The dependencies lie unpacked on every host: an executor that unpacks and compiles them itself
+    takes 5 s of CPU and 0.4 GB more. Target generation also finds torch where it is installed; to
+    compress and unpack it would take 20 s.
     """
 
     folder: Path
     cluster: StandaloneCluster
-    packages: Mapping[str, Package]
-    unpacked: Mapping[str, Path]
+    package: Package
 
     @property
     def events(self) -> Path:
         """Return the folder of Spark's event logs."""
         return self.folder / "events"
 
+    @property
+    def unpacked(self) -> Path:
+        """Return the folder of the unpacked dependencies."""
+        return self.folder / "unpacked"
+
+    def program(self, step: str) -> str:
+        """Return the path of the step's program, beside the package."""
+        return str(Path(self.package.program).with_name(f"{step}.py"))
+
     def submit(self, step: str, *arguments: str) -> "subprocess.Popen[bytes]":
         """Start the step with the dependencies that lie on every host."""
-        package = self.packages[step]
-        place = f"spark.executorEnv.PYTHONPATH={self.unpacked[step]}"
-        options = ("--py-files", package.code, "--conf", place)
-        return self._start(step, options, package.program, *arguments)
+        place = str(self.unpacked)
+        if step == "generate_targets":
+            place += os.pathsep + _INSTALLED
+        settings = ("--conf", f"spark.executorEnv.PYTHONPATH={place}")
+        options = ("--py-files", self.package.code, *settings)
+        return self._start(step, options, self.program(step), *arguments)
 
-    def start_from_archive(self, step: str, program: str) -> "subprocess.Popen[bytes]":
-        """Start any program with the step's package, which each executor unpacks."""
-        return self._start(step, self.packages[step].options(), program)
+    def start_from_archive(self, program: str) -> "subprocess.Popen[bytes]":
+        """Start any program with the package, whose archive its one executor unpacks."""
+        one_executor = ("--conf", "spark.cores.max=2")
+        return self._start(PACKAGED, (*self.package.options(), *one_executor), program)
 
     def _start(
         self, step: str, options: Sequence[str], program: str, *arguments: str
     ) -> "subprocess.Popen[bytes]":
-        # The driver has this environment's dependencies; PYTHONPATH brings no .pth files, and so
-        # no way to the checkout of an editable installation.
-        installed = str(Path(pyspark.__file__).parents[1])
         python = self.folder / "bare" / "bin" / "python"
         command = [
             # The package's options name its cluster file's master; a later option wins.
@@ -68,7 +84,7 @@ class PackagedSteps:
             return subprocess.Popen(
                 command,
                 cwd=self.folder,
-                env={**self.cluster.environment, "PYTHONPATH": installed},
+                env={**self.cluster.environment, "PYTHONPATH": _INSTALLED},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -81,28 +97,23 @@ class PackagedSteps:
 
 
 def prepare(folder: Path, cluster: StandaloneCluster) -> PackagedSteps:
-    """Make the packages, the bare Python and the unpacked dependencies below `folder`."""
+    """Make the package, the bare Python and the unpacked dependencies below `folder`."""
     dist = folder / "dist"
     for each in (folder / "events", dist):
         each.mkdir(parents=True)
-    code = write_code(dist)
-    # Not of all steps: each of two more with torch would take 12 s of CPU to compress.
-    packages = {step: package_step(step, code, dist) for step in STEPS}
+    steps = PackagedSteps(folder, cluster, package_step(PACKAGED, write_code(dist), dist))
+    for step in STEPS:
+        shutil.copyfile(JOBS / f"{step}.py", steps.program(step))
     venv.create(folder / "bare", with_pip=False, symlinks=True)
-    teacher, others = folder / "unpacked-teacher", folder / "unpacked"
-    for place, step, modules in (
-        (teacher, "generate_targets", "pipeline.steps.targets, training.targets.teacher"),
-        (others, "extract_features", "pipeline.steps.features, pipeline.steps.repartition"),
-    ):
-        with tarfile.open(packages[step].dependencies) as archive:
-            archive.extractall(place)  # Python 3.11.2 knows no filter
-        # Compile by importing now, as a host's set-up would: 10 s less for each first task.
-        command = [str(folder / "bare" / "bin" / "python"), "-c", f"import {modules}"]
-        path = f"{place}{os.pathsep}{packages[step].code}"
-        environment = {**cluster.environment, "PYTHONPATH": path}
-        subprocess.run(command, env=environment, check=True, timeout=300)
-    unpacked = {step: teacher if step == "generate_targets" else others for step in packages}
-    return PackagedSteps(folder, cluster, packages, unpacked)
+    with tarfile.open(steps.package.dependencies) as archive:
+        archive.extractall(steps.unpacked)  # Python 3.11.2 knows no filter
+    # Compile by importing now, as a host's set-up would: 10 s less for each first task.
+    command = [str(folder / "bare" / "bin" / "python"), "-c"]
+    command.append("import pipeline.steps.features, pipeline.steps.repartition")
+    path = f"{steps.unpacked}{os.pathsep}{steps.package.code}"
+    environment = {**cluster.environment, "PYTHONPATH": path}
+    subprocess.run(command, env=environment, check=True, timeout=300)
+    return steps
 
 
 def remove_dead_executors(cluster: StandaloneCluster) -> None:

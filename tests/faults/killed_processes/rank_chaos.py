@@ -21,8 +21,9 @@ from jobs.run import JOBS
 from pipeline.runs.manifest import manifest_uri
 from pipeline.runs.names import CHECKPOINTS_FOLDER, STUDENT, model_step
 from tests.faults.killed_processes.torchrun_job import NUM_RANKS, TorchrunJob, strike
+from tests.process_tree import lives
 from tests.training.data.uneven_run import write_uneven_run
-from tests.whole_path.processes import TINY, lives
+from tests.whole_path.processes import TINY
 from training.distributed.simulated_group import simulate_ranks
 from training.fit.model_specs import student_fit
 from training.fit.train_model import fit_model
@@ -33,7 +34,7 @@ STRIKES = {
     "synchronous": ("rank", "rank", "torchrun"),
     "gtc": FIVE_STRIKES,
     "bmuf": ("rank", "rank", "stop"),
-    "htm": ("rank", "stop", "torchrun"),
+    "htm": ("rank", "torchrun"),
     "one_bit": FIVE_STRIKES,
     "rand_psgd": ("rank", "stop", "torchrun"),
     "d_psgd": ("rank", "rank"),

@@ -10,7 +10,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.whole_path.processes import REPOSITORY, TINY, children
+from tests.process_tree import children
+from tests.whole_path.processes import REPOSITORY, TINY
 
 NUM_RANKS = 4
 _RANK = re.compile(rb"(?:^|\0)RANK=(\d+)\0")

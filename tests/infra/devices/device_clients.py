@@ -12,7 +12,7 @@ from pathlib import Path
 from infra.devices.device_client import PoolAnswer, RequestStream
 from infra.devices.device_pool import DevicePool, _file_name
 from infra.devices.messages import PoolRequest
-from tests.whole_path.processes import lives
+from tests.process_tree import lives
 
 COMMANDS = "tests.infra.devices.device_functions:Commands"
 WINDOW = 100_000

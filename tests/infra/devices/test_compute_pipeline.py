@@ -179,12 +179,6 @@ def test_a_batch_that_fails_twice_is_its_clients() -> None:
     assert device.batches.count([b"a", b"b"]) == 2
 
 
-def test_an_answer_that_is_an_error_is_its_requests() -> None:
-    """Its neighbours in the batch have their answers."""
-    answers = Pipeline(Device()).run([[b"a", b"nan", b"b"]])
-    assert answers == {0: [b"aa", "NaN", b"bb"]}
-
-
 def test_a_device_that_computes_nothing_any_more_is_given_up() -> None:
     """After a failure it must compute something small; else it is no utterance's fault."""
     device = Device()

@@ -35,7 +35,7 @@ from tests.infra.devices.device_clients import (
     wait_until,
     where,
 )
-from tests.whole_path.processes import lives
+from tests.process_tree import lives
 
 BROKEN = "tests.infra.devices.device_functions:Broken"
 SLOW = "tests.infra.devices.device_functions:slow"
@@ -51,7 +51,9 @@ def test_answers_come_back_whole_and_in_order(pool: DevicePool) -> None:
 
 def test_every_process_finds_the_same_servers(pool: DevicePool) -> None:
     """Four processes that start at once make one server a device, not one each."""
-    with get_context("spawn").Pool(4) as processes:
+    context = get_context("forkserver")
+    context.set_forkserver_preload(["tests.infra.devices.device_clients"])
+    with context.Pool(4) as processes:
         copies = [(pickle.loads(pickle.dumps(pool)), [b"sleep 0.1"] * 12, 1000)] * 4
         answers = [each for part in processes.starmap(ask, copies, 1) for each in part]
     assert {served_by(answer)[0] for answer in answers} == {"cuda:0", "cuda:1"}
@@ -191,27 +193,21 @@ def test_starting_has_a_limit(pool: DevicePool) -> None:
 
 
 def test_an_idle_server_ends(pool: DevicePool) -> None:
-    """A server ends when idle, not while it works, and starts again when it is needed."""
-    brief = replace(pool, idle_timeout_s=0.5)
+    """A server ends when idle, not while it works, and its folder with it; it starts again."""
+    brief = replace(pool, idle_timeout_s=0.5, token=f"{pool.token}-brief")
     pid = served_by(*ask(brief, [b"sleep 1.2"]))[1]
     assert lives(pid)
+    assert brief.token in _folders()
     wait_until(lambda: not lives(pid))
+    wait_until(lambda: brief.token not in _folders())
     assert where(brief)[1] != pid
+    ended = replace(pool, token=f"{pool.token}-ended")
+    os.kill(where(ended)[1], signal.SIGTERM)
+    wait_until(lambda: ended.token not in _folders())
 
 
 def _folders() -> set[str]:
     return {folder.name for folder in _private_directory().iterdir()}
-
-
-def test_a_pool_s_folder_is_removed_when_its_last_server_ends(pool: DevicePool) -> None:
-    """Servers that become idle leave nothing; a server that is terminated leaves nothing."""
-    brief = replace(pool, idle_timeout_s=0.3, token=f"{pool.token}-brief")
-    ask(brief, [b"sleep 0.3"] * 6, 1000)
-    assert brief.token in _folders()
-    wait_until(lambda: brief.token not in _folders())
-    ended = replace(pool, token=f"{pool.token}-ended")
-    os.kill(where(ended)[1], signal.SIGTERM)
-    wait_until(lambda: ended.token not in _folders())
 
 
 def test_the_next_start_removes_the_folder_of_a_killed_server(pool: DevicePool) -> None:

@@ -5,7 +5,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from infra.devices.device_client import MAX_LOST_SERVERS, InFlightRequests, RequestFailure
+from infra.devices.device_client import InFlightRequests, RequestFailure
 from infra.devices.messages import Batch, PoolRequest
 
 
@@ -85,19 +85,6 @@ def test_what_a_lost_server_had_comes_again_as_it_was() -> None:
     assert in_flight.take(0) is None
 
 
-def test_a_request_fails_that_ends_its_server_three_times() -> None:
-    """A second server that ends with a batch divides it, and only what ends a third one fails."""
-    in_flight = filled(2, size=2)
-    for lost, batches in enumerate([[[0, 1]], [[0, 1]], [[0], [1]]]):
-        sent = in_flight.next_for("a", 1000)
-        assert [batch.numbers for _, batch in sent] == batches
-        in_flight.computing("a", sent[0][0])
-        in_flight.lose("a", f"reason {lost}")
-    ended = f"its server ended {MAX_LOST_SERVERS} times, at last: reason 2"
-    assert in_flight.take(0) == RequestFailure(ended)
-    assert take_all(in_flight, "a") == [[1]]
-
-
 def test_a_batch_that_fails_is_halved_until_a_request_fails_alone() -> None:
     """By its order alone; the other halves are computed."""
     in_flight = filled(4, size=4)
@@ -106,19 +93,6 @@ def test_a_batch_that_fails_is_halved_until_a_request_fails_alone() -> None:
         assert [batch.numbers for _, batch in sent] == batches
         assert in_flight.fail("a", sent[0][0], "poison") is (batches == [[0], [1]])
     assert in_flight.take(0) == RequestFailure("poison")
-
-
-def test_a_request_whose_answer_is_an_error_is_tried_alone() -> None:
-    """Its neighbours in the batch are answered at once."""
-    in_flight = filled(3, size=3)
-    ((number, _),) = in_flight.next_for("a", 1000)
-    for answer in (b"zero", RequestFailure("NaN"), b"two"):
-        in_flight.answer("a", number, answer)
-    assert (in_flight.take(0), in_flight.take(1), in_flight.take(2)) == (b"zero", None, b"two")
-    ((alone, batch),) = in_flight.next_for("a", 1000)
-    assert batch.numbers == [1]
-    in_flight.answer("a", alone, RequestFailure("NaN"))
-    assert in_flight.take(1) == RequestFailure("NaN")
 
 
 def test_an_answer_of_a_server_that_was_given_up_is_ignored() -> None:

@@ -28,7 +28,7 @@ from tests.infra.devices.device_clients import (
     wait_until,
     where,
 )
-from tests.whole_path.processes import lives
+from tests.process_tree import lives
 
 VANISHING = "tests.infra.devices.device_functions:Vanishing"
 

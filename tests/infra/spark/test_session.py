@@ -12,9 +12,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 from infra.cluster import load_cluster
-from infra.spark.observer import Observer
 from infra.spark.session import TaskError, run_tasks, spark_environment, spark_session
 from infra.spark.task_resources import local_folder
+from infra.task_metrics import Observer
 from tests.infra.spark.java_free import java_free_environment
 
 PROGRAM = str(Path(__file__).with_name("spark_program.py"))
@@ -142,14 +142,6 @@ def test_temporary_files_lie_in_sparks_local_directories(session: SparkSession) 
     assert local_folder() == tempfile.gettempdir(), "no task, no directory of Spark's"
 
 
-def test_local_sessions_listen_on_loopback_only(session: SparkSession) -> None:
-    """A local session has no UI and binds to 127.0.0.1."""
-    context = session.sparkContext
-    assert context.uiWebUrl is None
-    assert context.getConf().get("spark.driver.bindAddress") == "127.0.0.1"
-    assert context.master == "local[2]"
-
-
 def _run(command: list[str], environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         command, check=False, env=environment, capture_output=True, text=True, timeout=240
@@ -201,17 +193,3 @@ def test_a_lost_jvm_is_explained() -> None:
     assert len(ends) == 1, done.stderr
     assert "TaskError: naps: the driver's JVM has ended, killed" in ends[0]
     assert done.returncode == 1
-
-
-@pytest.mark.chaos
-def test_no_java_is_left_behind() -> None:
-    """When the program ends by an error, its JVM ends too."""
-    repository = str(Path(__file__).parents[3])
-    environment = {**spark_environment(), "PYTHONPATH": repository}
-    done = _run([sys.executable, PROGRAM, "fail"], environment)
-    assert "asked to fail" in done.stderr
-    java = Path("/proc") / str(json.loads(done.stdout)["java_pid"])
-    deadline = time.monotonic() + 30
-    while java.exists() and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert not java.exists()

@@ -7,7 +7,7 @@ import pytest
 from pyspark import SparkConf
 
 from infra.cluster import Cluster, load_cluster
-from infra.spark.session import cluster_settings, launch_options, settle
+from infra.spark.session import launch_options, settle
 
 EXTRACTION = load_cluster("extract_features")
 COMMAND = "org.apache.spark.deploy.SparkSubmit {} dist/extract_features.py --run s3://b/run"
@@ -20,25 +20,18 @@ def settled(
     return conf, settle(conf, cluster, COMMAND.format(options), heap_mebibytes)
 
 
-def test_a_site_that_says_nothing_gets_the_cluster_file() -> None:
-    """Nothing loses, so nothing is said."""
-    conf, messages = settled({"spark.master": "local[*]"}, "")
-    assert messages == []
-    assert conf.get("spark.master") == "yarn"
-    assert conf.get("spark.executor.memory") == EXTRACTION.executor_memory
-    assert conf.get("spark.executor.memoryOverhead") == "19g"
-    assert conf.get("spark.ui.enabled") is None, "a setting of local masters"
-
-
 def test_a_site_loses_by_name() -> None:
     """A value of spark-defaults that differs is replaced, and named with both values."""
     site = {"spark.executor.memory": "1g", "spark.speculation": "true", "spark.eventLog.dir": "/x"}
-    conf, messages = settled(site, "")
-    assert conf.get("spark.executor.memory") == "2g"
-    assert conf.get("spark.eventLog.dir") == "/x", "the cluster file says nothing of it"
+    conf, messages = settled(site | {"spark.master": "local[*]"}, "")
     assert messages == [
         "spark.executor.memory = 1g of spark-defaults loses to the cluster file: 2g"
     ]
+    assert conf.get("spark.master") == "yarn", "spark-submit's own default loses in silence"
+    assert conf.get("spark.executor.memory") == "2g"
+    assert conf.get("spark.executor.memoryOverhead") == "19g"
+    assert conf.get("spark.eventLog.dir") == "/x", "the cluster file says nothing of it"
+    assert conf.get("spark.ui.enabled") is None, "a setting of local masters"
 
 
 def test_the_number_of_executors_is_the_cluster_files() -> None:
@@ -94,10 +87,3 @@ def test_launch_options_hold_what_the_driver_needs_before_it_starts() -> None:
         *("--master", "yarn", "--driver-memory", "8g"),
         *("--conf", "spark.driver.extraJavaOptions=-Xss4m"),
     ]
-
-
-def test_a_session_of_ours_gets_the_same_settings() -> None:
-    """Without spark-submit the JVM starts with all of them, driver memory too."""
-    settings = cluster_settings(load_cluster("demo"))
-    assert settings["spark.driver.memory"] == "1g"
-    assert settings["spark.driver.bindAddress"] == "127.0.0.1"

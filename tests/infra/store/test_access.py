@@ -64,19 +64,18 @@ ABSENT_OR_DENIED = [
 ]
 
 
-@pytest.mark.parametrize(("status", "code", "error"), ABSENT_OR_DENIED)
-def test_absence_and_denial_are_believed_at_the_fourth_answer(
-    server: Refusing, status: int, code: str, error: type[StoreError]
-) -> None:
+def test_absence_and_denial_are_believed_at_the_fourth_answer(server: Refusing) -> None:
     """Three such answers and then the bytes are the bytes; four are the error of this object."""
-    store, before = ObjectStore(("s3://bucket",)), REQUESTS.total()
-    server.refusals = [(status, code)] * 3
-    assert store.get(URI) == b"audio"
-    server.refusals = [(status, code)] * 4
-    with pytest.raises(error, match=URI):
-        store.get(URI)
-    made = REQUESTS.total() - before
-    assert (made.get, made.retries) == (8, 0), "an answer is no failure"
+    store = ObjectStore(("s3://bucket",))
+    for status, code, error in ABSENT_OR_DENIED:
+        before = REQUESTS.total()
+        server.refusals = [(status, code)] * 3
+        assert store.get(URI) == b"audio"
+        server.refusals = [(status, code)] * 4
+        with pytest.raises(error, match=URI):
+            store.get(URI)
+        made = REQUESTS.total() - before
+        assert (made.get, made.retries) == (8, 0), "an answer is no failure"
 
 
 def test_contradicting_refusals_are_asked_on(server: Refusing) -> None:
@@ -107,16 +106,17 @@ PASSING = [
 ]
 
 
-@pytest.mark.parametrize(("status", "code"), PASSING)
-def test_what_waiting_may_heal_is_retried(server: Refusing, status: int, code: str) -> None:
+def test_what_waiting_may_heal_is_retried(server: Refusing) -> None:
     """Such an answer costs a retry, whatever its status, and never an object."""
-    store, before = ObjectStore(("s3://bucket",)), REQUESTS.total()
-    server.refusals = [(status, code)]
-    assert store.get(URI) == b"audio"
-    assert (REQUESTS.total() - before).retries == 1
-    answer = {"Error": {"Code": code}, "ResponseMetadata": {"HTTPStatusCode": status}}
-    error = store_error(ClientError(answer, "GetObject"), URI)  # type: ignore[arg-type]
-    assert not isinstance(error, ObjectNotFound | ObjectDenied)
+    store = ObjectStore(("s3://bucket",))
+    for status, code in PASSING:
+        before = REQUESTS.total()
+        server.refusals = [(status, code)]
+        assert store.get(URI) == b"audio"
+        assert (REQUESTS.total() - before).retries == 1, (status, code)
+        answer = {"Error": {"Code": code}, "ResponseMetadata": {"HTTPStatusCode": status}}
+        error = store_error(ClientError(answer, "GetObject"), URI)  # type: ignore[arg-type]
+        assert not isinstance(error, ObjectNotFound | ObjectDenied), (status, code)
 
 
 def test_patience_with_access_ends(server: Refusing) -> None:
@@ -147,15 +147,13 @@ LASTING = [
 ]
 
 
-@pytest.mark.parametrize(("status", "code", "remedy"), LASTING)
-def test_other_refusals_are_of_access(
-    server: Refusing, status: int, code: str, remedy: str
-) -> None:
+def test_other_refusals_are_of_access(server: Refusing) -> None:
     """An archive, wrong keys and an absent bucket fail with a remedy; no object is to blame."""
-    server.refusals = [(status, code)] * 4
-    with pytest.raises(StoreError, match=remedy) as caught:
-        ObjectStore(("s3://bucket",)).get(URI)
-    assert not isinstance(caught.value, ObjectNotFound | ObjectDenied)
+    for status, code, remedy in LASTING:
+        server.refusals = [(status, code)] * 4
+        with pytest.raises(StoreError, match=remedy) as caught:
+            ObjectStore(("s3://bucket",)).get(URI)
+        assert not isinstance(caught.value, ObjectNotFound | ObjectDenied), code
 
 
 MALFORMED = "AuthorizationHeaderMalformed"
@@ -170,15 +168,13 @@ ELSEWHERE = [
 ]
 
 
-@pytest.mark.parametrize(("status", "code", "details", "named"), ELSEWHERE)
-def test_an_answer_to_another_region_names_the_variable(
-    server: Refusing, status: int, code: str, details: str, named: str
-) -> None:
+def test_an_answer_to_another_region_names_the_variable(server: Refusing) -> None:
     """And the region or the endpoint, if the answer does; a HEAD's own redirect has an end."""
-    server.refusals, server.details = [(status, code)] * 4, details
-    server.head_status = status
-    with pytest.raises(StoreError, match=rf"{status} {code}.*set AWS_DEFAULT_REGION .*{named}"):
-        ObjectStore(("s3://bucket",)).get(URI)
+    for status, code, details, named in ELSEWHERE:
+        server.refusals, server.details = [(status, code)] * 4, details
+        server.head_status = status
+        with pytest.raises(StoreError, match=rf"{status} {code}.*set AWS_DEFAULT_REGION .*{named}"):
+            ObjectStore(("s3://bucket",)).get(URI)
 
 
 SPOKEN = [

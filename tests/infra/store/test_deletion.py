@@ -7,18 +7,6 @@ import pytest
 from infra.store.object_store import ObjectStore, PrefixError, join_uri
 
 
-def test_a_deleted_object_is_gone_and_its_neighbours_stay(base: str) -> None:
-    """Deleting an object a second time, or one that never was, is no error."""
-    store = ObjectStore((base,))
-    uris = [join_uri(base, name) for name in ("run/a", "run/ab", "run/a.b")]
-    for uri in uris:
-        store.put(uri, b"1")
-    store.delete(uris[0])
-    store.delete(uris[0])
-    store.delete(join_uri(base, "never/was"))
-    assert [info.uri for info in store.list(base)] == sorted(uris[1:])
-
-
 def test_many_are_deleted_and_their_neighbours_stay(base: str) -> None:
     """More than are in flight at a time, one of them twice, one that never was."""
     store = ObjectStore((base,))
@@ -26,13 +14,14 @@ def test_many_are_deleted_and_their_neighbours_stay(base: str) -> None:
     for uri in uris:
         store.put(uri, b"1")
     store.delete_many([*uris[:70], uris[0], join_uri(base, "never/was")])
+    store.delete(uris[0])
     assert [info.uri for info in store.list(base)] == sorted(uris[70:])
 
 
 def test_one_that_is_refused_ends_the_deletion(base: str) -> None:
     """An object outside of the prefixes; deletions behind it that had not begun never do."""
     store = ObjectStore((base,))
-    uris = [join_uri(base, f"run/{number:03d}") for number in range(200)]
+    uris = [join_uri(base, f"run/{number:03d}") for number in range(100)]
     for uri in uris:
         store.put(uri, b"1")
     with pytest.raises(PrefixError):

@@ -1,47 +1,66 @@
 """Shards and commits on a disk that is full: an error with a remedy, and nothing half written."""
 
-import json
-import shutil
-import subprocess
-import sys
+import errno
+import os
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from infra.store.object_store import ObjectStore, StoreError
-from tests.infra.store.full_disk import STEP, Attempt, attempt, file_limit
+from pipeline.records import Tally
+from pipeline.runs.commit import Commit, StepContext, step_context
 
 REMEDY = "make room, or raise the quota or ulimit -f; the same command then resumes"
-UNSHARE = ("unshare", "--map-root-user", "--mount")
+SHARD = bytes(200_000)
 
 
-def require_failed(found: Attempt, folder: Path, reason: str) -> None:
-    """Require an error that names the shard or the commit, and no commit and nothing partial."""
-    uri, _, said = found.error.partition(": ")
-    assert Path(uri).is_relative_to(folder / STEP)
-    assert said == f"{reason}: {REMEDY}"
-    assert not found.is_committed
-    assert found.leftovers == []
+@contextmanager
+def file_limit(num_bytes: int) -> Iterator[None]:
+    """Let this process write no more into a file."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def require_whole(found: Attempt) -> None:
-    """Require one shard and its commit."""
-    assert found.error == ""
-    assert found.is_committed
-    assert len(found.objects) == 2
-    assert found.leftovers == []
+@pytest.fixture
+def context(tmp_path: Path) -> StepContext:
+    return step_context(ObjectStore((str(tmp_path),)), str(tmp_path), "targets/unlabelled", {}, {})
 
 
-def test_a_shard_that_does_not_fit_leaves_nothing(tmp_path: Path) -> None:
-    """The error names the shard; the same task then succeeds, with room."""
-    with file_limit(64_000):
-        first = attempt(str(tmp_path))
-    require_failed(first, tmp_path, "File too large")
-    assert first.objects == []
-    require_whole(attempt(str(tmp_path)))
+def attempt(context: StepContext, shard: bytes) -> None:
+    """Store a shard and its commit, as a task does."""
+    output = context.put_output("0", ".parquet", shard, Tally(1, 1))
+    context.commit(Commit("0", context.fingerprint, (output,), None, Tally(1, 1), Tally()))
 
 
-def test_an_object_that_does_not_fit_changes_none(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("shard", "limit", "name", "num_left"),
+    [(SHARD, 64_000, ".parquet", 0), (b"small", 100, "commits/0.json", 1)],
+    ids=["shard", "commit"],
+)
+def test_what_does_not_fit_is_not_committed(
+    context: StepContext, shard: bytes, limit: int, name: str, num_left: int
+) -> None:
+    """The error names it, and nothing partial stays; the same task then succeeds, with room."""
+    with file_limit(limit), pytest.raises(StoreError, match=rf"{name}: File too large: {REMEDY}"):
+        attempt(context, shard)
+    assert context.committed("0") is None
+    assert len(context.store.list(context.run_uri)) == num_left
+    assert context.store.leftovers(context.run_uri) == []
+    attempt(context, shard)
+    assert context.committed("0") is not None
+    assert len(context.store.list(context.run_uri)) == 2
+
+
+def test_an_object_that_does_not_fit_changes_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The old bytes stay where new ones do not fit, and an absent object stays absent."""
     store, uri = ObjectStore((str(tmp_path),)), str(tmp_path / "object")
     store.put(uri, b"old")
@@ -54,24 +73,10 @@ def test_an_object_that_does_not_fit_changes_none(tmp_path: Path) -> None:
     assert not store.exists(f"{uri}-other")
     assert store.put_if_absent(f"{uri}-other", bytes(2000))
 
+    def full(*_: str) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-def can_mount(folder: Path) -> bool:
-    """Return whether this user may mount a disk in a namespace of its own."""
-    mount = (*UNSHARE, "mount", "-t", "tmpfs", "tmpfs", str(folder))
-    has_program = shutil.which("unshare") is not None
-    return has_program and subprocess.run(mount, check=False, capture_output=True).returncode == 0
-
-
-def test_a_disk_that_is_full_commits_nothing(tmp_path: Path) -> None:
-    """Neither a part of a shard, nor a shard whose commit finds no room; with room all is whole."""
-    if not can_mount(tmp_path):
-        pytest.skip("this machine lets its users mount no disk")
-    program = (sys.executable, "-m", "tests.infra.store.full_disk", str(tmp_path))
-    said = subprocess.run((*UNSHARE, *program), check=True, capture_output=True, text=True).stdout
-    first, filling, last = (Attempt(**each) for each in json.loads(said))
-    require_failed(first, tmp_path, "No space left on device")
-    assert first.objects == []
-    require_failed(filling, tmp_path, "No space left on device")
-    assert len(filling.objects) == 1
-    assert filling.error.partition(": ")[0].endswith("commits/000000.json")
-    require_whole(last)
+    monkeypatch.setattr(os, "link", full)
+    with pytest.raises(StoreError, match=f"third: No space left on device: {REMEDY}"):
+        store.put_if_absent(f"{uri}-third", b"new")
+    assert store.leftovers(str(tmp_path)) == []

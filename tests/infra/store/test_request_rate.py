@@ -7,13 +7,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from infra.store import retry, s3_limits
-from infra.store.retry import GaveUpError, Patience
 from infra.store.s3_errors import NoTurnError
 from infra.store.s3_limits import (
     FIRST_PER_S,
@@ -29,7 +27,6 @@ from infra.store.s3_limits import (
     rates_of_host,
     take_turn,
 )
-from tests.benchmarks.throttling import Setting, Simulation
 
 LIMIT = RequestRate(100.0, 10.0, 10.0, cut_s=10.0, throttled_s=10.0)
 
@@ -134,40 +131,6 @@ def test_impossible_rates_are_no_rates(rate: RequestRate) -> None:
     """Numbers that none of us stores, or from after now, as before a restart, are refused."""
     assert LIMIT.is_valid(20.0)
     assert not rate.is_valid(20.0)
-
-
-def test_hosts_share_a_store_and_no_task_fails() -> None:
-    """8 hosts, 1,024 GETs in flight where 220 suffice: all is read, at the store's rate."""
-    setting = Setting(8, 4, 32, objects_per_task=800, num_prefixes=1, is_adaptive=True)
-    outcome = Simulation(setting).run()
-    assert outcome.num_failed == 0
-    assert outcome.share > 0.9
-    assert outcome.throttled_share < 0.4
-
-
-def test_throttled_answers_use_up_no_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fifty throttled answers and nine failures are survived; a tenth failure is not."""
-    monkeypatch.setattr(time, "sleep", lambda _: None)
-
-    class Throttled(Patience):
-        def is_throttled(self, error: Exception) -> bool:
-            return isinstance(error, BlockingIOError)
-
-    def failing(num_failures: int) -> Callable[[], str]:
-        errors = [BlockingIOError()] * 50 + [OSError()] * num_failures
-        random.Random(1).shuffle(errors)
-
-        def act() -> str:
-            if errors:
-                raise errors.pop()
-            return "done"
-
-        return act
-
-    is_transient = lambda error: isinstance(error, OSError)  # noqa: E731
-    assert retry.retry(failing(9), is_transient, patience=Throttled()) == "done"
-    with pytest.raises(GaveUpError, match="given up after"):
-        retry.retry(failing(10), is_transient, patience=Throttled())
 
 
 def test_patience_ends() -> None:

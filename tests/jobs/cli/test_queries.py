@@ -1,8 +1,6 @@
 """verify and inspect_utterance print their findings and exit with the documented codes."""
 
 import json
-import runpy
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -10,10 +8,10 @@ import pytest
 
 from infra.settings import plain
 from infra.store.object_store import ObjectStore, join_uri
-from jobs.run import JOBS
 from pipeline.runs.manifest import Manifest
 from pipeline.runs.names import DEV, features_step, model_step, realignment_rounds
 from pipeline.runs.sealed_json import NamedObject, naming, seal
+from tests.job_programs import RunJob, Said
 from tests.jobs.job_records import RECORD
 from tests.small_run import SETTINGS, copy_run, make_run, outputs, selected_ids
 from tests.whole_path.processes import TINY
@@ -21,7 +19,7 @@ from training.fit.model_specs import aligner_fit, baseline_fit, student_fit, tea
 from training.settings.recipe import read_recipe
 
 Run = tuple[ObjectStore, str]
-Ask = Callable[..., tuple[int, str, str]]
+Ask = Callable[..., Said]
 
 
 @pytest.fixture(scope="module")
@@ -31,18 +29,12 @@ def undamaged(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 @pytest.fixture
-def ask(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Ask:
-    """Run jobs/<name>.py as a program, within this process: exit code and the two streams."""
+def ask(run_job: RunJob) -> Ask:
+    """Return a function that runs a job on a run, with the settings that made it."""
+    overrides = [part for setting in SETTINGS for part in ("--set", setting)]
 
-    def run(name: str, run_uri: str, *options: str) -> tuple[int, str, str]:
-        path = str(JOBS / f"{name}.py")
-        overrides = [part for setting in SETTINGS for part in ("--set", setting)]
-        arguments = [path, "--recipe", str(TINY), "--run", run_uri, *overrides, *options]
-        monkeypatch.setattr(sys, "argv", arguments)
-        with pytest.raises(SystemExit) as ended:
-            runpy.run_path(path, run_name="__main__")
-        said = capsys.readouterr()
-        return int(ended.value.code or 0), said.out, said.err
+    def run(name: str, run_uri: str, *options: str) -> Said:
+        return run_job(name, "--recipe", str(TINY), "--run", run_uri, *overrides, *options)
 
     return run
 

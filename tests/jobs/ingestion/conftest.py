@@ -1,9 +1,8 @@
 """Write a small Kaldi data directory, and change its tables; ingest manifests without Spark."""
 
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,12 +12,13 @@ from infra.store.object_store import ObjectStore
 from jobs.cli import spark_steps
 from pipeline.audio.placements import Acoustics
 from pipeline.runs.manifest import Output
+from pipeline.runs.names import DEV, HELDOUT, LABELLED, UNLABELLED
 from pipeline.steps.ingestion.kaldi_directory import DirectoryIngestion, PlannedCopy, plan_copy
 from pipeline.steps.ingestion.placed_audio import Simulation
 from tests.job_programs import RunJob
 from tests.jobs.ingestion.manifest_corpus import Corpus, manifest_of, row
 from tests.jobs.synthesis.test_corpus import tiny_acoustics
-from tests.small_corpus import flac, serially, tone
+from tests.small_corpus import flac, plain_loop, tone
 
 
 def write(directory: Path, name: str, lines: list[str]) -> None:
@@ -65,17 +65,10 @@ def kaldi_dir(tmp_path: Path) -> Path:
     return directory
 
 
-@contextmanager
-def in_a_loop(job: object) -> Any:
-    """Run a job's tasks one after the other, in place of its Spark session."""
-    del job
-    yield serially
-
-
 @pytest.fixture
 def without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
     """Run tasks in a loop; tests/whole_path starts Spark."""
-    monkeypatch.setattr(spark_steps, "distribute_on_spark", in_a_loop)
+    monkeypatch.setattr(spark_steps, "distribute_on_spark", plain_loop)
 
 
 @pytest.fixture
@@ -95,10 +88,14 @@ def small_acoustics(
 ) -> None:
     """Simulate in these rooms; seed 1 exchanges those of training and of held-out speakers."""
     training, heldout, development = acoustics
-    drawn = {0: (training, heldout), 1: (heldout, training)}
+
+    def draw(seed: int, subsets: Sequence[str]) -> dict[str, Acoustics]:
+        trained, scored = (heldout, training) if seed else (training, heldout)
+        drawn = {LABELLED: trained, UNLABELLED: trained, HELDOUT: scored, DEV: development}
+        return {subset: drawn[subset] for subset in subsets}
+
     for module in ("jobs.ingest", "jobs.synthesis.corpus"):
-        monkeypatch.setattr(f"{module}.draw_acoustics", drawn.__getitem__)
-        monkeypatch.setattr(f"{module}.draw_development_acoustics", lambda _: development)
+        monkeypatch.setattr(f"{module}.draw_acoustics", draw)
 
 
 @pytest.fixture

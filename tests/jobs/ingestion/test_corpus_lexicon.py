@@ -13,6 +13,8 @@ from tests.jobs.ingestion.manifest_corpus import Corpus, manifest_of, row
 from tests.small_corpus import flac, tone
 from tests.whole_path.processes import TINY
 
+pytestmark = pytest.mark.usefixtures("without_spark")
+
 UTTERANCES = ("HELLO WORLD", "HELLO [noise]", "DON\u2019T", "CAFE\u0301", *["HELLO"] * 16)
 LEXICON = ["HELLO HH AH L OW", "WORLD W ER L D", "DON'T D OW N T", "CAF\u00c9 K AE F EY"]
 NAMED = "'DON\u2019T' (it has \"DON'T\"), '[noise]'"

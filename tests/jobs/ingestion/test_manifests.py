@@ -303,7 +303,7 @@ def test_again_and_elsewhere(corpus: Corpus) -> None:
         (("--manifest", "best=/x"), "--manifest best=/x: need [SUBSET=]URI"),
         (("--manifest", "/x", "--columns", "text=a"), "need --format table"),
         (("--manifest", "/x", "--format", "table", "--columns", "words=a"), "--columns words=a"),
-        (("--manifest", "/x", "--speaker-buckets", "0"), "--speaker-buckets 0: need 1..100000"),
+        (("--manifest", "/x", "--speaker-buckets", "0"), "--speaker-buckets: 0: need 1..100000"),
         (("--manifest", "/x", "--placements", "9"), "--placements: placements = 9: need 1..5"),
         (("--manifest", "/x", "--heldout-placements", "2"), "without --placements: give both"),
         (
@@ -314,7 +314,7 @@ def test_again_and_elsewhere(corpus: Corpus) -> None:
         (("--kaldi-dir", "x", "--columns", "text=a"), "alone: --columns: leave out --columns"),
         (("--kaldi-dir", "x", "--ignore-columns", "a"), "alone: --ignore-columns: leave out"),
         (("--kaldi-dir", "x", "--recordings", "r"), "alone: --recordings: leave out"),
-        (("--kaldi-dir", "x", "--speaker-buckets", "0"), "alone: --speaker-buckets: leave out"),
+        (("--kaldi-dir", "x", "--speaker-buckets", "1"), "alone: --speaker-buckets: leave out"),
         (("--manifest", "/x", "--dev-share", "0.2"), "need --manifest labelled=URI, or leave it"),
         (
             ("--manifest", "labelled=/x", "--manifest", "dev=/y", "--dev-share", "0.2"),

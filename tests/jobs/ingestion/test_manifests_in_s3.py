@@ -29,9 +29,8 @@ from pipeline.runs.engine import WatchedFunction
 from pipeline.runs.manifest import read_manifest, sha256
 from pipeline.steps.audio_reads import WantedAudio, read_audio
 from tests.job_programs import RunJob
-from tests.jobs.ingestion.conftest import in_a_loop
 from tests.s3_server import CREDENTIALS
-from tests.small_corpus import SAMPLE_RATE, flac, tone, wav
+from tests.small_corpus import SAMPLE_RATE, flac, plain_loop, tone, wav
 from tests.whole_path.processes import TINY
 
 Samples = Mapping[str, np.ndarray]
@@ -227,7 +226,7 @@ def test_placements_are_simulated_by_spark_tasks(
         for output in outputs:
             assert sha256(store.get(f"{run_uri}/corpus/{output.key}")) == output.sha256
         found.append(outputs)
-        monkeypatch.setattr(spark_steps, "distribute_on_spark", in_a_loop)
+        monkeypatch.setattr(spark_steps, "distribute_on_spark", plain_loop)
     assert found[0] == found[1]
     keys = [output.key for output in found[0]]
     assert sum(key.endswith(".flac") for key in keys) == 24

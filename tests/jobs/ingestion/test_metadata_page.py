@@ -3,8 +3,6 @@
 import io
 import re
 import tarfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -26,7 +24,7 @@ from tests.documents.document_commands import (
     example_files,
 )
 from tests.job_programs import RunJob
-from tests.small_corpus import flac, serially, tone, wav
+from tests.small_corpus import flac, plain_loop, tone, wav
 
 PAGE = (ROOT / "docs" / "metadata.md").read_text()
 FILES = example_files()
@@ -94,13 +92,7 @@ def test_commands(
     tmp_path: Path, run_job: RunJob, monkeypatch: pytest.MonkeyPatch, command: Command
 ) -> None:
     """The command ends well, quarantines nothing, and writes records."""
-
-    @contextmanager
-    def in_a_loop(job: object) -> Iterator[object]:
-        del job
-        yield serially
-
-    monkeypatch.setattr(spark_steps, "distribute_on_spark", in_a_loop)
+    monkeypatch.setattr(spark_steps, "distribute_on_spark", plain_loop)
     monkeypatch.chdir(tmp_path)
     write_examples(tmp_path)
     assert command.job is not None

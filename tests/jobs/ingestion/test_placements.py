@@ -15,7 +15,7 @@ import soundfile
 from infra.store.object_store import ObjectStore, join_uri
 from jobs.ingest import SIMULATORS, draw
 from jobs.synthesis.acoustics import NUM_TALKERS, draw_talkers
-from jobs.synthesis.corpus import acoustics_tasks, development_acoustics_task
+from jobs.synthesis.corpus import acoustics_tasks
 from pipeline.audio.decode import decode_audio, decode_utterance
 from pipeline.audio.placements import PLACEMENTS, noise_for
 from pipeline.records import Tally, Utterance, stream_order
@@ -144,7 +144,7 @@ def test_development_speakers_are_in_the_held_out_placements(
 def test_development_speakers_hear_babble_of_their_own(tmp_path: Path) -> None:
     """Rooms and noises are drawn by a key of their own, and no talker babbles in two subsets."""
     for seed in range(5):
-        tasks = [*acoustics_tasks(seed, tmp_path), development_acoustics_task(seed, tmp_path)]
+        tasks = acoustics_tasks(seed, tmp_path).values()
         assert len({task.key for task in tasks}) == len({task.path for task in tasks}) == 3
         talkers = [
             draw_talkers(task.babble_voices, np.random.default_rng(task.key)) for task in tasks

@@ -11,9 +11,9 @@ import pytest
 from infra.settings import ConfigurationError
 from infra.store.object_store import ObjectStore
 from jobs import plan as job
+from jobs.plan import LINE_WIDTH, count, dollars, duration, size
 from jobs.planning import measurement
 from jobs.planning.calibration import HERE, read_calibration
-from jobs.planning.plan_table import LINE_WIDTH, count, dollars, duration, size
 from jobs.planning.run_plan import stored_calibration
 from jobs.run_table import EVALUATE
 from tests.job_programs import RunJob

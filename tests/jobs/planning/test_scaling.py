@@ -8,7 +8,7 @@ import pytest
 
 from infra.settings import ConfigurationError
 from jobs import scaling as job
-from jobs.planning.plan_table import LINE_WIDTH
+from jobs.plan import LINE_WIDTH
 from jobs.scaling import ACCURACY, HOLD_OUT, parse_ranks, read_scaling
 from tests.job_programs import RunJob
 from tests.training.cost_model.speed_up_fit import V100, WORKLOAD, held_out_rows
@@ -153,7 +153,7 @@ def test_other_ranks_are_refused(text: str) -> None:
         (("--between-gbps", "0"), "between_gbps = 0.0: need 1e-09"),
         (("--density", "2"), r"density = 2.0: need 0..1"),
         (("--block-size", "0"), "block_size = 0: need at least 1"),
-        (("--parameters", "0"), "0 parameters"),
+        (("--parameters", "0"), "num_parameters = 0: need 1"),
         (("--ranks", "0"), "ranks = 0: need numbers from 1"),
         (("--group-size", "5", "--ranks", "40"), "divisor or a multiple of 8"),
     ],

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from infra.cluster import Cluster, load_cluster
-from jobs.planning.run_plan import RunPlan, StepPlan, plan_run
-from jobs.planning.workload import planned_workload
+from jobs.planning.run_plan import RunPlan, StepPlan, plan_run, planned_workload
 from tests.jobs.planning.test_throughputs import CALIBRATION
 from training.settings.recipe import read_recipe
 

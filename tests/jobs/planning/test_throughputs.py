@@ -21,8 +21,14 @@ from jobs.planning.calibration import (
     read_published,
 )
 from jobs.planning.measurement import measure_device
-from jobs.planning.run_plan import BESIDE_THE_PIPELINE, RunPlan, StepPlan, plan_part, plan_run
-from jobs.planning.workload import planned_workload
+from jobs.planning.run_plan import (
+    BESIDE_THE_PIPELINE,
+    RunPlan,
+    StepPlan,
+    plan_part,
+    plan_run,
+    planned_workload,
+)
 from jobs.run_table import CERTIFY, EVALUATE, INGEST, REPORT, STEPS
 from jobs.volumes import (
     ModelPass,

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from infra.cluster import load_cluster
 from infra.store.object_store import ObjectStore, join_uri
 from infra.task_metrics import REQUESTS
-from jobs.planning.run_plan import calibration_uri, compare_plan
-from jobs.planning.workload import planned_workload, run_workload
+from jobs.planning.run_plan import calibration_uri, compare_plan, planned_workload, run_workload
 from jobs.run_table import STEPS
 from jobs.volumes import Volume, Workload
 from pipeline.kbest import KBest, select_kbest

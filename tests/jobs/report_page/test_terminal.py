@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from jobs.report_page.terminal import format_table
+from jobs.report import format_table
 from tests.jobs.report_page.whole_report import PLACEMENTS, whole_report
 
 

@@ -6,8 +6,8 @@ from html.parser import HTMLParser
 
 import pytest
 
+from jobs.report import format_table
 from jobs.report_page.page import render_report
-from jobs.report_page.terminal import format_table
 from tests.jobs.report_page.whole_report import PLACEMENTS, whole_report
 
 VOID = {"meta"}

@@ -1,11 +1,9 @@
 """Audio of other rates and of several channels becomes 16 kHz mono, where that is asked for."""
 
-import io
 from fractions import Fraction
 
 import numpy as np
 import pytest
-import soundfile
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.signal import fftconvolve, firwin, kaiserord
@@ -19,6 +17,7 @@ from pipeline.audio.conversion import (
     resample,
 )
 from pipeline.audio.decode import AudioError, decode_audio, decode_utterance, max_file_bytes
+from tests import small_corpus
 
 ANY_RATE = AudioConversion(RATES_HZ)
 SECONDS = 2.0
@@ -30,9 +29,7 @@ def tone(frequency_hz: float, rate_hz: int, seconds: float = SECONDS) -> np.ndar
 
 
 def encode(samples: np.ndarray, rate_hz: int, container: str = "WAV", subtype: str = "") -> bytes:
-    file = io.BytesIO()
-    soundfile.write(file, samples, rate_hz, format=container, subtype=subtype or None)
-    return file.getvalue()
+    return small_corpus.encode(samples, container, subtype or None, rate_hz)
 
 
 def middle(samples: np.ndarray) -> np.ndarray:
@@ -110,7 +107,7 @@ def test_16_khz_is_left_as_it_is() -> None:
     ("container", "subtype"),
     [("WAV", "PCM_16"), ("FLAC", "PCM_16"), ("OGG", "VORBIS"), ("MP3", "MPEG_LAYER_III")],
 )
-@pytest.mark.parametrize("rate_hz", [8_000, 22_050, 44_100, 48_000])
+@pytest.mark.parametrize("rate_hz", [8_000, 44_100])
 def test_every_container_is_resampled(container: str, subtype: str, rate_hz: int) -> None:
     """Its tone comes out at 16 kHz, and the form says what it was."""
     data = encode(tone(1_000, rate_hz), rate_hz, container, subtype)

@@ -9,7 +9,7 @@ from pipeline.audio.decode import decode_audio
 from pipeline.audio.errors import AudioError
 from pipeline.audio.mp3 import counted_mp3, parse_header
 
-SECONDS = 10
+SECONDS = 4
 SAMPLES = np.random.default_rng(0).standard_normal(SECONDS * 16_000).astype(np.float32) * 0.1
 
 
@@ -34,16 +34,16 @@ MARK = MP3.index(b"Xing")
 
 
 @pytest.mark.parametrize("rate_hz", [8_000, 11_025, 12_000, 16_000, 22_050, 24_000, 32_000, 44_100])
-@pytest.mark.parametrize("channels", [1, 2])
-@pytest.mark.parametrize("mode", ["CONSTANT", "VARIABLE"])
+@pytest.mark.parametrize(("channels", "mode"), [(1, "VARIABLE"), (2, "CONSTANT")])
 def test_frames_end_where_the_file_ends(rate_hz: int, channels: int, mode: str) -> None:
     """LAME's files of all rates are frames from the first byte to the last."""
-    data, num_samples = counted_mp3(encode(rate_hz, channels, mode))
-    assert data == encode(rate_hz, channels, mode)
+    data = encode(rate_hz, channels, mode)
+    whole, num_samples = counted_mp3(data)
+    assert whole == data
     assert 0 < num_samples - len(SAMPLES) <= 2 * 1152 + 529
 
 
-@pytest.mark.parametrize("count", [None, 0, 50, 100])
+@pytest.mark.parametrize("count", [None, 0, 50])
 def test_a_file_without_its_count_is_decoded_whole(count: int | None) -> None:
     """libsndfile alone decodes a third of it, by the bit rate of its first frame."""
     data = without_count(MP3)

@@ -9,26 +9,20 @@ from pipeline.audio.conversion import NO_CONVERSION
 from pipeline.audio.decode import decode_audio
 from pipeline.audio.errors import AudioError
 from pipeline.audio.wav import is_open_length, wav_file, wav_layout
+from tests.small_corpus import encode
 
-SAMPLES = np.random.default_rng(0).standard_normal(400) * 0.1
-
-
-def encode(subtype: str = "PCM_16") -> bytes:
-    file = io.BytesIO()
-    soundfile.write(file, SAMPLES, 16_000, format="WAV", subtype=subtype)
-    return file.getvalue()
+WAV = encode(np.random.default_rng(0).standard_normal(400) * 0.1)
 
 
 def test_a_wav_is_what_libsndfile_writes() -> None:
     """Its bytes, of the same format and samples."""
-    data = encode()
-    assert wav_file(data[20:36], data[44:]) == data
+    assert wav_file(WAV[20:36], WAV[44:]) == WAV
 
 
 def test_the_samples_are_libsndfiles() -> None:
     """To the bit, for every 16-bit integer, and in a file of several blocks."""
     integers = np.resize(np.arange(-(2**15), 2**15), 150_000).astype("<i2")
-    data = wav_file(encode()[20:36], integers.tobytes())
+    data = wav_file(WAV[20:36], integers.tobytes())
     expected, _ = soundfile.read(io.BytesIO(data), dtype="float32", always_2d=True)
     file = open_audio(data, NO_CONVERSION)
     np.testing.assert_array_equal(np.concatenate(list(file.blocks())), expected)
@@ -37,7 +31,7 @@ def test_the_samples_are_libsndfiles() -> None:
 @pytest.mark.parametrize("num_newlines", [7, 8])
 def test_eight_newlines_show_it_where_no_length_is_stated(num_newlines: int) -> None:
     """Fewer may follow carriage returns by chance: one in 256 does."""
-    data = bytearray(encode().replace(b"\n", b"\0"))
+    data = bytearray(WAV.replace(b"\n", b"\0"))
     data[4:8] = data[40:44] = b"\xff" * 4
     data[100 : 100 + 2 * num_newlines] = b"\r\n" * num_newlines
     if num_newlines == 8:
@@ -49,17 +43,15 @@ def test_eight_newlines_show_it_where_no_length_is_stated(num_newlines: int) -> 
 
 def test_a_single_newline_ends_the_search() -> None:
     """Bytes behind a WAV's samples are no sign, where line feeds and returns are alone."""
-    data = encode()
-    data = data[:60] + b"\n\0\r\0" + data[64:]
+    data = WAV[:60] + b"\n\0\r\0" + WAV[64:]
     np.testing.assert_array_equal(decode_audio(data + b"\r\n\r\n\r\n"), decode_audio(data))
 
 
 @pytest.mark.parametrize("tag", [6, 7])
 def test_laws_need_a_byte_a_sample(tag: int) -> None:
     """The tag of A-law or mu-law upon 16-bit samples would decode to twice as many of noise."""
-    data = encode()
     with pytest.raises(AudioError, match=r"not_audio: .*-law of 16 bits: need 8"):
-        decode_audio(data[:20] + bytes([tag]) + data[21:])
+        decode_audio(WAV[:20] + bytes([tag]) + WAV[21:])
 
 
 def test_a_header_without_end_is_left_soon() -> None:

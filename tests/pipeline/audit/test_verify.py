@@ -77,8 +77,15 @@ def rewrite_commit(run: Run, key: str, change: Callable[[Commit], Commit]) -> No
 
 
 def test_an_undamaged_run_passes(undamaged: Run) -> None:
-    """There is no finding; every object of the four steps was read, and progress saw all bytes."""
+    """There is no finding; every object of the four steps was read, and progress saw all bytes.
+
+    It has selected, unselected and quarantined utterances, and several shards a step.
+    """
     store, run_uri = undamaged
+    assert 10 < len(selected_ids(store, run_uri)) < 30
+    for step in ("selection", "features"):
+        assert read_manifest(store, run_uri, f"{step}/{SUBSET}").quarantined.utterances == 1
+    assert all(len(outputs(store, run_uri, step)) > 1 for step in STEPS)
     reported: list[tuple[int, int]] = []
     corpus_uri = join_uri(run_uri, "corpus")
     found = verify_run(store, run_uri, corpus_uri, lambda *seen: reported.append(seen))
@@ -101,82 +108,68 @@ def test_an_undamaged_run_passes(undamaged: Run) -> None:
     assert found.num_bytes == sum(num_bytes for num_bytes, _ in reported) == reported[0][1]
 
 
-@pytest.mark.parametrize("step", STEPS)
-def test_a_flipped_byte_is_found(run: Run, step: str) -> None:
+def test_a_flipped_byte_is_found(run: Run) -> None:
     """The object, the digest that it should have, and how to make it again."""
     store, run_uri = run
-    output = outputs(store, run_uri, step)[0]
-    rewrite(run, output.key, lambda data: data[:50] + bytes([data[50] ^ 1]) + data[51:])
-    (finding,) = verify(store, run_uri).findings
-    assert finding.object == output.key
-    assert output.sha256[:16] in finding.expected
-    assert output.sha256[:16] not in finding.found.partition("(")[0]
-    assert f"remove {step}/{SUBSET}/commits/" in finding.remedy
-
-
-@pytest.mark.parametrize("step", STEPS)
-def test_a_missing_object_is_found(run: Run, step: str) -> None:
-    """Its key and its size."""
-    store, run_uri = run
-    output = outputs(store, run_uri, step)[0]
-    store.delete(join_uri(run_uri, output.key))
-    expected, found = findings(run)[output.key]
-    assert expected.startswith(f"{output.num_bytes:,} bytes")
-    assert found == "missing"
+    for step in STEPS:
+        output = outputs(store, run_uri, step)[0]
+        rewrite(run, output.key, lambda data: data[:50] + bytes([data[50] ^ 1]) + data[51:])
+        (finding,) = verify(store, run_uri).findings
+        assert finding.object == output.key
+        assert output.sha256[:16] in finding.expected
+        assert output.sha256[:16] not in finding.found.partition("(")[0]
+        assert f"remove {step}/{SUBSET}/commits/" in finding.remedy
+        rewrite(run, output.key, lambda data: data[:50] + bytes([data[50] ^ 1]) + data[51:])
 
 
 def test_a_damaged_manifest_is_found(run: Run) -> None:
     """Bytes that do not match their own seal; the steps that read it are not blamed."""
     key = f"features/{SUBSET}/manifest.json"
     rewrite(run, key, lambda data: data.replace(b'"utterances"', b'"utterancez"', 1))
-    assert [each.object for each in verify(*run).findings] == [key]
-    assert findings(run)[key][0] == "a whole record"
+    found = findings(run)
+    assert found.keys() == {key}
+    assert found[key][0] == "a whole record"
 
 
-def test_an_altered_manifest_is_found(run: Run) -> None:
-    """Sealed again after a change: what was made from it knows what it read."""
-    rewrite_manifest(run, "features", code_version="99")
-    expected, found = findings(run)[f"features/{SUBSET}/manifest.json"]
-    assert f"as targets/{SUBSET} read it" in expected or f"as partitions/{SUBSET}" in expected
-    assert found.startswith("SHA-256")
+@pytest.mark.parametrize(
+    ("step", "changes", "expected", "found"),
+    [
+        ("features", {"code_version": "99"}, f"/{SUBSET} read it", "SHA-256"),
+        ("partitions", {"step": "elsewhere"}, f"partitions/{SUBSET}", "of elsewhere"),
+    ],
+)
+def test_an_altered_manifest_is_found(
+    run: Run, step: str, changes: dict[str, object], expected: str, found: str
+) -> None:
+    """Sealed again after a change: what was made from it knows what it read, as its folder does."""
+    rewrite_manifest(run, step, **changes)
+    said = findings(run)[f"{step}/{SUBSET}/manifest.json"]
+    assert expected in said[0]
+    assert said[1].startswith(found)
 
 
-def test_a_manifest_of_another_step_is_found(run: Run) -> None:
-    """A manifest that was copied into another step's folder."""
-    rewrite_manifest(run, "partitions", step="elsewhere")
-    assert findings(run)[f"partitions/{SUBSET}/manifest.json"][1] == "of elsewhere"
+def test_changed_inputs_are_found(run: Run) -> None:
+    """Targets without their teacher, other metadata than selection read, and metadata more.
 
-
-def test_a_missing_input_is_found(run: Run) -> None:
-    """Targets without their teacher."""
-    store, run_uri = run
-    store.delete(manifest_uri(run_uri, "models/teacher"))
-    assert findings(run)["models/teacher/manifest.json"][1] == "missing"
-
-
-def test_changed_metadata_is_found(run: Run) -> None:
-    """The selection read other metadata than is there now."""
+    Marks of the metadata's writer do not count.
+    """
     store, run_uri = run
     uri = store.list(join_uri(run_uri, "corpus", "metadata"))[0].uri
-    store.put(uri, store.get(uri) + b"\n")
-    assert "as selected from" in findings(run)[uri][0]
-    store.delete(uri)
-    assert findings(run)[uri][1] == "missing"
-
-
-def test_metadata_that_selection_did_not_read_is_found(run: Run) -> None:
-    """An object that came later; marks of its writer do not count."""
-    store, run_uri = run
     folder = join_uri(run_uri, "corpus", "metadata", SUBSET)
     store.put(join_uri(folder, "_SUCCESS"), b"")
     assert findings(run) == {}
+    store.delete(manifest_uri(run_uri, "models/teacher"))
     store.put(join_uri(folder, "later.jsonl"), b"")
-    assert findings(run) == {
-        join_uri(folder, "later.jsonl"): (
-            f"only what selection/{SUBSET} read",
-            "an object that it did not read",
-        )
-    }
+    store.put(uri, store.get(uri) + b"\n")
+    found = findings(run)
+    assert found["models/teacher/manifest.json"][1] == "missing"
+    assert "as selected from" in found[uri][0]
+    assert found[join_uri(folder, "later.jsonl")] == (
+        f"only what selection/{SUBSET} read",
+        "an object that it did not read",
+    )
+    store.delete(uri)
+    assert findings(run)[uri][1] == "missing"
 
 
 @pytest.mark.parametrize("section", [{}, {"tuning": {}}])
@@ -250,24 +243,9 @@ def test_audio_that_nothing_read_may_change(run: Run) -> None:
 
 def test_blanks_in_a_sealed_record_are_found(run: Run) -> None:
     """Bytes that no writer wrote, though they say the same."""
-    for key in (first_commit(run, "targets"), f"targets/{SUBSET}/manifest.json"):
-        store, run_uri = run
-        data = store.get(join_uri(run_uri, key))
-        store.put(join_uri(run_uri, key), data + b"\n")
-        assert "other blanks" in findings(run)[key][1]
-        store.put(join_uri(run_uri, key), data)
-
-
-def test_a_commit_in_anothers_place_is_found(run: Run) -> None:
-    """A whole record of the same step, under another task's name."""
-    store, run_uri = run
-    first, second, *_ = (
-        found.uri for found in store.list(join_uri(run_uri, "features", SUBSET, "commits"))
-    )
-    store.put(first, store.get(second))
-    key = first.removeprefix(f"{run_uri}/")
-    expected, found = findings(run)[key]
-    assert (expected, found) == ("the commit of its own task", "of 000001")
+    key = first_commit(run, "targets")
+    rewrite(run, key, lambda data: data + b"\n")
+    assert "other blanks" in findings(run)[key][1]
 
 
 def test_subsets_of_an_older_run_are_compared(run: Run) -> None:
@@ -296,19 +274,15 @@ def test_subsets_of_an_older_run_are_compared(run: Run) -> None:
 
 
 def test_a_wrong_count_in_a_commit_is_found(run: Run) -> None:
-    """Its own sum, and the manifest's."""
+    """Its own sum, and the manifest's; in another, another recipe than the manifest's."""
+    other = first_commit(run, "partitions")
+    rewrite_commit(run, other, lambda commit: replace(commit, fingerprint="0" * 64))
     key = first_commit(run, "targets")
     rewrite_commit(run, key, lambda commit: replace(commit, tally_in=Tally(99, 1)))
     found = findings(run)
+    assert found[other][1] == "0" * 12
     assert found[key][0].startswith("99 utterances, 1 ms accounted for")
     assert found[f"targets/{SUBSET}/manifest.json"][0].endswith(" in, as stated")
-
-
-def test_a_commit_of_another_recipe_is_found(run: Run) -> None:
-    """Another fingerprint than the manifest's configuration and inputs make."""
-    key = first_commit(run, "partitions")
-    rewrite_commit(run, key, lambda commit: replace(commit, fingerprint="0" * 64))
-    assert findings(run)[key][1] == "0" * 12
 
 
 def test_a_missing_commit_is_found(run: Run) -> None:
@@ -376,16 +350,12 @@ def test_a_doubled_utterance_is_found(run: Run) -> None:
 
 
 def test_an_invented_utterance_is_found(run: Run) -> None:
-    """Counts and digests agree, the ids do not."""
+    """Counts and digests agree, the ids do not; nor does the count of another shard."""
     store, run_uri = run
     replace_shard(run, 0, lambda rows: [replace(rows[0], utterance_id="nobody"), *rows[1:]])
-    reported = [each.found for each in verify(store, run_uri).findings]
+    new = replace_shard(run, 1, lambda rows: rows, num_invented=1)
+    reported = {each.found: each for each in verify(store, run_uri).findings}
     assert "1 not from there: nobody" in reported
-
-
-def test_a_wrong_count_of_an_object_is_found(run: Run) -> None:
-    """A shard of one row less than its commit and its manifest say."""
-    new = replace_shard(run, 0, lambda rows: rows, num_invented=1)
     expected, found = findings(run)[new.key]
     assert expected.startswith(f"{new.utterances} utterances, ")
     assert found.startswith(f"{new.utterances - 1} utterances, ")
@@ -462,24 +432,6 @@ def test_sweeping_removes_exactly_the_orphans(run: Run) -> None:
     assert (swept.findings, swept.orphans, swept.scratch) == ((), (), ())
 
 
-@pytest.mark.parametrize(
-    "key",
-    [
-        *(f"features/{SUBSET}/commits/notes.txt", f"selection/{SUBSET}/scratch/notes.txt"),
-        *("models/teacher/checkpoints/notes.txt", "steps/notes.txt", "notes.txt", "logs/a/b.txt"),
-        *("certificate/certificate.json", "plan/plan.txt", f"features/{SUBSET}/ab/notes.txt"),
-    ],
-)
-def test_no_object_below_a_run_is_passed_over(run: Run, key: str) -> None:
-    """Whatever folder it is in, verification names it, and sweeping leaves it."""
-    store, run_uri = run
-    store.put(join_uri(run_uri, key), b"mine")
-    assert key in findings(run)
-    with pytest.raises(ValueError, match=r"nothing swept"):
-        sweep(store, run_uri, verify(store, run_uri))
-    assert store.exists(join_uri(run_uri, key))
-
-
 def test_a_strangers_object_is_named_and_never_swept(run: Run) -> None:
     """The user must find out what an object is for that no task stored."""
     store, run_uri = run
@@ -511,33 +463,15 @@ def test_what_only_a_damaged_commit_names_is_not_swept(run: Run) -> None:
     assert findings(run)[key][0] == "a whole record"
     with pytest.raises(ValueError, match="nothing swept"):
         sweep(store, run_uri, verify(store, run_uri))
-    for output in outputs(store, run_uri, "features"):
-        assert store.exists(join_uri(run_uri, output.key))
 
 
 def test_a_step_at_work_is_unfinished_even_before_its_first_commit(run: Run) -> None:
-    """An object in a folder without manifest and commits."""
-    store, run_uri = run
-    store.put(join_uri(run_uri, f"targets/heldout/ab/000000-{'ab' * 8}.parquet"), b"")
-    assert verify(store, run_uri).unfinished == ("targets/heldout",)
-
-
-def test_the_corpus_is_no_step(run: Run) -> None:
-    """Audio may be named as our objects are; it is no orphan."""
+    """An object in a folder without manifest and commits; audio of such a name is none."""
     store, run_uri = run
     store.put(join_uri(run_uri, f"corpus/audio/ab/voice-{'ab' * 8}.flac"), b"")
-    assert verify(store, run_uri).unfinished == ()
-    assert not any("corpus" in key for key in verify(store, run_uri).orphans)
-
-
-def test_the_run_of_these_tests_has_something_of_everything(undamaged: Run) -> None:
-    """Selected, unselected and quarantined utterances, several shards a step."""
-    store, run_uri = undamaged
-    selection = read_manifest(store, run_uri, f"selection/{SUBSET}")
-    assert 10 < len(selected_ids(store, run_uri)) < 30
-    assert selection.quarantined.utterances == 1
-    assert read_manifest(store, run_uri, f"features/{SUBSET}").quarantined.utterances == 1
-    assert all(len(outputs(store, run_uri, step)) > 1 for step in STEPS)
+    assert (verify(store, run_uri).unfinished, verify(store, run_uri).orphans) == ((), ())
+    store.put(join_uri(run_uri, f"targets/heldout/ab/000000-{'ab' * 8}.parquet"), b"")
+    assert verify(store, run_uri).unfinished == ("targets/heldout",)
 
 
 def test_tasks_find_what_one_process_finds(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

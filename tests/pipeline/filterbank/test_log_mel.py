@@ -75,13 +75,6 @@ def synthetic(num_samples: int, level: float, offset: float, seed: int) -> np.nd
     return (np.round(signal * 32767) / 32768).astype(np.float32)
 
 
-@pytest.mark.parametrize("offset", [0.0, 0.01, -0.03])
-def test_the_engines_agree_on_noise_and_tones(offset: float) -> None:
-    """30 s at levels from -60 to -10 dBFS."""
-    levels = enumerate(np.geomspace(1e-3, 0.3, 15))
-    assert_equal_engines([synthetic(32000, level, offset, seed) for seed, level in levels])
-
-
 @settings(max_examples=20)
 @given(
     st.integers(400, 3 * BLOCK_FRAMES * 160),
@@ -134,23 +127,6 @@ def test_only_whole_windows_count(num_samples: int, expected: int) -> None:
         assert log_mel_energies(speech_like(num_samples, 0)).shape == (expected, NUM_BINS)
 
 
-def test_a_tone_peaks_at_its_own_bin() -> None:
-    """1 kHz is loudest in the bin whose centre is nearest to it in mel."""
-    tone = 0.5 * np.sin(2 * np.pi * 1000 * np.arange(8000) / 16000)
-    centres = np.linspace(mel(20), mel(8000), NUM_BINS + 2)[1:-1]
-    nearest = np.abs(centres - mel(1000)).argmin()
-    energies = log_mel_energies(tone.astype(np.float32))
-    assert (np.abs(energies.argmax(axis=1) - nearest) <= 1).all()
-
-
-@pytest.mark.parametrize("engine", ENGINES)
-def test_repeating_gives_the_same_bits(engine: Engine) -> None:
-    """No dither."""
-    samples = speech_like(4000, 3)
-    first, second = (log_mel_energies(samples, engine) for _ in range(2))
-    assert first.tobytes() == second.tobytes()
-
-
 @pytest.mark.parametrize("engine", ENGINES)
 def test_frames_come_from_their_own_window_only(engine: Engine) -> None:
     """A later start by one shift drops the first frame and nothing else."""
@@ -177,22 +153,19 @@ def test_a_frame_has_the_same_bits_wherever_it_stands(
 def test_cpus_with_other_vector_instructions_give_the_same_bits() -> None:
     """Features committed on one machine can be checked on another one."""
     program = (
-        "import hashlib; from pipeline.filterbank.log_mel import log_mel_energies as energies;"
-        "from tests.pipeline.filterbank.test_log_mel import speech_like;"
-        "print(hashlib.sha256(energies(speech_like(40000, 6)).tobytes()).hexdigest())"
+        "import sys, numpy; from pipeline.filterbank.log_mel import log_mel_energies as energies;"
+        "samples = numpy.frombuffer(sys.stdin.buffer.read(), numpy.float32);"
+        "sys.stdout.buffer.write(energies(samples).tobytes())"
     )
-    settings = ({}, {"NPY_DISABLE_CPU_FEATURES": "AVX512_SPR AVX512_ICL X86_V4"})
-    commands = [
-        subprocess.run(
-            [sys.executable, "-W", "ignore", "-c", program],
-            env=os.environ | setting,
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        for setting in settings
-    ]
-    assert len({done.stdout for done in commands}) == 1
+    samples = speech_like(40000, 6)
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", program],
+        env=os.environ | {"NPY_DISABLE_CPU_FEATURES": "AVX512_SPR AVX512_ICL X86_V4"},
+        input=samples.tobytes(),
+        capture_output=True,
+        check=True,
+    )
+    assert done.stdout == log_mel_energies(samples).tobytes()
 
 
 def test_less_than_a_window_is_refused() -> None:

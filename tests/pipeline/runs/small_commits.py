@@ -1,20 +1,30 @@
 """A step's context and the commit of one of its tasks, for tests of commits and of steps."""
 
-from pathlib import Path
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import pytest
 
-from infra.store.object_store import ObjectStore
 from pipeline.records import Quarantined, Tally
 from pipeline.runs import commit, engine
-from pipeline.runs.commit import Commit, StepContext, step_context
+from pipeline.runs.commit import Commit, StepContext
+from pipeline.runs.engine import StepResult, StepSpec, TaskPlan, run_step, run_tasks
 
 CONFIG, INPUTS = {"k": 20}, {"selection/x": "0123"}
 
 
-@pytest.fixture
-def context(tmp_path: Path) -> StepContext:
-    return step_context(ObjectStore((str(tmp_path),)), str(tmp_path), "features/x", CONFIG, INPUTS)
+def spec_of(context: StepContext, config: Mapping[str, Any] = CONFIG) -> StepSpec:
+    """Describe the step of a context, under a configuration."""
+    return StepSpec(context.store, context.run_uri, context.step, config, digests=INPUTS)
+
+
+def run_plan(
+    context: StepContext,
+    plan_of: Callable[[StepContext], TaskPlan],
+    config: Mapping[str, Any] = CONFIG,
+) -> StepResult:
+    """Run a step of the tasks that `plan_of` makes for its context."""
+    return run_step(spec_of(context, config), lambda step: run_tasks(step, plan_of(step.context)))
 
 
 def set_small_bounds(patch: pytest.MonkeyPatch, max_listed: int = 3) -> None:

@@ -16,26 +16,23 @@ from pipeline.kbest import KBest
 from pipeline.records import Tally
 from pipeline.runs import manifest
 from pipeline.runs.commit import Commit, Repetition, StepContext, once, step_context
-from pipeline.runs.engine import StepRun, StepSpec, TaskPlan, run_step, run_tasks
+from pipeline.runs.engine import StepResult, TaskPlan
 from pipeline.runs.manifest import (
     ENGINES,
     MEGAHOUR,
-    Manifest,
     manifest_uri,
     read_manifest,
     step_versions,
 )
-from pipeline.runs.names import EVALUATION_STEP, TARGETS_STEP, TUNING_STEP
+from pipeline.runs.names import TARGETS_STEP
 from pipeline.steps.features import extract_file
 from pipeline.steps.repartition import write_group
 from pipeline.steps.selection.deduplicate import index_bucket
 from pipeline.steps.selection.select import pack_files, select_bucket
 from pipeline.steps.targets import TeacherInput, label_shard
 from tests.four_steps import four_steps, label, put_teacher
-from tests.pipeline.runs.small_commits import CONFIG, INPUTS, context, record
+from tests.pipeline.runs.small_commits import CONFIG, INPUTS, record, run_plan
 from tests.small_corpus import local_store, serially, write_corpus
-
-__all__ = ["context"]
 
 
 @dataclass(frozen=True)
@@ -119,37 +116,28 @@ def test_two_gpus_make_one_step_of_targets(tmp_path: Path) -> None:
     assert outputs == tuple(output for first in firsts for output in first.outputs)
 
 
-def run(context: StepContext, names: str, ran: list[str]) -> Any:
-    tasks = {name: NamedTask(context, name, ran) for name in names}
-    spec = StepSpec(context.store, context.run_uri, context.step, CONFIG, digests=INPUTS)
+def run(context: StepContext, names: str, ran: list[str]) -> StepResult:
+    def plan_of(own: StepContext) -> TaskPlan:
+        return TaskPlan({name: NamedTask(own, name, ran) for name in names}, work, serially, 1.0)
 
-    def make(step: StepRun) -> Manifest:
-        at_work = {name: replace(task, context=step.context) for name, task in tasks.items()}
-        return run_tasks(step, TaskPlan(at_work, work, serially, 1.0))
-
-    return run_step(spec, make)
+    return run_plan(context, plan_of)
 
 
-@pytest.fixture
-def other_numpy(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+def install_other_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
     """Install another NumPy, to the eyes of a process that begins."""
     installed = metadata.version
     monkeypatch.setattr(
         manifest, "installed_version", lambda name: "99.1" if name == "numpy" else installed(name)
     )
-    return monkeypatch
 
 
 def test_half_a_step_of_other_versions_is_refused(
-    context: StepContext, other_numpy: pytest.MonkeyPatch
+    context: StepContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The message has both versions and the remedies; nothing is written; the former resume."""
-    other_numpy.undo()
     context.commit(record(context, "1"))
     was, ran = metadata.version("numpy"), list[str]()
-    other_numpy.setattr(
-        manifest, "installed_version", lambda name: "99.1" if name == "numpy" else was
-    )
+    install_other_numpy(monkeypatch)
     now = step_context(context.store, context.run_uri, context.step, CONFIG, INPUTS)
     assert now.fingerprint != context.fingerprint
     message = (
@@ -160,7 +148,7 @@ def test_half_a_step_of_other_versions_is_refused(
         run(context, "012", ran)
     assert ran == []
     assert not context.store.exists(manifest_uri(context.run_uri, "features/x"))
-    other_numpy.undo()
+    monkeypatch.undo()
     assert run(context, "012", ran).manifest.versions == context.versions
     assert ran == ["0", "2"]
 
@@ -177,22 +165,21 @@ def test_a_finished_step_stays_finished_under_other_versions(
 
 
 def test_a_worker_has_the_drivers_versions(
-    context: StepContext, other_numpy: pytest.MonkeyPatch
+    context: StepContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A cluster with another NumPy would make other bytes: refused, with both versions."""
+    """A cluster with another NumPy would make other bytes: refused, with both versions.
+
+    So is one with another version of what the step names besides the engines of its kind.
+    """
+    install_other_numpy(monkeypatch)
     task = NamedTask(context, "0", [])
     with pytest.raises(ValueError, match=r"driver and this worker differ.*numpy .*, now 99\.1"):
         work(task)
-    other_numpy.undo()
-    assert work(task).task == "0"
-
-
-def test_a_worker_has_the_drivers_version_of_the_steps_own_engines(context: StepContext) -> None:
-    """Those that the step names besides the engines of its kind."""
-    versions = {**context.versions, "kaldifst": "0.0"}
-    task = NamedTask(replace(context, versions=versions), "0", [])
+    monkeypatch.undo()
+    own = replace(context, versions={**context.versions, "kaldifst": "0.0"})
     with pytest.raises(ValueError, match=r"driver and this worker differ.*kaldifst 0\.0, now"):
-        work(task)
+        work(NamedTask(own, "0", []))
+    assert work(task).task == "0"
 
 
 def test_a_worker_may_lack_an_engine(context: StepContext, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,12 +207,6 @@ def test_a_worker_may_lack_an_engine(context: StepContext, monkeypatch: pytest.M
 def test_our_clusters_have_the_engines_of_their_step(cluster: str, kind: str) -> None:
     """So a packaged executor can compare all of them with the driver's."""
     assert {*ENGINES[kind]} <= closure(load_cluster(cluster).python_dependencies).keys()
-
-
-def test_tuning_has_the_engines_of_evaluation() -> None:
-    """Both decode and count word errors."""
-    assert step_versions(TUNING_STEP) == step_versions(EVALUATION_STEP)
-    assert "kaldi-decoder" in step_versions(TUNING_STEP)
 
 
 def test_manifest_and_commit_name_the_versions(context: StepContext) -> None:

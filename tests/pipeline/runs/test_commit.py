@@ -19,9 +19,7 @@ from pipeline.runs.commit import (
     fingerprint,
 )
 from pipeline.runs.manifest import Output
-from tests.pipeline.runs.small_commits import INPUTS, context, record
-
-__all__ = ["context"]
+from tests.pipeline.runs.small_commits import INPUTS, record
 
 
 def test_a_fingerprint_is_the_digest_of_configuration_and_inputs() -> None:
@@ -51,38 +49,12 @@ def test_a_ledger_has_one_line_an_utterance(context: StepContext) -> None:
     assert context.put_ledger("0", []) is None
 
 
-def test_a_record_comes_back_as_it_was(context: StepContext) -> None:
-    """With a ledger and without one."""
-    for committed in (record(context), replace(record(context), ledger=None)):
-        assert Commit.from_bytes(committed.to_bytes()) == committed
-        assert committed.tally_out == Tally(2, 30)
-
-
 def test_a_record_lies_below_its_step(context: StepContext) -> None:
     """One object a task, which a restarted step finds."""
     committed = context.commit(record(context, "000007"))
     data = context.store.get(f"{context.run_uri}/features/x/commits/000007.json")
     assert Commit.from_bytes(data) == committed
     assert committed_tasks(context) == {"000007": committed}
-
-
-def test_a_second_attempt_must_have_made_the_same(context: StepContext) -> None:
-    """The first record stays; another one is an error that names it."""
-    first = context.commit(record(context))
-    assert context.commit(record(context)) == first
-    uri = f"{context.run_uri}/features/x/commits/0.json"
-    with pytest.raises(ValueError, match=f"{uri} holds other digests than this attempt made"):
-        context.commit(replace(record(context), tally_in=Tally(5, 42)))
-    assert committed_tasks(context) == {"0": first}
-
-
-def test_another_recipes_commits_are_refused(context: StepContext) -> None:
-    """The error names the step and the task."""
-    context.commit(record(context, "000007"))
-    other = replace(context, fingerprint="another")
-    refused = "features/x: task 000007 was committed under another recipe.* or remove features/x"
-    with pytest.raises(ValueError, match=refused):
-        committed_tasks(other)
 
 
 def test_a_commit_that_vanishes_while_it_is_read_is_an_error(context: StepContext) -> None:

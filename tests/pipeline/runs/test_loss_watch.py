@@ -1,8 +1,5 @@
 """The quarantine ledger, and the end of a step once its losses exceed its loss budget."""
 
-import json
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -13,26 +10,21 @@ import pytest
 from infra.store.object_store import ObjectStore, join_uri
 from infra.task_metrics import REQUESTS
 from pipeline.records import Quarantined, Tally
-from pipeline.runs.commit import Commit, StepContext, once, read_commits, step_context
+from pipeline.runs.commit import Commit, StepContext, once, read_commits
 from pipeline.runs.engine import (
     Loss,
     LossBudgetExceededError,
-    LossLimit,
-    StepRun,
-    StepSpec,
+    LossWatch,
     TaskPlan,
-    run_step,
-    run_tasks,
 )
-from pipeline.runs.ledger import ledger_reasons
-from pipeline.runs.manifest import Manifest, Output, manifest_uri, read_manifest, read_output
+from pipeline.runs.manifest import manifest_uri, read_manifest
 from pipeline.steps import audio_reads, features
 from pipeline.steps.features import ExtractionConfig, extract_features
 from pipeline.steps.selection.select import SelectionConfig, metadata_uri, select_utterances
-from tests.pipeline.runs.small_commits import CONFIG, INPUTS, context
+from tests.faults.bad_input.small_runs import ledger, lines_of
+from tests.four_steps import selected_corpus
+from tests.pipeline.runs.small_commits import run_plan
 from tests.small_corpus import local_store, serially, write_corpus
-
-__all__ = ["context"]
 
 
 @dataclass(frozen=True)
@@ -64,24 +56,20 @@ def run(
 ) -> list[str]:
     """Run four tasks of 25 utterances; return those that ran."""
     ran: list[str] = []
-    spec = StepSpec(context.store, context.run_uri, context.step, CONFIG, digests=INPUTS)
 
     def counting(task: LossyTask) -> Commit | Loss:
         ran.append(task.name)
         return lose(task)
 
-    def make(step: StepRun) -> Manifest:
+    def plan_of(own: StepContext) -> TaskPlan:
         tasks = {
-            str(number): LossyTask(
-                step.context, str(number), lost, over_budget.get(f"task_{number}", False)
-            )
+            str(number): LossyTask(own, str(number), lost, over_budget.get(f"task_{number}", False))
             for number, lost in enumerate(losses)
         }
-        plan = TaskPlan(tasks, counting, serially, budget, num_utterances=100)
-        return run_tasks(step, plan)
+        return TaskPlan(tasks, counting, serially, budget, num_utterances=100)
 
     try:
-        run_step(spec, make)
+        run_plan(context, plan_of)
     except LossBudgetExceededError as error:
         return [*ran, str(error)]
     return ran
@@ -89,6 +77,7 @@ def run(
 
 def test_a_step_ends_at_the_task_that_exceeds_its_budget(context: StepContext) -> None:
     """Five of 100 may be lost: the sixth, in the second of four tasks, ends the step."""
+    assert run(replace(context, step="features/y"), [3, 2, 0, 0], 0.05) == ["0", "1", "2", "3"]
     *ran, message = run(context, [3, 3, 0, 0], 0.05)
     assert ran == ["0", "1"]
     assert message.startswith(
@@ -100,17 +89,6 @@ def test_a_step_ends_at_the_task_that_exceeds_its_budget(context: StepContext) -
     commits = read_commits(context.store, context.run_uri, "features/x")
     assert [commit.task for commit in commits] == ["0", "1"]
     assert run(context, [3, 3, 0, 0], 0.06) == ["2", "3"]
-
-
-def test_the_budget_itself_is_within(context: StepContext) -> None:
-    """Five of five are lost, and all tasks run."""
-    assert run(context, [3, 2, 0, 0], 0.05) == ["0", "1", "2", "3"]
-
-
-def test_earlier_commits_count(context: StepContext) -> None:
-    """A step that was stopped ends again before any task runs, with the same message."""
-    first = run(context, [3, 3, 0, 0], 0.05)[-1]
-    assert run(context, [3, 3, 0, 0], 0.05) == [first]
 
 
 def test_a_task_over_budget_is_not_committed(context: StepContext) -> None:
@@ -127,11 +105,7 @@ def test_a_task_over_budget_is_not_committed(context: StepContext) -> None:
 @pytest.fixture
 def corpus(tmp_path: Path) -> tuple[ObjectStore, str, str]:
     """Select forty utterances into one file."""
-    store, run_uri, corpus_uri = local_store(tmp_path)
-    write_corpus(store, corpus_uri, "unlabelled", 4, 10)
-    source, config = metadata_uri(corpus_uri, "unlabelled"), SelectionConfig(0.0, 1.0, 3)
-    select_utterances(store, run_uri, "unlabelled", source, config, 0.0, serially)
-    return store, run_uri, corpus_uri
+    return selected_corpus(tmp_path, 4, 10)
 
 
 def extract(corpus: tuple[ObjectStore, str, str], remedy: str, num_lost: int = 5) -> int:
@@ -175,8 +149,7 @@ def test_a_long_task_ends_at_its_fifth_missing_file(
     monkeypatch.setattr(features, "LOSS_INTERVAL", 1)
     store, run_uri, corpus_uri = corpus
     (selected,) = read_manifest(store, run_uri, "selection/unlabelled").outputs
-    records = map(json.loads, read_output(store, run_uri, selected).splitlines())
-    for record in list(records)[1:]:
+    for record in ledger(store, run_uri, [selected])[1:]:
         store.delete(join_uri(corpus_uri, record["audio_uri"]))
     assert extract(corpus, "once audio is back, megahour retry") < 45
 
@@ -191,8 +164,7 @@ def test_bad_metadata_ends_a_selection_at_its_worst_bucket(tmp_path: Path) -> No
         lines = [
             {**each, "duration_s": 0 if number == 3 else 1.0} for each in good[2 * number :][:2]
         ]
-        data = "".join(json.dumps(line) + "\n" for line in lines).encode()
-        store.put(join_uri(source, f"speaker_bucket={number}/part.jsonl"), data)
+        store.put(join_uri(source, f"speaker_bucket={number}/part.jsonl"), lines_of(lines))
     with pytest.raises(LossBudgetExceededError, match=r"2 of 8 .*bad_duration.*fix the data, or r"):
         select_utterances(
             store, run_uri, "unlabelled", source, SelectionConfig(0.0, 1.0, 3), 0.2, serially
@@ -202,55 +174,10 @@ def test_bad_metadata_ends_a_selection_at_its_worst_bucket(tmp_path: Path) -> No
     assert tasks == ["selected-bucket-3"]
 
 
-def test_workers_need_no_module_of_the_driver() -> None:
-    """A Spark worker imports no job, cluster file, PyTorch or packaging to run and watch tasks."""
-    program = (
-        "import sys, infra.spark.observer, pipeline.runs.ledger, pipeline.steps.features\n"
-        "import pipeline.steps.selection.select, pipeline.steps.repartition\n"
-        "print({'jobs', 'infra.cluster', 'packaging', 'torch'} & sys.modules.keys())"
-    )
-    found = subprocess.check_output([sys.executable, "-c", program], text=True)
-    assert found == "set()\n"
-
-
-def stored_ledgers(run: Path) -> list[Output]:
-    """The ledgers of two tasks: 3 of 100 utterances were truncated, 1 was empty."""
-    store = ObjectStore((str(run),))
-    context = step_context(store, str(run), "features/x", {}, {})
-    reasons = {"0": ["empty_object", "truncated"], "1": ["truncated", "truncated"]}
-    ledgers = [
-        context.put_ledger(task, [Quarantined("u", "a.flac", each, "", 1, 10) for each in rows])
-        for task, rows in reasons.items()
-    ]
-    return [ledger for ledger in ledgers if ledger]
-
-
-def test_reasons_are_counted_over_all_ledgers(tmp_path: Path) -> None:
-    """As their records count them."""
-    ledgers = stored_ledgers(tmp_path)
-    assert [each.reasons for each in ledgers] == [
-        {"empty_object": 1, "truncated": 1},
-        {"truncated": 2},
-    ]
-    assert ledger_reasons(ledgers) == {"truncated": 3, "empty_object": 1}
-
-
-def test_a_larger_loss_names_numbers_reasons_and_a_ledger() -> None:
-    """The commonest reason first."""
-    loss = Loss("0", Counter({"empty_object": 1, "truncated": 3}), "features/x/a.ledger.jsonl")
-    with pytest.raises(LossBudgetExceededError) as caught:
-        LossLimit(0.0399, 100).check(4, loss)
-    assert str(caught.value) == (
-        "4 of 100 utterances quarantined, the loss budget is 3.99%; "
-        "reasons: {'truncated': 3, 'empty_object': 1}. See the ledgers, such as "
-        "features/x/a.ledger.jsonl; fix the data, or raise loss_budget"
-    )
-
-
 def test_audio_outside_the_prefixes_has_its_remedy() -> None:
     """The message names the key that allows its folder; of other reasons it does not."""
     for reason, is_named in (("outside_prefixes", True), ("truncated", False)):
         with pytest.raises(LossBudgetExceededError) as caught:
-            LossLimit(0.0, 1).check(1, Loss("0", Counter({reason: 1}), "x"))
+            LossWatch(0.0, 1).check(Loss("0", Counter({reason: 1}), "x"))
         said = str(caught.value)
         assert ("in corpus.audio_prefixes and use another --run; " in said) == is_named

@@ -56,12 +56,6 @@ def test_development_speakers_that_are_not_finished_are_not_left_out(tmp_path: P
     assert subsets_of_run(store, run_uri, features_step) == ALL_SUBSETS
 
 
-def test_what_is_written_comes_back() -> None:
-    """All of it, tallies and outputs as the records that they were."""
-    assert Manifest.from_bytes(MANIFEST.to_bytes()) == MANIFEST
-    assert SHARD.tally == Tally(2, 1_800_000)
-
-
 def test_the_document_is_the_one_that_readers_know() -> None:
     """Every key by its name, hours to six digits, and the SHA-256 of the configuration."""
     document = json.loads(MANIFEST.to_bytes())
@@ -98,19 +92,6 @@ def test_the_document_is_the_one_that_readers_know() -> None:
     }
 
 
-def test_the_digest_of_a_configuration_does_not_depend_on_its_order() -> None:
-    """The same keys and values in another order are the same bytes."""
-    one, other = {"a": 1, "b": 2}, {"b": 2, "a": 1}
-    assert replace(MANIFEST, config=one).to_bytes() == replace(MANIFEST, config=other).to_bytes()
-
-
-def test_a_manifest_is_for_reading() -> None:
-    """One key a line, and each level a space further in."""
-    lines = MANIFEST.to_bytes().decode().splitlines()
-    assert ' "code_version": "1.2",' in lines
-    assert '  "k": 20' in lines
-
-
 @pytest.mark.parametrize("name", ["tally_in", "tally_out", "quarantined", "unselected"])
 @pytest.mark.parametrize("more", [Tally(1, 0), Tally(0, 1)])
 def test_a_lost_utterance_is_no_manifest(name: str, more: Tally) -> None:
@@ -139,14 +120,6 @@ def test_a_manifest_lies_below_its_step(tmp_path: Path) -> None:
     assert read_manifest(store, run_uri, "features/x") == MANIFEST
     digest = hashlib.sha256(MANIFEST.to_bytes()).hexdigest()
     assert input_digests(store, run_uri, ["features/x"]) == {"features/x": digest}
-
-
-def test_a_missing_manifest_names_the_step_to_run(tmp_path: Path) -> None:
-    """The URI and the step that writes it."""
-    store, uri = ObjectStore((str(tmp_path),)), f"{tmp_path}/features/x/manifest.json"
-    remedy = f"{uri} is missing: run the step that writes features/x first"
-    with pytest.raises(ValueError, match=remedy):
-        read_manifest(store, str(tmp_path), "features/x")
 
 
 def test_an_output_is_read_only_if_it_has_its_digest(tmp_path: Path) -> None:

@@ -16,18 +16,12 @@ from pipeline.runs.engine import (
     LossBudgetExceededError,
     NumberedTasks,
     Statistics,
-    StepRun,
-    StepSpec,
     TaskPlan,
-    run_step,
-    run_tasks,
 )
-from pipeline.runs.manifest import Manifest, Output, OutputsInParts, manifest_uri, read_manifest
+from pipeline.runs.manifest import Manifest, OutputsInParts, manifest_uri, read_manifest
 from pipeline.shuffling import shuffle
-from tests.pipeline.runs.small_commits import CONFIG, INPUTS, context, set_small_bounds
+from tests.pipeline.runs.small_commits import CONFIG, INPUTS, run_plan, set_small_bounds
 from tests.small_corpus import killed_at, serially
-
-__all__ = ["context"]
 
 NUM_TASKS = 11
 
@@ -86,14 +80,13 @@ def run(
     loss_budget: float = 1.0,
 ) -> Manifest:
     """Run the step's tasks, and return its manifest."""
-    spec = StepSpec(context.store, context.run_uri, context.step, config, digests=INPUTS)
     names = [] if ran is None else ran
 
-    def make(step: StepRun) -> Manifest:
+    def plan_of(own: StepContext) -> TaskPlan:
         def task(name: str, number: int) -> CountedTask:
-            return CountedTask(step.context, name, number, names)
+            return CountedTask(own, name, number, names)
 
-        plan = TaskPlan(
+        return TaskPlan(
             NumberedTasks(range(NUM_TASKS), task),
             work,
             distribute,
@@ -102,9 +95,8 @@ def run(
             order=ordered,
             num_utterances=4 * NUM_TASKS,
         )
-        return run_tasks(step, plan)
 
-    return run_step(spec, make).manifest
+    return run_plan(context, plan_of, config).manifest
 
 
 def elsewhere(context: StepContext, folder: Path) -> StepContext:
@@ -118,6 +110,7 @@ def test_folded_commits_make_the_manifest_of_a_small_step(
     """Outputs, ledgers, tallies and statistics are equal; the long lists lie in parts."""
     small = run(context)
     assert isinstance(small.outputs, tuple)
+    assert small.statistics == {"numbers": [*range(NUM_TASKS)]}
     request.getfixturevalue("small_bounds")
     large = elsewhere(context, tmp_path_factory.mktemp("large"))
     made = run(large)
@@ -143,7 +136,7 @@ def test_outputs_in_parts_are_a_sequence(context: StepContext) -> None:
         outputs[22]
 
 
-@pytest.mark.parametrize("kills_at", [1, 5, 8, 14, 17])
+@pytest.mark.parametrize("kills_at", [1, 8, 17])
 @pytest.mark.usefixtures("small_bounds")
 def test_a_killed_driver_resumes_to_the_same_bytes(
     context: StepContext,
@@ -169,17 +162,6 @@ def parts_of(context: StepContext) -> list[str]:
     manifest = read_manifest(context.store, context.run_uri, context.step)
     lists = (manifest.outputs, manifest.ledgers)
     return [part.key for each in lists if isinstance(each, OutputsInParts) for part in each.parts]
-
-
-@pytest.mark.usefixtures("small_bounds")
-def test_parts_without_a_manifest_are_written_again(context: StepContext) -> None:
-    """A driver killed before the manifest leaves parts; the next one stores equal ones."""
-    made = run(context)
-    keys = [each.uri for each in context.store.list(context.run_uri)]
-    context.store.delete(manifest_uri(context.run_uri, context.step))
-    ran: list[str] = []
-    assert run(context, serially, ran) == made
-    assert (ran, [each.uri for each in context.store.list(context.run_uri)]) == ([], keys)
 
 
 @pytest.mark.usefixtures("small_bounds")
@@ -258,9 +240,3 @@ def test_a_commit_under_another_name_is_refused(context: StepContext) -> None:
     context.store.put(context.commit_uri("000001"), record)
     with pytest.raises(ValueError, match=r"commits/000001.json is the commit of task 000000"):
         run(context)
-
-
-def test_a_line_of_a_part_is_read_as_it_was_written() -> None:
-    """Reasons are there if there are some."""
-    for output in (Output("a", 1, "b", 2, 3), Output("a", 1, "b", 2, 3, {"truncated": 2})):
-        assert Output.from_line(output.to_line()) == output

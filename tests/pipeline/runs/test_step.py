@@ -14,23 +14,17 @@ from pipeline.records import Tally
 from pipeline.runs.commit import Commit, StepContext, step_context
 from pipeline.runs.engine import (
     Distribute,
-    LossBudgetExceededError,
-    Statistics,
-    StepResult,
     StepRun,
     StepSpec,
     TaskPlan,
     finished_manifest,
-    no_statistics,
     run_step,
     run_tasks,
     write_manifest,
 )
 from pipeline.runs.manifest import Manifest, read_manifest, store_again
-from tests.pipeline.runs.small_commits import CONFIG, INPUTS, context, record
+from tests.pipeline.runs.small_commits import CONFIG, INPUTS, record, run_plan, spec_of
 from tests.small_corpus import serially
-
-__all__ = ["context"]
 
 
 def test_a_step_is_finished_once_its_manifest_is_there(context: StepContext) -> None:
@@ -52,17 +46,10 @@ def run(
     names: Sequence[str],
     commit: Callable[[str], Commit],
     distribute: Distribute = serially,
-    loss_budget: float = 1.0,
-    fold: Callable[[Sequence[Statistics]], Statistics] = no_statistics,
 ) -> Manifest:
     """The manifest of a step of these tasks, whose outputs are in the opposite order."""
-    plan = TaskPlan(
-        {name: name for name in names}, commit, distribute, loss_budget, fold, order=reversed_order
-    )
-    spec = StepSpec(context.store, context.run_uri, context.step, CONFIG, digests=INPUTS)
-    result = run_step(spec, lambda step: run_tasks(step, plan))
-    assert not result.was_finished
-    return result.manifest
+    plan = TaskPlan({name: name for name in names}, commit, distribute, 1.0, order=reversed_order)
+    return run_plan(context, lambda _: plan).manifest
 
 
 def reversed_order(numbers: Sequence[Any]) -> list[Any]:
@@ -96,42 +83,6 @@ def test_a_restarted_step_runs_what_is_not_committed(context: StepContext) -> No
     assert finished_manifest(context, CONFIG, INPUTS) == manifest
 
 
-def test_statistics_are_of_all_commits_in_the_plans_order(context: StepContext) -> None:
-    """Those of earlier attempts among them; a task without quarantine has no ledger."""
-
-    def commit(name: str) -> Commit:
-        return context.commit(replace(record(context, name), statistics={"tasks": [name]}))
-
-    context.commit(replace(record(context, "1"), ledger=None, statistics={"tasks": ["1"]}))
-    manifest = run(context, "01", commit, fold=joined)
-    assert manifest.statistics == {"tasks": ["0", "1"]}
-    assert [ledger.key.rpartition("/")[2][0] for ledger in manifest.ledgers] == ["0"]
-
-
-def joined(tasks: Sequence[Statistics]) -> Statistics:
-    return {"tasks": [name for statistics in tasks for name in statistics["tasks"]]}
-
-
-def test_beyond_the_loss_budget_there_is_no_manifest(context: StepContext) -> None:
-    """The commits stay, and a larger budget needs no task again."""
-
-    def commit(name: str) -> Commit:
-        return context.commit(record(context, name))
-
-    with pytest.raises(LossBudgetExceededError, match="2 of 8 utterances quarantined"):
-        run(context, "01", commit, loss_budget=0.24)
-    assert finished_manifest(context, CONFIG, INPUTS) is None
-    manifest = run(context, "01", pytest.fail, loss_budget=0.25)
-    assert manifest.quarantined == Tally(2, 14)
-
-
-def test_a_finished_step_is_found(context: StepContext) -> None:
-    """Nothing is made again, and the result says so."""
-    first = run(context, "01", lambda name: context.commit(record(context, name)))
-    spec = StepSpec(context.store, context.run_uri, context.step, CONFIG, digests=INPUTS)
-    assert run_step(spec, pytest.fail) == StepResult(first, was_finished=True)
-
-
 def test_inputs_are_manifests_of_steps_and_digests_of_other_things(context: StepContext) -> None:
     """A step's input is the SHA-256 of its manifest as stored; statistics are stored as made."""
     first = run(context, "01", lambda name: context.commit(record(context, name)))
@@ -149,7 +100,7 @@ def test_inputs_are_manifests_of_steps_and_digests_of_other_things(context: Step
 
 def test_one_rank_writes_the_manifest_that_the_others_read(context: StepContext) -> None:
     """A rank without contents reads after the barrier, which the writer passes last."""
-    spec = StepSpec(context.store, context.run_uri, context.step, CONFIG, digests=INPUTS)
+    spec = spec_of(context)
 
     def writer() -> None:
         run_step(spec, lambda step: step.lossless(Tally(2, 30)))
@@ -159,25 +110,9 @@ def test_one_rank_writes_the_manifest_that_the_others_read(context: StepContext)
     assert not result.was_finished
 
 
-def test_the_first_of_two_recipes_manifests_stays(context: StepContext) -> None:
-    """The driver that finishes last fails, and names the setting in which the recipes differ."""
-    slow, quick = (
-        StepSpec(context.store, context.run_uri, context.step, {"k": k}, digests=INPUTS)
-        for k in (20, 21)
-    )
-
-    def overtaken(step: StepRun) -> Manifest:
-        run_step(quick, lambda step: step.lossless(Tally(3, 40)))
-        return step.lossless(Tally(2, 30))
-
-    with pytest.raises(ValueError, match=r"made from another recipe.*: k: 21 -> 20: use"):
-        run_step(slow, overtaken)
-    assert read_manifest(context.store, context.run_uri, context.step).config == {"k": 21}
-
-
 def test_another_result_of_the_same_recipe_is_refused(context: StepContext) -> None:
     """As of a training that two drivers began; the same command then finds the first result."""
-    spec = StepSpec(context.store, context.run_uri, context.step, CONFIG, digests=INPUTS)
+    spec = spec_of(context)
 
     def overtaken(step: StepRun) -> Manifest:
         run_step(spec, lambda step: step.lossless(Tally(3, 40)))
@@ -186,20 +121,6 @@ def test_another_result_of_the_same_recipe_is_refused(context: StepContext) -> N
     with pytest.raises(ValueError, match="another driver finished this step first, and its result"):
         run_step(spec, overtaken)
     assert run_step(spec, pytest.fail).manifest.tally_out == Tally(3, 40)
-
-
-def test_a_manifest_whose_answer_was_lost_is_ours(context: StepContext) -> None:
-    """The repeated write finds an object; equal bytes are no other driver's."""
-
-    class Deaf(ObjectStore):
-        def put_if_absent(self, uri: str, data: bytes) -> bool:
-            assert super().put_if_absent(uri, data)
-            return super().put_if_absent(uri, data)
-
-    store = Deaf(context.store.allowed_prefixes)
-    spec = StepSpec(store, context.run_uri, context.step, CONFIG, digests=INPUTS)
-    result = run_step(spec, lambda step: step.lossless(Tally(2, 30)))
-    assert result.manifest == read_manifest(store, context.run_uri, context.step)
 
 
 def test_differing_settings_are_named_in_short(context: StepContext) -> None:

@@ -31,9 +31,10 @@ from pipeline.shards.targets import StoredForm, num_stored_rows
 from pipeline.splicing import STACK, low_rate_alignment, num_low_rate_frames
 from pipeline.steps.repartition import RepartitionConfig, SpilledRows, repartition
 from pipeline.steps.targets import TargetsConfig, TeacherInput, generate_targets, tail_seed
+from tests.four_steps import rows_of
 from tests.small_corpus import serially
 from tests.small_run import SEED, copy_run, make_run, outputs
-from tests.training.data.partition_rows import row, row_at_all_offsets
+from tests.training.data.partition_rows import row_at_all_offsets
 
 
 def of_middles(num_frames: int) -> list[KBest]:
@@ -59,15 +60,6 @@ def test_row_j_has_its_middle_at_frame_j_plus_1(num_frames: int) -> None:
         assert np.array_equal(found.log_z, part.log_z)
         assert np.shares_memory(found.senones, stored.kbest.senones) or not len(part.log_z)
         assert num_stored_rows(num_frames, offset, "one") == num_low_rate_frames(num_frames, offset)
-
-
-def test_shards_at_one_offset_state_nothing_new() -> None:
-    """Their bytes are those from before there were others; a shard at all says so."""
-    one, every = row(1, 20, soft=True), row_at_all_offsets(1, 20)
-    _, footer = read_plain_columns(write_partition([one]), ["utterance_id"])
-    assert "offsets" not in footer
-    _, footer = read_plain_columns(write_partition([every]), ["utterance_id"])
-    assert footer["offsets"] == "all"
 
 
 def test_a_shard_has_one_kind_of_offsets() -> None:
@@ -143,13 +135,6 @@ def test_offsets_keep_the_columns() -> None:
         assert_same(at_all().at(offset), expected)
 
 
-def test_shards_without_draws_state_nothing_new() -> None:
-    """Their bytes are those from before there were draws."""
-    form = StoredForm.of([drawn(4, 0)])
-    assert form.footer == {"k": "5"}
-    assert StoredForm.stated(form.footer) == form == StoredForm(5, 0, "one")
-
-
 def test_a_shard_has_one_number_of_draws() -> None:
     """And a footer states one below k."""
     with pytest.raises(ValueError, match=r"tail_samples = \[0, 2\]: need one for the whole shard"):
@@ -195,10 +180,8 @@ def test_steps_draw_by_utterance_and_offset(tmp_path: Path, offsets: Offsets) ->
         assert_same(kbest, drawn(len(kbest.log_z), seed=seed))
     shutil.rmtree(Path(run_uri) / PARTITIONS_STEP)
     repartition(store, run_uri, RepartitionConfig(5 / 3600, 2, SEED), serially)
-    for output in outputs(store, run_uri, "partitions"):
-        for joined in read_partition(read_output(store, run_uri, output)):
-            assert isinstance(joined.targets, KBest | KBestAtAllOffsets)
-            assert_same(stored_rows(joined.targets), stored_rows(rows[joined.utterance_id].kbest))
+    for joined in rows_of(store, run_uri, "partitions"):
+        assert_same(stored_rows(joined.targets), stored_rows(rows[joined.utterance_id].kbest))
 
 
 def test_the_recipes_draws_are_below_k() -> None:

@@ -1,6 +1,7 @@
 """Objects refused for a while are read in their place; lost ones have rows; no access fails."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,10 +12,10 @@ from infra.store.objects import Admit, admit_all
 from pipeline.runs.commit import read_commits
 from pipeline.runs.manifest import Manifest, manifest_uri
 from pipeline.steps import audio_reads
-from pipeline.steps.features import ExtractionConfig, FileTask, extract_features, extract_file
-from pipeline.steps.selection.select import SelectionConfig, metadata_uri, select_utterances
+from pipeline.steps.features import ExtractionConfig, extract_features
 from tests.faults.bad_input.small_runs import ledger
-from tests.small_corpus import local_store, serially, write_corpus
+from tests.four_steps import selected_corpus
+from tests.long_speaker import serially_cut
 
 STEP = "features/unlabelled"
 FIRST, SECOND = "unlabelled-00-000", "unlabelled-01-001"
@@ -59,10 +60,7 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
 @pytest.fixture
 def run(tmp_path: Path) -> tuple[ObjectStore, str, str]:
     """Select two speakers of three utterances into one file."""
-    store, run_uri, corpus_uri = local_store(tmp_path)
-    write_corpus(store, corpus_uri, "unlabelled", 2, 3)
-    source, config = metadata_uri(corpus_uri, "unlabelled"), SelectionConfig(0.0, 1.0, 3)
-    select_utterances(store, run_uri, "unlabelled", source, config, 0.0, serially)
+    store, run_uri, corpus_uri = selected_corpus(tmp_path, 2, 3)
     return RefusingStore(store.allowed_prefixes), run_uri, corpus_uri
 
 
@@ -74,18 +72,8 @@ def extract(
         RefusingStore.refuse = staticmethod(refuse)
     store, run_uri, corpus_uri = run
     config = ExtractionConfig(gets_in_flight=2, seed=3)
-
-    def in_pieces(tasks, function, description):
-        del description
-        is_file = [isinstance(task, FileTask) for task in tasks]
-        return [
-            extract_file(task, shard_frames) if cuts else function(task)
-            for task, cuts in zip(tasks, is_file, strict=True)
-        ]
-
-    return extract_features(
-        store, run_uri, "unlabelled", corpus_uri, config, 1.0, in_pieces
-    ).manifest
+    arguments = (store, run_uri, "unlabelled", corpus_uri, config, 1.0)
+    return extract_features(*arguments, partial(serially_cut, shard_frames)).manifest
 
 
 @pytest.fixture
@@ -209,13 +197,3 @@ def test_the_second_reading_decides_at_once(
         return ObjectDenied if is_refused else None
 
     assert extract(run, refuse).to_bytes() == whole.to_bytes()
-
-
-def test_a_renamed_folder_is_no_loss(run: tuple[ObjectStore, str, str], whole: Manifest) -> None:
-    """The step fails while the audio is elsewhere; renamed back, the same command succeeds."""
-    audio = Path(run[2]) / "audio"
-    moved = audio.rename(audio.with_name("moved"))
-    with pytest.raises(StoreError, match="is the audio mounted, moved"):
-        extract(run)
-    moved.rename(audio)
-    assert extract(run).to_bytes() == whole.to_bytes()

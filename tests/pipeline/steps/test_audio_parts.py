@@ -29,7 +29,7 @@ from pipeline.records import (
 from pipeline.shards import FeatureRow, read_features, write_features
 from pipeline.steps import audio_reads
 from pipeline.steps.features import ExtractionConfig, audio_objects, extract_rows
-from tests.small_corpus import flac, tone, wav
+from tests.small_corpus import encode, flac, tone, wav
 
 RATE = 16_000
 CONVERSION = AudioConversion((44_100,), "mean")
@@ -50,12 +50,6 @@ def extract(
     )
 
 
-def encoded(samples: np.ndarray, form: str, subtype: str, rate: int = RATE) -> bytes:
-    buffer = io.BytesIO()
-    soundfile.write(buffer, samples, rate, format=form, subtype=subtype)
-    return buffer.getvalue()
-
-
 def features_of(rows: Sequence[FeatureRow | Quarantined]) -> list[bytes]:
     assert all(isinstance(row, FeatureRow) for row in rows), rows
     return [row.features.tobytes() for row in rows if isinstance(row, FeatureRow)]
@@ -64,13 +58,8 @@ def features_of(rows: Sequence[FeatureRow | Quarantined]) -> list[bytes]:
 @pytest.mark.parametrize(
     ("form", "subtype", "rate"),
     [
-        ("WAV", "PCM_16", RATE),
         ("WAV", "PCM_24", 44_100),
-        ("WAV", "FLOAT", RATE),
-        ("WAVEX", "PCM_16", RATE),
-        ("FLAC", "PCM_16", RATE),
         ("FLAC", "PCM_24", 44_100),
-        ("OGG", "VORBIS", RATE),
         ("MP3", "MPEG_LAYER_III", RATE),
     ],
 )
@@ -81,7 +70,7 @@ def test_segments_equal_objects(tmp_path: Path, form: str, subtype: str, rate: i
     samples = 0.1 * np.sin(2 * np.pi * 300 * time * (1 + time / 9)) + tone(1, 4)[0] / 50
     if rate != RATE:
         samples = np.stack([samples, samples[::-1]], axis=1)
-    data = encoded(samples, form, subtype, rate)
+    data = encode(samples, form, subtype, rate)
     if rate == RATE:
         decoded = decode_audio(data).reshape(-1, 1)
     else:
@@ -90,7 +79,7 @@ def test_segments_equal_objects(tmp_path: Path, form: str, subtype: str, rate: i
     parts, objects = [], []
     for number, (start_s, duration_s) in enumerate(PLACES):
         first, count = round(start_s * rate), round(duration_s * rate)
-        own = encoded(decoded[first : first + count], "WAV", "FLOAT", rate)
+        own = encode(decoded[first : first + count], "WAV", "FLOAT", rate)
         store.put(f"{tmp_path}/{number}", own)
         objects.append(utterance(str(number), number, duration_s, None))
         parts.append(utterance("whole", number, duration_s, Segment(start_s, duration_s)))
@@ -101,39 +90,13 @@ def test_segments_equal_objects(tmp_path: Path, form: str, subtype: str, rate: i
     assert [row.audio_part for row in again] == [each.part for each in parts]
 
 
-def test_members_equal_objects(tmp_path: Path) -> None:
-    """A member's row is that of its bytes as an object, with the same ETag."""
-    store = ObjectStore((str(tmp_path),))
-    audio = [wav(tone(1, 0.7)), flac(tone(2, 0.9)), flac(tone(3, 1.1))]
-    archive, parts, objects = b"", [], []
-    for number, data in enumerate(audio):
-        archive += b"\1" * 512
-        duration_s = 0.7 + number / 5
-        member = Member(len(archive), len(data))
-        parts.append(utterance("a.tar", number, duration_s, member))
-        objects.append(utterance(str(number), number, duration_s, None))
-        archive += data
-        store.put(f"{tmp_path}/{number}", data)
-    store.put(f"{tmp_path}/a.tar", archive)
-    found = extract(store, str(tmp_path), parts)
-    expected = extract(store, str(tmp_path), objects)
-    assert features_of(found) == features_of(expected)
-    etags = [
-        [row.audio_etag for row in rows if isinstance(row, FeatureRow)]
-        for rows in (found, expected)
-    ]
-    assert etags[0] == etags[1]
-
-
-def test_bad_parts_are_ledger_rows(tmp_path: Path) -> None:
+def test_bad_parts_are_ledger_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each says why; the utterances beside them are kept."""
+    monkeypatch.setattr(audio_reads, "CONFIRMING_WAITS_S", (0.0,) * 3)
     store = ObjectStore((str(tmp_path),))
     store.put(f"{tmp_path}/r.wav", wav(tone(1, 2)))
     store.put(f"{tmp_path}/r.flac", flac(tone(1, 2)))
     store.put(f"{tmp_path}/text", b"no audio" * 50)
-    broken = bytearray(flac(tone(1, 2)))
-    broken[len(broken) // 2] ^= 0xFF
-    store.put(f"{tmp_path}/broken.flac", bytes(broken))
     altered = bytearray(flac(tone(1, 2)))
     altered[26] ^= 1  # the MD5 that the header states
     store.put(f"{tmp_path}/altered.flac", bytes(altered))
@@ -156,11 +119,6 @@ def test_bad_parts_are_ledger_rows(tmp_path: Path) -> None:
     rows = extract(store, str(tmp_path), utterances)
     reasons = [row.reason if isinstance(row, Quarantined) else "" for row in rows]
     assert reasons == [reason for *_, reason in parts]
-    (damaged,) = extract(
-        store, str(tmp_path), [utterance("broken.flac", 0, 1.0, Segment(0.2, 1.0))]
-    )
-    assert isinstance(damaged, Quarantined)
-    assert damaged.reason in {"truncated", "checksum_mismatch"}
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """Audio for teachers that hear it: the samples of each low-rate frame, of the right version."""
 
 import io
-import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -12,9 +11,9 @@ import soundfile
 from infra.store.object_store import ObjectStore, StoreError, join_uri
 from pipeline.filterbank.log_mel import log_mel_energies
 from pipeline.kbest import KBest, select_kbest
-from pipeline.runs.manifest import Manifest, manifest_uri, read_manifest, read_output
+from pipeline.runs.manifest import Manifest, manifest_uri
 from pipeline.runs.names import BOOTSTRAP_STEP, UNLABELLED, features_step
-from pipeline.shards import FeatureRow, Offsets, read_features, read_targets
+from pipeline.shards import Offsets
 from pipeline.steps import audio_reads
 from pipeline.steps.audio_source import AudioSource, audio_frames
 from pipeline.steps.targets import (
@@ -23,8 +22,9 @@ from pipeline.steps.targets import (
     generate_targets,
     tail_seed,
 )
-from tests.four_steps import four_steps
-from tests.small_corpus import flac, local_store, serially, tone, write_corpus, write_metadata
+from tests.faults.bad_input.small_runs import ledger
+from tests.four_steps import four_steps, rows_of
+from tests.small_corpus import flac, local_store, serially, tone, write_versions
 
 SEED = 3
 DURATIONS_S = {"ann-DP3": 0.63, "ann-DP1": 0.63, "ann-clean": 0.63, "bob-DP5": 0.6}
@@ -51,14 +51,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     """Features of the utterances in one shard, and a tree of senones."""
     monkeypatch.setattr(audio_reads, "CONFIRMING_WAITS_S", (0.01, 0.01))
     store, run_uri, corpus_uri = local_store(tmp_path)
-    (record,) = write_corpus(store, corpus_uri, UNLABELLED, num_speakers=1, num_each=1)
-    records = []
-    for number, (name, duration_s) in enumerate(DURATIONS_S.items()):
-        uri = f"audio/{name}.flac"
-        store.put(join_uri(corpus_uri, uri), flac(tone(number, duration_s)))
-        own = {"utterance_id": name, "audio_uri": uri, "duration_s": duration_s}
-        records.append({**record, **own, "placement": name.partition("-")[2]})
-    write_metadata(store, corpus_uri, UNLABELLED, records)
+    write_versions(store, corpus_uri, DURATIONS_S)
     steps = four_steps(store, run_uri, corpus_uri)
     steps["selection"]()
     steps["features"]()
@@ -76,13 +69,6 @@ def generate(
     place = store, run_uri, config, listener, serially
     made = generate_targets(*place, models=(), loss_budget=loss_budget, source=source)
     return made.manifest, listener
-
-
-def rows_of(run: Run) -> dict[str, FeatureRow]:
-    store, run_uri, _ = run
-    outputs = read_manifest(store, run_uri, features_step(UNLABELLED)).outputs
-    shards = [read_features(read_output(store, run_uri, each)) for each in outputs]
-    return {row.utterance_id: row for rows in shards for row in rows}
 
 
 def samples_of(run: Run, name: str) -> np.ndarray:
@@ -108,15 +94,15 @@ def test_the_teacher_hears_the_audio_of_the_features(run: Run, offsets: Offsets)
     """Of each utterance at each of its offsets, as many frames as it has targets."""
     manifest, listener = generate(run, TargetsConfig(4, 100, SEED, offsets))
     assert manifest.inputs.keys() == {features_step(UNLABELLED), BOOTSTRAP_STEP}
-    targets = [row for o in manifest.outputs for row in read_targets(read_output(*run[:2], o))]
+    targets, features = (rows_of(*run[:2], step) for step in ("targets", "features"))
+    num_frames_of = {row.utterance_id: len(row.features) for row in features}
     assert {row.utterance_id for row in targets} == DURATIONS_S.keys()
     num_heard = 0
     for row in targets:
         samples = samples_of(run, row.utterance_id)
-        num_frames = len(rows_of(run)[row.utterance_id].features)
         for offset in range(3) if offsets == "all" else [row.offset]:
             heard = listener.heard[tail_seed(SEED, row.utterance_id, offset)]
-            assert len(heard) == (num_frames - offset) // 3
+            assert len(heard) == (num_frames_of[row.utterance_id] - offset) // 3
             expected = samples[160 * offset : 160 * offset + heard.size]
             np.testing.assert_array_equal(heard.ravel(), expected)
             num_heard += 1
@@ -145,11 +131,7 @@ def test_audio_that_changed_or_is_gone_is_a_ledger_row(run: Run) -> None:
             path.write_bytes(flac(tone(number, DURATIONS_S[name])))
     manifest, listener = generate(run, TargetsConfig(4, 100, SEED), loss_budget=0.9)
     assert len(listener.heard) == 2
-    lines = [
-        json.loads(line)
-        for each in manifest.ledgers
-        for line in read_output(store, run[1], each).splitlines()
-    ]
+    lines = ledger(store, run[1], manifest.ledgers)
     details = {each["utterance_id"]: each["detail"] for each in lines}
     assert {each["reason"] for each in lines} == {"teacher_failed"}
     assert "has changed since its features were extracted" in details.pop("ann-DP1")

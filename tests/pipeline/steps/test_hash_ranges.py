@@ -23,7 +23,6 @@ from pipeline.runs.manifest import Manifest, OutputsInParts, manifest_uri
 from pipeline.steps import hash_ranges
 from pipeline.steps.hash_ranges import (
     ENTRY_BYTES,
-    MAX_EXTENTS,
     ExtentPlace,
     Gathered,
     HashRange,
@@ -32,13 +31,9 @@ from pipeline.steps.hash_ranges import (
     put_extents,
 )
 from pipeline.steps.selection import select as selection
-from tests.pipeline.runs.small_commits import context
 from tests.pipeline.steps.increments.nights import Nights
 from tests.pipeline.steps.selection.test_select import CONFIG, record, select, write_buckets
 from tests.small_corpus import local_store, serially
-
-__all__ = ["context"]
-
 
 HASHES = st.lists(st.integers(0, 2**64 - 1), max_size=30)
 
@@ -46,17 +41,6 @@ HASHES = st.lists(st.integers(0, 2**64 - 1), max_size=30)
 def hash_range(priorities: list[int], speakers: list[int]) -> HashRange:
     durations_ms = np.arange(1, len(priorities) + 1, dtype=np.int64)
     return HashRange(np.array(priorities, np.uint64), durations_ms, np.array(speakers, np.uint64))
-
-
-@given(HASHES, HASHES)
-def test_a_range_reads_back_as_written(priorities: list[int], speakers: list[int]) -> None:
-    """12 bytes an utterance and 8 a speaker give all back."""
-    whole = hash_range(priorities, speakers)
-    data = whole.to_bytes()
-    assert len(data) == 16 + 12 * len(priorities) + 8 * len(speakers)
-    again = HashRange.from_bytes(data)
-    for name in ("priorities", "durations_ms", "speakers"):
-        np.testing.assert_array_equal(getattr(again, name), getattr(whole, name))
 
 
 @given(HASHES, HASHES, st.integers(1, 50))
@@ -165,20 +149,6 @@ def test_extents_of_another_object_are_refused(place: tuple[ObjectStore, str]) -
         read(store, uri, 1, 2, len(data))
 
 
-@pytest.mark.parametrize("count", [0, MAX_EXTENTS + 1])
-def test_no_extents_and_too_many_are_refused(count: int) -> None:
-    """The message has the bounds."""
-    with pytest.raises(ValueError, match=rf"{count} extents .* need 1\.\.1000000"):
-        join_extents([b""] * count)
-
-
-@pytest.mark.parametrize(("number", "count"), [(-1, 3), (3, 3), (0, 0), (0, MAX_EXTENTS + 1)])
-def test_a_number_out_of_bounds_is_refused(number: int, count: int) -> None:
-    """Before anything is read."""
-    with pytest.raises(ValueError, match=f"s3://b/object: extent {number} of {count}: need"):
-        ExtentPlace("s3://b/object", 10**9, number, count)
-
-
 @dataclass(frozen=True)
 class DamagingStore(ObjectStore):
     """A store whose first answers to reads of ranges have a wrong byte."""
@@ -195,15 +165,15 @@ class DamagingStore(ObjectStore):
         return FetchedRange(b"\1" + found.data[1:], found.object_bytes, found.etag)
 
 
-@pytest.mark.parametrize("number", range(len(EXTENTS)))
-def test_damage_on_the_way_is_read_again(place: tuple[ObjectStore, str], number: int) -> None:
+def test_damage_on_the_way_is_read_again(place: tuple[ObjectStore, str]) -> None:
     """Three damaged answers cost three reads more."""
     store, uri = place
     data = join_extents(EXTENTS)
     store.put(uri, data)
-    damaging = DamagingStore(store.allowed_prefixes, 3, ([],))
-    assert read(damaging, uri, number, len(EXTENTS), len(data)) == EXTENTS[number]
-    assert len(damaging.answers[0]) == 3 + (2 if EXTENTS[number] else 1)
+    for number, extent in enumerate(EXTENTS):
+        damaging = DamagingStore(store.allowed_prefixes, 3, ([],))
+        assert read(damaging, uri, number, len(EXTENTS), len(data)) == extent
+        assert len(damaging.answers[0]) == 3 + (2 if extent else 1)
 
 
 STEP = "selection/unlabelled"
@@ -297,16 +267,14 @@ def test_objects_and_the_drivers_names_do_not_grow_with_buckets_times_ranges(
 
 
 def test_listed_names_select_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """To the byte, with duplicates, in one range and in many."""
-    for num_ranges in (1, 7):
-        carried = in_ranges(corpus(tmp_path / f"carried-{num_ranges}"), num_ranges)
-        assert carried.quarantined.utterances == 32
-        with monkeypatch.context() as patch:
-            patch.setattr(hash_ranges, "MAX_CARRIED", 0)
-            run = corpus(tmp_path / f"listed-{num_ranges}")
-            assert in_ranges(run, num_ranges).to_bytes() == carried.to_bytes()
-        parts = [each for each in run[0].list(run[1]) if "/gathered-000000-" in each.uri]
-        assert len(parts) == 3, "hashes, ids and duplicates"
+    """To the byte, with duplicates, in seven ranges."""
+    carried = in_ranges(corpus(tmp_path / "carried"), 7)
+    assert carried.quarantined.utterances == 32
+    monkeypatch.setattr(hash_ranges, "MAX_CARRIED", 0)
+    run = corpus(tmp_path / "listed")
+    assert in_ranges(run, 7).to_bytes() == carried.to_bytes()
+    parts = [each for each in run[0].list(run[1]) if "/gathered-000000-" in each.uri]
+    assert len(parts) == 3, "hashes, ids and duplicates"
 
 
 def test_listed_names_extend_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

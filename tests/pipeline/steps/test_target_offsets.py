@@ -8,23 +8,18 @@ import pytest
 
 from infra.store.object_store import ObjectStore
 from pipeline.kbest import KBest, KBestWithoutLattice
-from pipeline.runs.manifest import Manifest, read_manifest, read_output
+from pipeline.runs.manifest import Manifest, read_manifest
 from pipeline.runs.names import PARTITIONS_STEP, TARGETS_STEP
 from pipeline.shards import (
     KBestAtAllOffsets,
-    PartitionRow,
-    TargetRow,
-    read_features,
-    read_partition,
-    read_targets,
 )
 from pipeline.splicing import STACK, splice
 from pipeline.steps.repartition import RepartitionConfig, repartition
 from pipeline.steps.targets import TargetsConfig, generate_targets
-from tests.four_steps import label, teacher
+from tests.four_steps import label, rows_of, teacher
 from tests.in_process_teacher import teacher_of
 from tests.small_corpus import serially
-from tests.small_run import SEED, copy_run, make_run, outputs
+from tests.small_run import SEED, copy_run, make_run
 
 ALL = TargetsConfig(4, 100, SEED, offsets="all")
 PARTITIONS = RepartitionConfig(5 / 3600, 2, SEED)
@@ -49,18 +44,6 @@ def every(
     return store, run_uri
 
 
-def target_rows(store: ObjectStore, run_uri: str) -> dict[str, TargetRow]:
-    shards = outputs(store, run_uri, "targets")
-    rows = [row for each in shards for row in read_targets(read_output(store, run_uri, each))]
-    return {row.utterance_id: row for row in rows}
-
-
-def partition_rows(store: ObjectStore, run_uri: str) -> dict[str, PartitionRow]:
-    shards = outputs(store, run_uri, "partitions")
-    rows = [row for each in shards for row in read_partition(read_output(store, run_uri, each))]
-    return {row.utterance_id: row for row in rows}
-
-
 def manifest(run: tuple[ObjectStore, str], step: str) -> Manifest:
     return read_manifest(*run, step)
 
@@ -74,7 +57,10 @@ def test_those_at_one_offset_are_among_them(
     one: tuple[ObjectStore, str], every: tuple[ObjectStore, str]
 ) -> None:
     """Bit by bit, at the offset that the seed draws; partitions hold what the targets do."""
-    alone, together, joined = target_rows(*one), target_rows(*every), partition_rows(*every)
+    alone, together, joined = (
+        {row.utterance_id: row for row in rows_of(*run, step)}
+        for run, step in ((one, "targets"), (every, "targets"), (every, "partitions"))
+    )
     assert alone.keys() == together.keys() == joined.keys()
     assert {row.offset for row in alone.values()} == {0, 1, 2}
     for name, row in together.items():
@@ -89,15 +75,13 @@ def test_those_at_one_offset_are_among_them(
 
 def test_each_offset_has_the_teachers_answer_at_it(every: tuple[ObjectStore, str]) -> None:
     """Of every utterance of every shard."""
-    store, run_uri = every
-    together = target_rows(store, run_uri)
-    for output in outputs(store, run_uri, "features"):
-        for row in read_features(read_output(store, run_uri, output)):
-            found = together[row.utterance_id].kbest
-            assert isinstance(found, KBestAtAllOffsets)
-            for offset in range(STACK):
-                expected = label(splice(row.features, offset).astype(np.float32))
-                assert_same(found.at(offset), expected)
+    together = {row.utterance_id: row.kbest for row in rows_of(*every, "targets")}
+    for row in rows_of(*every, "features"):
+        found = together[row.utterance_id]
+        assert isinstance(found, KBestAtAllOffsets)
+        for offset in range(STACK):
+            expected = label(splice(row.features, offset).astype(np.float32))
+            assert_same(found.at(offset), expected)
 
 
 def test_the_manifests_say_which(
@@ -107,7 +91,7 @@ def test_the_manifests_say_which(
     for made, offsets in ((one, "one"), (every, "all")):
         assert manifest(made, TARGETS_STEP).config["offsets"] == offsets
         assert manifest(made, PARTITIONS_STEP).statistics == {"offsets": offsets}
-    num_frames = [len(row.features) for row in partition_rows(*every).values()]
+    num_frames = [len(row.features) for row in rows_of(*every, "partitions")]
     counted = manifest(every, TARGETS_STEP).statistics["num_frames"]
     assert counted == sum(count - 2 for count in num_frames)
     assert manifest(one, TARGETS_STEP).statistics["num_frames"] == pytest.approx(
@@ -136,7 +120,7 @@ def test_an_utterance_without_lattice_at_an_offset_counts_once(
     store, run_uri = copy_run(every[1], tmp_path)
     shutil.rmtree(Path(run_uri) / TARGETS_STEP)
     made = generate_targets(store, run_uri, ALL, searching, serially, loss_budget=0.99).manifest
-    counts = [len(row.features) for row in partition_rows(*every).values()]
+    counts = [len(row.features) for row in rows_of(*every, "partitions")]
     failed = [num for num in counts if any((num - offset) // STACK % 2 for offset in range(STACK))]
     assert made.statistics["without_lattice"] == {"search_failed": len(failed)}
     assert 0 < len(failed) < len(counts)

@@ -1,6 +1,5 @@
 """Utterances that the teacher fails at, even alone: they are counted, and nothing else is lost."""
 
-import json
 import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -16,12 +15,13 @@ from pipeline.kbest import KBest, TeacherFailure
 from pipeline.records import Tally
 from pipeline.runs.engine import LossBudgetExceededError
 from pipeline.runs.ledger import find_lost_rows, take_back
-from pipeline.runs.manifest import read_manifest, read_output
-from pipeline.shards import Offsets, read_features, read_partition, read_targets
+from pipeline.runs.manifest import read_output
+from pipeline.shards import Offsets, read_targets
 from pipeline.splicing import splice
 from pipeline.steps.repartition import RepartitionConfig, repartition
 from pipeline.steps.targets import TargetsConfig, TeacherInput, generate_targets
-from tests.four_steps import four_steps, label, put_teacher
+from tests.faults.bad_input.small_runs import ledger
+from tests.four_steps import four_steps, label, put_teacher, rows_of
 from tests.small_corpus import local_store, serially, write_corpus
 from tests.whole_path.processes import TINY
 from training.settings.recipe import read_recipe
@@ -44,8 +44,7 @@ def test_an_utterance_that_the_teacher_fails_at_is_a_ledger_row(
 ) -> None:
     """Every other one is labelled and repartitioned, once; the budget bounds how many there are."""
     store, run_uri, corpus_uri = extracted_run(tmp_path, 4, 4)
-    extracted = read_manifest(store, run_uri, "features/unlabelled").outputs
-    rows = [row for each in extracted for row in read_features(read_output(store, run_uri, each))]
+    rows = rows_of(store, run_uri, "features")
     poison = {rows[0].utterance_id: rows[0], rows[7].utterance_id: rows[7]}
     spoilt = [splice(row.features, offset) for row in poison.values() for offset in range(3)]
 
@@ -64,18 +63,12 @@ def test_an_utterance_that_the_teacher_fails_at_is_a_ledger_row(
     manifest = generate_targets(*place, loss_budget=0.2).manifest
     assert manifest.tally_in == Tally(16, sum(row.duration_ms for row in rows))
     assert manifest.quarantined.utterances == 2
-    ledger = [
-        json.loads(line)
-        for each in manifest.ledgers
-        for line in read_output(store, run_uri, each).splitlines()
-    ]
-    assert {each["utterance_id"] for each in ledger} == poison.keys()
-    assert {each["reason"] for each in ledger} == {"teacher_failed"}
-    assert {each["detail"] for each in ledger} == {"ValueError: logits hold NaN"}
-    parts = repartition(store, run_uri, RepartitionConfig(5 / 3600, 2, 3), serially).manifest
-    joined = [
-        row for each in parts.outputs for row in read_partition(read_output(store, run_uri, each))
-    ]
+    lost = ledger(store, run_uri, manifest.ledgers)
+    assert {each["utterance_id"] for each in lost} == poison.keys()
+    assert {each["reason"] for each in lost} == {"teacher_failed"}
+    assert {each["detail"] for each in lost} == {"ValueError: logits hold NaN"}
+    repartition(store, run_uri, RepartitionConfig(5 / 3600, 2, 3), serially)
+    joined = rows_of(store, run_uri, "partitions")
     kept = {row.utterance_id: row for row in rows if row.utterance_id not in poison}
     assert sorted(row.utterance_id for row in joined) == sorted(kept)
     for row in joined:

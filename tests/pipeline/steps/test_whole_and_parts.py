@@ -1,6 +1,6 @@
 """A file has one verdict and the same samples, read whole, by segments, or as a tar's member."""
 
-import io
+import gzip
 import struct
 from collections.abc import Sequence
 from itertools import pairwise
@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import soundfile
 
 from infra.store.object_store import ObjectStore, SizeBound, StoreError
 from infra.task_metrics import REQUESTS
@@ -17,6 +16,7 @@ from pipeline.audio.errors import AudioError
 from pipeline.audio.ogg import page_checksum
 from pipeline.records import AudioPart, Member, Segment
 from pipeline.steps.audio_reads import WantedAudio, read_audio
+from tests import small_corpus
 
 RATE = 16_000
 NUM_SAMPLES = 5 * RATE
@@ -26,12 +26,7 @@ NOISE = np.random.default_rng(0).standard_normal(NUM_SAMPLES) * 0.1
 def encode(
     form: str = "WAV", subtype: str = "PCM_16", samples: np.ndarray = NOISE, rate: int = RATE
 ) -> bytes:
-    file = io.BytesIO()
-    options = {"endian": "BIG"} if form == "RIFX" else {}
-    soundfile.write(
-        file, samples, rate, format=form.replace("RIFX", "WAV"), subtype=subtype, **options
-    )
-    return file.getvalue()
+    return small_corpus.encode(samples, form, subtype, rate)
 
 
 def patched(data: bytes, position: int, new: bytes) -> bytes:
@@ -58,12 +53,39 @@ def unmarked(data: bytes) -> bytes:
     return data[:last] + patched(page, 22, u32(page_checksum(page)))
 
 
+def unreturned(data: bytes) -> bytes:
+    """Write LF for each CR LF, as a transfer back from Windows does; one is needed."""
+    assert b"\r\n" in data
+    return data.replace(b"\r\n", b"\n")
+
+
+def flac_with_block(kind: int, payload: bytes, stated_bytes: int | None = None) -> bytes:
+    """Make a FLAC whose only metadata block after STREAMINFO is this one."""
+    end = FLAC.index(b"\xff\xf8", 42)  # the first frame's sync code
+    num_bytes = len(payload) if stated_bytes is None else stated_bytes
+    return FLAC[:42] + bytes([0x80 | kind]) + num_bytes.to_bytes(3, "big") + payload + FLAC[end:]
+
+
+def ogg_page(packet: bytes) -> bytes:
+    """Make one Ogg page that begins and ends a stream, with a correct checksum."""
+    header = struct.pack("<4sBBqIIIBB", b"OggS", 0, 6, NUM_SAMPLES, 1, 0, 0, 1, len(packet))
+    return patched(header + packet, 22, u32(page_checksum(header + packet)))
+
+
 WAV, FLAC, MP3 = encode(), encode("FLAC"), encode("MP3", "MPEG_LAYER_III")
 VORBIS, OPUS = encode("OGG", "VORBIS"), encode("OGG", "OPUS")
 FORM, DATA = WAV[12:36], WAV[36:]
 ODD = chunk(b"data", encode(subtype="PCM_U8")[44:-1])
 ODD_FORM = encode(subtype="PCM_U8")[12:36]
 ID3 = b"ID3\4\0\0\0\0\0\5title"
+RANDOM = np.random.default_rng(1).bytes(5000)
+EXTENSIBLE = (
+    WAV[:16]
+    + struct.pack("<IHHIIHH", 40, 0xFFFE, 1, RATE, 2 * RATE, 2, 16)
+    + b"\x16\0\x10\0\0\0\0\0"
+    + b"\xde\xad\xbe\xef" * 4
+    + WAV[36:]
+)
 SILENT_FIRST = np.concatenate([np.zeros(40_000), NOISE[40_000:]])
 
 GOOD = {
@@ -71,6 +93,7 @@ GOOD = {
     **{f"WAV {each}": encode(subtype=each) for each in ("FLOAT", "DOUBLE", "ALAW", "ULAW")},
     **{f"WAV {each}": encode(subtype=each) for each in ("MS_ADPCM", "IMA_ADPCM", "GSM610")},
     "WAV extensible": encode("WAVEX", "PCM_24"),
+    "WAV extensible of A-law": encode("WAVEX", "ALAW"),
     "RF64": encode("RF64"),
     "JUNK before the format": riff(chunk(b"JUNK", bytes(28)), FORM, DATA),
     "LIST before the samples": riff(FORM, chunk(b"LIST", b"INFOodd"), DATA),
@@ -97,6 +120,10 @@ GOOD = {
     "FLAC": FLAC,
     "FLAC behind a tag": ID3 + FLAC,
     "FLAC of 24 bits": encode("FLAC", "PCM_24"),
+    "FLAC with 16 MB of padding": flac_with_block(1, bytes(2**24 - 1)),
+    "FLAC whose metadata runs beyond its end": flac_with_block(1, b"", stated_bytes=2**24 - 1),
+    "FLAC with a picture of 4 GB": flac_with_block(6, b"\xff" * 64),
+    "FLAC with 2^32 - 1 comments": flac_with_block(4, b"\xff" * 8),
     "Vorbis": VORBIS,
     "Vorbis, end not marked": unmarked(VORBIS),
     "Opus": OPUS,
@@ -132,7 +159,21 @@ BAD = {
         "FLAC of more samples": patched(FLAC, 22, struct.pack(">I", 2 * NUM_SAMPLES)),
         "Vorbis, cut": VORBIS[:-100],
         "Vorbis, a bit changed": patched(VORBIS, 9000, bytes([VORBIS[9000] ^ 1])),
+        "Opus, cut": OPUS[: len(OPUS) // 2],
         "MP3, cut": MP3[:-100],
+        "WAV without its last byte": WAV[:-1],
+        "more samples stated": patched(WAV, 40, u32(4 * NUM_SAMPLES)),
+        "LF for CR LF": unreturned(WAV),
+        "FLAC's header alone": FLAC[:42],
+        "FLAC, its last frame's checksum changed": FLAC[:-1] + bytes([FLAC[-1] ^ 1]),
+        "FLAC with CR LF for LF": FLAC.replace(b"\n", b"\r\n"),
+        "FLAC with LF for CR LF": unreturned(FLAC),
+        "Vorbis of an hour on its last page": patched(
+            VORBIS, VORBIS.rindex(b"OggS") + 6, struct.pack("<q", 3600 * RATE)
+        ),
+        "Vorbis of no position on its last page": patched(
+            VORBIS, VORBIS.rindex(b"OggS") + 6, b"\xff" * 8
+        ),
     },
     "joined_files": {
         "WAV and WAV": WAV + WAV,
@@ -144,7 +185,22 @@ BAD = {
     "unknown_length": {"FLAC of no stated length": patched(FLAC, 22, bytes(4))},
     "duration_mismatch": {"FLAC of fewer samples": patched(FLAC, 22, struct.pack(">I", 70_000))},
     "not_audio": {
-        **{each: encode(each) for each in ("W64", "AIFF", "AU", "CAF", "NIST", "RIFX")},
+        **{each: encode(each) for each in ("W64", "AIFF", "AU", "CAF", "NIST")},
+        "RIFX": b"RIFX" + WAV[4:],
+        "AAC": b"\xff\xf1\x50\x80" + RANDOM,
+        "gzip of a FLAC": gzip.compress(FLAC),
+        "zeros": bytes(160_000),
+        "a FLAC's signature alone": b"fLaC",
+        "WAV extensible, garbled": EXTENSIBLE,
+        "a rate of 2^32 - 1": patched(WAV, 24, b"\xff" * 4),
+        "Vorbis with CR LF for LF": VORBIS.replace(b"\n", b"\r\n"),
+        "Opus with CR LF for LF": OPUS.replace(b"\n", b"\r\n"),
+        "OGG of Theora": ogg_page(b"\x80theora" + bytes(35)),
+        "OGG of Speex": ogg_page(b"Speex   " + bytes(72)),
+        "OGG of FLAC": ogg_page(b"\x7fFLAC\1\0\0\1" + FLAC[:42]),
+        "MP3 of a tag and no frame": ID3,
+        "MP3 whose tag runs beyond its end": b"ID3\3\0\0\x7f\x7f\x7f\x7f" + MP3,
+        "MP3 sync and garbage": b"\xff\xfb" + RANDOM,
         "text": b"no audio" * 20_000,
         "raw samples": DATA[8:],
         "another RIFF": b"RIFF" + u32(1000) + b"AVI " + bytes(160_000),

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from training.algorithms.block_filter import BlockFilter
-from training.settings.trainers import block_momentum_for
+from training.settings.trainers import BmufConfig
 
 
 def broadcast_models(block_filter: BlockFilter, num_blocks: int) -> tuple[list[Tensor], Tensor]:
@@ -52,16 +52,6 @@ def test_as_printed_is_classical_momentum(zeta: float, eta: float) -> None:
     assert torch.equal(global_model, models[-1])
 
 
-def test_nesterov_evaluates_the_global_model() -> None:
-    """The global model is the broadcast model less eta Delta: W_g += Delta from block to block."""
-    block_filter = BlockFilter(1.0, 0.5, "nesterov")
-    state = block_filter.begin(torch.zeros(1))
-    state = block_filter.end_block(state, torch.tensor([4.0]))
-    assert (state.global_model, state.broadcast_model, state.update) == (4.0, 6.0, 4.0)
-    state = block_filter.end_block(state, torch.tensor([7.0]))
-    assert (state.global_model, state.broadcast_model, state.update) == (7.0, 8.5, 3.0)
-
-
 def test_without_momentum_it_is_model_averaging() -> None:
     """With eta = 0 and zeta = 1 the filter gives the mean bitwise, unlike W + (mean - W)."""
     model, mean = torch.tensor([1e8]), torch.tensor([0.1])
@@ -87,23 +77,9 @@ def test_block_momentum_solves_eq_5(
     num_models: int, zeta: float, constant: float, eta: float
 ) -> None:
     """eta solves zeta / (N (1 - eta)) = C."""
-    assert block_momentum_for(num_models, zeta, constant) == eta
+    config = BmufConfig(block_learning_rate=zeta, momentum_constant=constant)
+    assert config.block_momentum_of(num_models) == eta
     assert zeta / (num_models * (1 - eta)) == constant
-
-
-def test_model_averaging_keeps_the_last_update() -> None:
-    """The update of model averaging is mean - W, from which a later stage with momentum begins."""
-    block_filter = BlockFilter(1.0, 0.0, "nesterov")
-    state = block_filter.end_block(block_filter.begin(torch.tensor([2.0])), torch.tensor([6.0]))
-    assert (state.global_model, state.broadcast_model, state.update) == (6.0, 6.0, 4.0)
-
-
-def test_only_nesterov_starts_ahead_by_an_earlier_stages_update() -> None:
-    """Given an update, Nesterov's form starts from W + eta Delta, as printed from W."""
-    model, update = torch.tensor([2.0]), torch.tensor([6.0])
-    for form, broadcast in (("nesterov", 5.0), ("as_printed", 2.0)):
-        state = BlockFilter(1.0, 0.5, form).begin(model, update)
-        assert (state.global_model, state.broadcast_model, state.update) == (2.0, broadcast, 6.0)
 
 
 @pytest.mark.parametrize(
@@ -112,7 +88,8 @@ def test_only_nesterov_starts_ahead_by_an_earlier_stages_update() -> None:
 def test_refuses_a_momentum_constant_that_no_momentum_has(
     num_models: int, zeta: float, constant: float
 ) -> None:
-    """A constant below zeta / N, for which eta would be negative, and one of 0 are refused."""
+    """A constant below zeta / N, for which eta would be negative, is refused."""
     bound = f"need at least block_learning_rate / N = {zeta} / {num_models}, or the block momentum"
+    config = BmufConfig(block_learning_rate=zeta, momentum_constant=constant)
     with pytest.raises(ValueError, match=f"momentum_constant = {constant}: {bound}"):
-        block_momentum_for(num_models, zeta, constant)
+        config.block_momentum_of(num_models)

@@ -13,16 +13,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from jaxtyping import Float64
 from torch import Tensor
 
 from tests.papers.mixing_matrices import (
     pair_matrix,
-    permuted_ring_contraction,
     permuted_ring_distance,
-    rho,
     ring_matrix,
-    ring_rho,
     uniform_matrix,
 )
 from training.algorithms.mixing import (
@@ -161,9 +157,6 @@ def test_partners_are_drawn_equally_and_apart_from_other_ranks() -> None:
     assert drawn_partner(1, 2, 3999, 8) == (3 if draws[2][3999] else 1)
 
 
-Matrix = Float64[np.ndarray, "ranks ranks"]
-
-
 def test_the_ring_is_eq_3() -> None:
     """Five ranks: thirds on the diagonal, beside it and in two corners."""
     expected = [[1, 1, 0, 0, 1], [1, 1, 1, 0, 0], [0, 1, 1, 1, 0], [0, 0, 1, 1, 1], [1, 0, 0, 1, 1]]
@@ -176,30 +169,6 @@ def test_a_permuted_ring_is_eq_8() -> None:
     permuting = np.eye(9)[list(ring.order)]
     expected = permuting.T @ ring_matrix(fixed_ring(9)) @ permuting
     assert np.array_equal(ring_matrix(ring), expected)
-
-
-@pytest.mark.parametrize("num_ranks", [*range(1, 20), 32, 64, 128])
-def test_rho_of_the_ring_is_eq_6(num_ranks: int) -> None:
-    """The closed form is rho = max(|lambda_2|, |lambda_L|), and the second singular value."""
-    matrix = ring_matrix(fixed_ring(num_ranks))
-    magnitudes = sorted(np.abs(np.linalg.eigvalsh(matrix)))
-    assert ring_rho(num_ranks) == pytest.approx(rho(matrix), abs=1e-13)
-    assert ring_rho(num_ranks) == pytest.approx([0, *magnitudes][-2], abs=1e-13)
-
-
-def all_rings(num_ranks: int) -> list[Matrix]:
-    """Return the matrices of all orders of a ring that begins with rank 0."""
-    return [ring_matrix(Ring((0, *rest))) for rest in permutations(range(1, num_ranks))]
-
-
-@pytest.mark.parametrize("num_ranks", [3, 4, 5, 6, 7])
-def test_the_mean_square_over_all_permutations_is_eq_10(num_ranks: int) -> None:
-    """The diagonal is 1/3, all else 2 / (3 (L - 1)), and its second eigenvalue the contraction."""
-    mean_square = np.mean([matrix.T @ matrix for matrix in all_rings(num_ranks)], axis=0)
-    expected = np.full((num_ranks, num_ranks), 2 / (3 * (num_ranks - 1)))
-    np.fill_diagonal(expected, 1 / 3)
-    np.testing.assert_allclose(mean_square, expected, atol=1e-13)
-    assert permuted_ring_contraction(num_ranks) == pytest.approx(rho(mean_square), abs=1e-13)
 
 
 @pytest.mark.parametrize(("num_ranks", "num_rounds"), [(8, 2), (8, 3), (16, 4), (32, 2)])
@@ -222,16 +191,9 @@ def test_drawn_rings_follow_eq_11(num_ranks: int, num_rounds: int) -> None:
     assert abs(np.mean(squares) - expected) <= 4 * error + 1e-12
 
 
-FEW_RANKS = st.integers(1, 9)
 SMALL_SEEDS = st.integers(0, 2**32)
-ALPHA = 0.1
 NUM_ELEMENTS = 4
 UNIT_ROUNDOFF = Fraction(1, 2**24)
-
-
-def local_update(mixed: Tensor, gradient: Tensor, learning_rate: float) -> Tensor:
-    """Return a column of eq. (2): the mixed weights less alpha_k times the rank's own gradient."""
-    return torch.add(mixed, gradient, alpha=-learning_rate)
 
 
 def mixed_by(ring: Ring, models: Sequence[Tensor]) -> list[Tensor]:
@@ -247,32 +209,9 @@ def random_models(num_ranks: int, seed: int, dtype: torch.dtype = torch.float64)
     return list(torch.randn(num_ranks, NUM_ELEMENTS, dtype=dtype, generator=generator))
 
 
-def gradient(model: Tensor, rank: int, step: int) -> Tensor:
-    """Return the gradient of a loss that is not quadratic, and another on each rank and step."""
-    minibatch = torch.randn(
-        6, len(model), dtype=model.dtype, generator=torch.Generator().manual_seed(97 * step + rank)
-    )
-    parameter = model.clone().requires_grad_()
-    torch.nn.functional.softplus(minibatch @ parameter - rank).mean().backward()
-    assert parameter.grad is not None
-    return parameter.grad
-
-
 def stacked(models: Sequence[Tensor]) -> np.ndarray:
     """Return W, a column for each rank."""
     return torch.stack(list(models), dim=1).numpy()
-
-
-@given(FEW_RANKS, SMALL_SEEDS)
-def test_a_round_is_eq_2(num_ranks: int, seed: int) -> None:
-    """Ranks that mix and update on their own compute W T - alpha g in NumPy's matrices."""
-    models = random_models(num_ranks, seed)
-    gradients = [gradient(model, rank, seed) for rank, model in enumerate(models)]
-    for ring in (fixed_ring(num_ranks), permuted_ring(seed, 4, num_ranks)):
-        rounds = zip(mixed_by(ring, models), gradients, strict=True)
-        found = stacked([local_update(mixed, each, ALPHA) for mixed, each in rounds])
-        expected = stacked(models) @ ring_matrix(ring) - ALPHA * stacked(gradients)
-        np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-12)
 
 
 FLOATS = st.floats(-1e6, 1e6, width=32).filter(lambda value: value == 0 or abs(value) > 1e-30)
@@ -287,18 +226,6 @@ def test_mixing_moves_the_mean_within_its_rounding(values: list[float], seed: in
     num_averaged = min(len(values), 3)
     rounding = num_averaged * UNIT_ROUNDOFF / (1 - num_averaged * UNIT_ROUNDOFF)
     assert abs(change) <= rounding * sum(abs(Fraction(value)) for value in values)
-
-
-@pytest.mark.parametrize("num_ranks", [1, 2, 3])
-def test_ranks_with_the_same_neighbours_get_the_same_bits(num_ranks: int) -> None:
-    """Sums are in the order of the ranks, whatever the ring's order and the messages' order."""
-    models = random_models(num_ranks, 8, torch.float32)
-    mixed = [
-        *mixed_by(fixed_ring(num_ranks), models),
-        *mixed_by(permuted_ring(2, 3, num_ranks), models),
-        mixed_weights(dict(reversed(list(enumerate(models))))),
-    ]
-    assert all(torch.equal(each, mixed[0]) for each in mixed)
 
 
 def test_mixing_sums_in_ascending_order_of_ranks() -> None:

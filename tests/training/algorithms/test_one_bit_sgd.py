@@ -23,7 +23,6 @@ from training.algorithms.one_bit import (
     TwoStageAggregation,
     add_message,
     columns_of,
-    num_message_words,
     stripes_of,
     take_message,
 )
@@ -226,16 +225,6 @@ def test_bits_are_the_signs_whatever_the_length(size: int, seed: int) -> None:
     assert torch.equal(decoded(message, columns) >= 0, vector >= 0)
 
 
-def test_a_message_has_one_bit_an_element_and_eight_bytes_a_column() -> None:
-    """Bits are 1/32 of float32's bytes, in whole words."""
-    columns = Columns((Matrix("a", 64, 1024),))
-    message = take_message(torch.zeros(65536), torch.ones(65536), columns)
-    assert message.nbytes == 65536 * 4 // 32 + 64 * 8
-    assert num_message_words(COLUMNS) == 2 * 44 + 42
-    assert len(take_message(torch.zeros(1342), random_vector(0), COLUMNS)) == 130
-    assert num_message_words(Columns(())) == 0
-
-
 def test_equal_signs_zeros_and_no_elements() -> None:
     """A side without elements has the value 0; zeros of both signs are above; none is a message."""
     for column in ([1.0, 3.0], [-1.0, -3.0], [0.0, -0.0], [5.0]):
@@ -243,21 +232,6 @@ def test_equal_signs_zeros_and_no_elements() -> None:
         vector = torch.tensor(column)
         assert torch.equal(quantized(vector, columns), vector.mean().expand(len(column)))
     assert torch.equal(quantized(torch.zeros(0), Columns(())), torch.zeros(0))
-
-
-def test_error_feedback_loses_nothing() -> None:
-    """In each step and in 200, what was sent and the residual are the sum of the gradients."""
-    residual, sent, total = (torch.zeros(COLUMNS.num_elements) for _ in range(3))
-    sent64, total64 = sent.double(), total.double()
-    for step in range(200):
-        gradients = random_vector(step)
-        message = take_message(residual, gradients, COLUMNS)
-        sent64 += decoded(message, COLUMNS)
-        total64 += gradients
-        torch.testing.assert_close(sent64 + residual, total64, rtol=0, atol=2e-4)
-    # The residual remains of the order of a step, so the mean of what is sent is the gradients'.
-    assert residual.abs().max() < 20
-    assert (sent64 - total64).abs().mean() < 0.02 * 200
 
 
 def test_residuals_of_float64_take_up_what_float32_rounds() -> None:
@@ -326,15 +300,6 @@ class Ranks:
 def gradients_of(num_ranks: int, step: int, size: int = SIZE) -> list[Tensor]:
     generator = torch.Generator().manual_seed(step)
     return [torch.randn(size, generator=generator) for _ in range(num_ranks)]
-
-
-def test_messages_have_the_lengths_that_a_trainer_allocates() -> None:
-    """To each rank, the words of its stripe; both stages carry M bits and 64 more a column."""
-    ranks = Ranks(3)
-    expected = [num_message_words(stripe.columns) for stripe in ranks.aggregation.stripes]
-    sent = ranks.aggregation.take_messages(ranks.states[0], torch.ones(SIZE))
-    assert [len(message) for message in sent] == expected
-    assert [len(m) for m in ranks.second_messages(gradients_of(3, 0))] == expected
 
 
 def test_more_ranks_than_columns_aggregate_nothing() -> None:
@@ -444,38 +409,3 @@ def test_the_raw_place_needs_one_rank_which_quantizes_nothing() -> None:
     once, twice = (aggregation.unquantized_update(state, each) for each in gradients)
     alone = normalized(raw, gradients)
     torch.testing.assert_close([once, twice], [alone[0], 0.5 * alone[0] + alone[1]])
-
-
-def test_the_aggregate_is_the_default_and_has_a_stripes_state() -> None:
-    """An owner's state is as long as its stripe, a rank's own as the model, none's empty."""
-    model = torch.zeros(SMALL_COLUMNS.num_elements)
-    stripes = stripes_of(SMALL_COLUMNS, NUM_RANKS)
-    stripe = stripes[1].columns.num_elements
-    assert AdaGrad().place is AdaGradPlace.AGGREGATE
-    for place, expected in (
-        ("aggregate", stripe),
-        ("smoothed", stripe),
-        ("partial", 54),
-        ("nowhere", 0),
-    ):
-        adagrad = AdaGrad(place=AdaGradPlace(place))
-        state = TwoStageAggregation(stripes, 0.5, adagrad).begin(1, model)
-        assert len(state.adagrad.squares) == expected
-        assert (len(state.residual), len(state.velocity), len(state.stripe_residual)) == (
-            54,
-            stripe,
-            stripe,
-        )
-
-
-@pytest.mark.parametrize(
-    ("settings", "problem"),
-    [
-        ({"decay": 0.0}, r"^decay = 0\.0: need 0\.001\.\.1"),
-        ({"epsilon": 0.0}, r"^epsilon = 0\.0: need"),
-    ],
-)
-def test_settings_out_of_range_are_refused(settings: dict[str, float], problem: str) -> None:
-    """The message names the value and the range."""
-    with pytest.raises(ValueError, match=problem):
-        AdaGrad(**settings)  # type: ignore[arg-type]

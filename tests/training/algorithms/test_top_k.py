@@ -12,18 +12,11 @@ from torch import Tensor
 
 from training.algorithms.top_k import (
     add_message,
-    high_parts,
-    packed,
     take_message,
-    unary_bits,
-    unpacked,
 )
 from training.algorithms.top_k_lengths import (
     CHUNK_ELEMENTS,
-    num_code_words,
-    num_low_bits,
     num_message_words,
-    num_unary_bits,
 )
 from training.settings.trainers import TopK
 
@@ -157,43 +150,3 @@ def test_zeros_are_sent_as_zeros() -> None:
     message = take_message(residual, torch.zeros(100), TOP_K)
     assert torch.equal(decoded(message, 100, TOP_K), torch.zeros(100))
     assert torch.equal(residual, torch.zeros(100))
-
-
-@st.composite
-def rows(draw: st.DrawFn) -> tuple[int, list[list[int]]]:
-    """Draw a bound, and some rows of equally many ascending indices below it."""
-    num_values = draw(st.integers(1, 300))
-    num_indices = draw(st.integers(1, num_values))
-    row = st.sets(st.integers(0, num_values - 1), min_size=num_indices, max_size=num_indices)
-    return num_values, [sorted(each) for each in draw(st.lists(row, min_size=1, max_size=3))]
-
-
-@given(rows())
-def test_indices_come_back(case: tuple[int, list[list[int]]]) -> None:
-    """Unary bits and low bits give every index, from 1 of n to all n."""
-    num_values, indices = case[0], torch.tensor(case[1])
-    num_indices = indices.shape[1]
-    bits = unary_bits(indices, num_values)
-    assert bits.shape == (len(indices), num_unary_bits(num_values, num_indices))
-    low = num_low_bits(num_values, num_indices)
-    rebuilt = high_parts(bits, num_indices) << low | indices & (1 << low) - 1
-    assert torch.equal(rebuilt, indices)
-
-
-def test_each_index_is_a_one_at_its_place() -> None:
-    """Of 16 values, 4 indices have 2 low bits: high parts 0, 0, 2, 3 are ones at 0, 1, 4, 6."""
-    bits = unary_bits(torch.tensor([[1, 3, 8, 15]]), 16)
-    assert bits.int().tolist() == [[1, 1, 0, 0, 1, 0, 1]]
-
-
-WIDTHS = st.integers(1, 31)
-
-
-@given(WIDTHS.flatmap(lambda w: st.tuples(st.just(w), st.lists(st.integers(0, 2**w - 1)))))
-def test_codes_come_back(case: tuple[int, list[int]]) -> None:
-    """Any codes of any width return from as many words as their bits need."""
-    num_bits, codes = case
-    words = packed(torch.tensor(codes, dtype=torch.int64), num_bits)
-    assert words.dtype == torch.int32
-    assert len(words) == num_code_words(len(codes), num_bits)
-    assert unpacked(words, len(codes), num_bits).tolist() == codes

@@ -12,7 +12,6 @@ from tests.training.align.labelled_run import SENTENCES, row
 from tests.training.decode.toy_language import toy_lexicon, toy_tree
 from training.align import network_alignment
 from training.align.network_alignment import (
-    MAX_PADDED_FRAMES,
     length_batches,
     log_likelihoods,
     network_alignments,
@@ -69,19 +68,6 @@ def test_an_empty_transcript_is_a_ledger_row(text: str | None) -> None:
     assert found.pop(first.utterance_id) == Unaligned("no words: need a transcript to align")
     assert len(found) == 3
     assert all(isinstance(each, np.ndarray) for each in found.values())
-
-
-def test_padded_frames_are_bounded() -> None:
-    """No batch of a large shard is padded beyond the bound, and most fill nine tenths of it."""
-    sizes: list[int] = []
-    trained = network()
-    trained.model.register_forward_pre_hook(
-        lambda _, arguments: sizes.append(arguments[0].shape[0] * arguments[0].shape[1])
-    )
-    network_alignments(rows(120, 1200), trained, LEXICON, TREE, 0.3)
-    assert len(sizes) > 3
-    assert max(sizes) <= MAX_PADDED_FRAMES
-    assert np.median(sizes) >= 0.9 * MAX_PADDED_FRAMES
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from training.align.tree_growing import (
     phonetic_questions,
     triphone_statistics,
 )
-from training.decode.senones import PhoneAlignment, SenoneTree, Split, parse_senone_tree
+from training.decode.senones import PhoneAlignment, SenoneTree, parse_senone_tree
 from training.settings.decoding import TreeConfig
 
 
@@ -175,12 +175,3 @@ def test_broken_trees_are_refused(text: str, message: str) -> None:
     """Broken text is refused, and the error gives the value and what is needed."""
     with pytest.raises(ValueError, match=message):
         parse_senone_tree(text)
-
-
-def test_bounds() -> None:
-    """Fewer senones than phones, or more than 16 bits hold, are refused."""
-    with pytest.raises(ValueError, match="max_senones = 3: need 8"):
-        toy_tree(3)
-    with pytest.raises(ValueError, match=r"max_senones = 70000: need 1\.\.65536"):
-        TreeConfig(70000)
-    assert isinstance(toy_tree(10).roots[1], Split | int)

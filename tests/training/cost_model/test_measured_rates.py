@@ -1,14 +1,12 @@
-"""Fit rates to a link's times, and time a rank's work on GTC's messages.
-
-A real link is measured in tests/training/trainers.
-"""
+"""Fit rates to a link's times, time a real link, and a rank's work on GTC's messages."""
 
 import numpy as np
 import pytest
 import torch
 
+from tests.training.trainers.ranks import RankPool
 from training.cost_model import measured_rates
-from training.cost_model.measured_rates import fit_link, measure_messages
+from training.cost_model.measured_rates import LinkRates, fit_link, measure_link, measure_messages
 
 
 def test_a_links_rates_follow_from_its_times() -> None:
@@ -41,3 +39,17 @@ def test_densities_that_have_no_threshold_are_refused(density: float) -> None:
     """Densities of 0 and 1 are refused: no finite threshold of a normal gradient gives them."""
     with pytest.raises(ValueError, match=r"density = .*: need more than 0, less than 1"):
         measure_messages(density, torch.device("cpu"))
+
+
+def test_two_ranks_time_their_link(rank_pool: RankPool) -> None:
+    """Loopback: less than a second an exchange, more than a megabit a second, on both."""
+    for rates in rank_pool.run(2, measure_link):
+        assert isinstance(rates, LinkRates)
+        assert rates.latency_us < 1e6
+        assert rates.gbps > 1e-3
+
+
+def test_a_link_has_two_ends(rank_pool: RankPool) -> None:
+    """Other numbers of ranks are refused before anything is sent."""
+    refusal = "4 ranks: need 2, one at each end of the link"
+    assert rank_pool.errors(4, measure_link) == [refusal] * 4

@@ -22,7 +22,6 @@ from training.cost_model.step_time import (
     Placement,
     RankRates,
     ScalingCalibration,
-    ScalingWorkload,
 )
 from training.settings.trainers import TopK
 
@@ -81,13 +80,6 @@ def test_one_rank_exchanges_nothing(network: Network) -> None:
     assert model_of(network, Fitted(0.0, 1.0)).all_gather(MEGABYTE, alone) == 0
     assert model_of(network, Fitted(0.0, 1.0)).all_reduce(MEGABYTE, alone) == 0
     assert model_of(network).broadcast(MEGABYTE, alone) == 0
-
-
-@pytest.mark.parametrize(("num_ranks", "per_host"), [(4, 5), (4, 0)])
-def test_impossible_placements_are_refused(num_ranks: int, per_host: int) -> None:
-    """A placement with no rank or with more than all ranks on a host is refused."""
-    with pytest.raises(ValueError, match=r"ranks a host: need 1\.\.4"):
-        Placement(num_ranks, per_host)
 
 
 MODEL = CostModel(WORKLOAD, CALIBRATION)
@@ -175,20 +167,6 @@ def test_unequal_groups_are_refused(num_ranks: int, group_size: int, message: st
         MODEL.htm(num_ranks, group_size, 10)
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"density": 2.0}, r"density = 2.0: need 0..1"),
-        ({"num_parameters": 0}, "need at least 1"),
-        ({"minibatch_frames": 0}, "need at least 1"),
-    ],
-)
-def test_impossible_workloads_are_refused(changes: dict[str, float], message: str) -> None:
-    """Values out of range are refused, and the message gives the bound."""
-    with pytest.raises(ValueError, match=message):
-        ScalingWorkload(**{"num_parameters": 10, "minibatch_frames": 10, "density": 0.1, **changes})
-
-
 INFINITE = replace(
     NETWORK,
     within_gbps=1e18,
@@ -253,7 +231,8 @@ def test_ranks_share_the_passes_over_their_stripes() -> None:
     """Over an infinite link 16 ranks take 3 passes over all elements, and 3 over a 16th of them."""
     model = model_of(INFINITE, Fitted(0.0, 0.0))
     pass_s = WORKLOAD.num_parameters / RANK.encoded_elements_per_s
-    seconds = model.one_bit_costs(16).seconds(16 * WORKLOAD.minibatch_frames, 16)
+    costs = model.one_bit_costs(16)
+    seconds = costs.computation(16 * WORKLOAD.minibatch_frames, 16) + costs.communication
     assert seconds == pytest.approx(model.computing_seconds + (3 + 3 / 16) * pass_s)
 
 
@@ -363,16 +342,7 @@ def test_without_a_saturated_link_double_buffering_has_no_use() -> None:
     fast = replace(PAPER, exchange=0.1)
     assert fast.optimal_num_ranks(2880) == math.inf
     for num_ranks in (1, 8, 64):
-        assert fast.double_buffered_seconds(2880, num_ranks) > fast.seconds(2880, num_ranks)
+        alternating = fast.computation(2880, num_ranks) + fast.communication
+        assert fast.double_buffered_seconds(2880, num_ranks) > alternating
     slow = replace(PAPER, exchange=0.64)
     assert slow.double_buffered_seconds(2880, 8) < slow.seconds(2880, 8)
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "need"),
-    [("frame", 0.0, "above 0"), ("compression", math.inf, "above 0"), ("exchange", -1.0, ">= 0")],
-)
-def test_costs_below_zero_are_refused(name: str, value: float, need: str) -> None:
-    """The message names the cost, its value and the bound."""
-    with pytest.raises(ValueError, match=f"^{name} = {value}: need a finite number {need}"):
-        replace(PAPER, **{name: value})

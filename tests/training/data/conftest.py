@@ -1,8 +1,19 @@
-"""The reads of partitions, which tests of the reader count."""
+"""Small shuffle buffers, and the reads of partitions, which tests of the reader count."""
+
+from collections.abc import Iterator
 
 import pytest
 
 from infra.store.object_store import ObjectStore
+from training.data import row_order
+
+
+@pytest.fixture(scope="module")
+def small_buffers() -> Iterator[None]:
+    """Give each rank several shuffle buffers."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(row_order, "BUFFER_FRAMES", 150)
+        yield
 
 
 @pytest.fixture

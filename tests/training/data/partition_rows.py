@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 
@@ -56,8 +57,19 @@ def write(store: ObjectStore, run_uri: str, name: str, rows: Sequence[PartitionR
     return context.put_output(name, ".parquet", write_partition(rows), Tally(len(rows), 0))
 
 
-def dataset_of(
-    store: ObjectStore, run_uri: str, outputs: Sequence[Output], rank: int = 0, world_size: int = 1
+def dataset_in(
+    folder: Path | str,
+    *,
+    labelled: Sequence[Sequence[PartitionRow]] = (),
+    unlabelled: Sequence[Sequence[PartitionRow]] = (),
 ) -> Dataset:
-    """A dataset of soft partitions alone: look-ahead 3, minibatches of 64 frames."""
-    return Dataset(store, run_uri, (), tuple(outputs), 3, 64, 5, rank, world_size)
+    """Store these partitions; one rank's view of them, look-ahead 3, minibatches of 64 frames."""
+    store = ObjectStore((str(folder),))
+    kinds = [
+        tuple(
+            write(store, str(folder), f"{kind}-{number}", rows)
+            for number, rows in enumerate(partitions)
+        )
+        for kind, partitions in (("labelled", labelled), ("unlabelled", unlabelled))
+    ]
+    return Dataset(store, str(folder), *kinds, 3, 64, 5, 0, 1)

@@ -12,19 +12,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from infra.store.object_store import ObjectStore
 from pipeline.filterbank import NUM_BINS
 from pipeline.shards import PartitionRow
 from pipeline.splicing import STACK, num_low_rate_frames
-from tests.training.data.partition_rows import row, write
-from training.data import row_order
+from tests.training.data.partition_rows import dataset_in, row
 from training.data.augmentation import Augmenter
 from training.data.dataset import Dataset, SubEpochPlan, reshard
 from training.data.minibatch import BufferFrames, Minibatch
 from training.data.sub_epochs import SubEpoch
-from training.data.targets import HardTargetRows
 from training.fit.steps import VALIDATION
 from training.settings.model_training import AugmentationConfig
+
+pytestmark = pytest.mark.usefixtures("small_buffers")
 
 MASKS = AugmentationConfig(time_masks=2, frequency_masks=2)
 SPEEDS = AugmentationConfig(speed=(0.9, 1.0, 1.1))
@@ -49,24 +48,13 @@ def rows_of(soft: bool, numbers: Sequence[int] = range(NUM_ROWS)) -> list[Partit
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     """One rank's view of five partitions of each kind."""
-    folder = str(tmp_path_factory.mktemp("augmented"))
-    store = ObjectStore((folder,))
-    kinds = [
-        tuple(
-            write(store, folder, f"{soft}-{n}", rows_of(soft, range(4 * n, 4 * n + 4)))
-            for n in range(NUM_ROWS // 4)
-        )
-        for soft in (False, True)
-    ]
-    return Dataset(store, folder, *kinds, 3, 256, 5, 0, 1)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def small_buffers():
-    """Give each rank several shuffle buffers."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(row_order, "BUFFER_FRAMES", 200)
-        yield
+    parts = [range(first, first + 4) for first in range(0, NUM_ROWS, 4)]
+    made = dataset_in(
+        tmp_path_factory.mktemp("augmented"),
+        labelled=[rows_of(False, part) for part in parts],
+        unlabelled=[rows_of(True, part) for part in parts],
+    )
+    return replace(made, minibatch_frames=256)
 
 
 def segments(batch: Minibatch) -> Counter[tuple[bytes, bytes]]:
@@ -130,16 +118,6 @@ def test_a_resumed_sub_epoch_is_augmented_alike(dataset: Dataset) -> None:
     assert contents(taken_over) == sum(whole[0][2:] + whole[1][2:], Counter())
 
 
-def test_speeds_are_drawn_as_often_as_they_are_listed() -> None:
-    """A speed that is listed twice has half of the utterances."""
-    names = [f"utterance-{number}" for number in range(6000)]
-    drawn = Augmenter(AugmentationConfig(speed=(1.0, 0.5, 1.0, 2.0)), 1, 2)
-    counts = Counter(drawn.num_frames(names, np.full(6000, 101)).tolist())
-    assert counts.keys() == {101, 201, 51}
-    assert abs(counts[101] / 3000 - 1) < 0.06
-    assert abs(counts[201] / 1500 - 1) < 0.09
-
-
 def test_validation_is_never_augmented(dataset: Dataset) -> None:
     """Losses of epochs are comparable: the utterances left out are read as they are stored."""
     held = replace(dataset, validation_one_in=4)
@@ -186,18 +164,3 @@ def test_without_masks_at_speed_1_every_bit_is_kept(config: AugmentationConfig, 
     plain = BufferFrames.of(rows, 1)
     assert made.features.tobytes() == plain.features.tobytes()
     assert np.array_equal(made.counts, plain.counts)
-
-
-@pytest.mark.parametrize(("speed", "num_frames"), [(0.5, 179), (2.0, 45)])
-def test_labels_follow_an_utterances_speed(speed: float, num_frames: int) -> None:
-    """Features and labels keep step: if frame t holds t, both are speed x t at that speed."""
-    times = np.arange(90)
-    stored = replace(
-        row(0, 90), features=np.tile(times[:, np.newaxis], NUM_BINS).astype(np.float16)
-    )
-    augmenter = Augmenter(AugmentationConfig(speed=(speed,)), 1, 2)
-    made = BufferFrames.of([stored], 0, augmenter)
-    assert isinstance(made.targets, HardTargetRows)
-    heard = np.minimum(np.arange(num_frames) * speed, 89)[: num_frames // 3 * 3]
-    assert np.array_equal(made.features[1:, ::NUM_BINS].ravel(), heard)
-    assert np.array_equal(made.targets.labels[1:], np.rint(heard[1::3]))

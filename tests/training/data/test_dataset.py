@@ -15,13 +15,13 @@ from pipeline.records import Tally
 from pipeline.runs.commit import step_context
 from pipeline.runs.manifest import Output
 from pipeline.shards import LatticeRow, PartitionRow, write_lattices
-from tests.training.data.partition_rows import row, write
+from tests.training.data.partition_rows import dataset_in, row
 from tests.training.sequence_training.toy_run import TREE, rows_of
 from training.data import row_order
 from training.data.dataset import Dataset, LatticeShards
 from training.data.minibatch import BufferFrames, Minibatch
 from training.data.row_order import Lengths
-from training.data.sub_epochs import SubEpoch, supervised_sub_epochs
+from training.data.sub_epochs import SubEpoch
 from training.sequence_training.lattice_decoder import LatticeArc, make_lattice
 from training.sequence_training.smbr import Smbr
 
@@ -40,19 +40,15 @@ FRAME_COUNTS = [10 * (number % 7) + number % 5 for number in range(4 * NUM_PARTI
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     """One rank's view of 24 small partitions of each kind."""
+    kinds = [
+        [
+            [row(number, FRAME_COUNTS[number], soft) for number in range(first, first + 4)]
+            for first in range(0, len(FRAME_COUNTS), 4)
+        ]
+        for soft in (False, True)
+    ]
     folder = tmp_path_factory.mktemp("dataset")
-    store = ObjectStore((str(folder),))
-    kinds = []
-    for soft in (False, True):
-        rows = [row(number, count, soft) for number, count in enumerate(FRAME_COUNTS)]
-        parts = [rows[first : first + 4] for first in range(0, len(rows), 4)]
-        kinds.append(
-            tuple(
-                write(store, str(folder), f"{soft}-{number}", part)
-                for number, part in enumerate(parts)
-            )
-        )
-    return Dataset(store, str(folder), *kinds, 3, 64, 5, 0, 1)
+    return dataset_in(folder, labelled=kinds[0], unlabelled=kinds[1])
 
 
 def frames_seen(batch: Minibatch) -> Counter[tuple[int, int]]:
@@ -106,16 +102,6 @@ def test_all_ranks_and_shares_together_see_every_frame_once(
     assert seen == frames_once(labelled, num_partitions)
 
 
-def test_an_epoch_of_each_offset_sees_all_frames(whole: Dataset) -> None:
-    """Three epochs of labelled data begin their low-rate frames at 0, 1 and 2 (003 II-B)."""
-    seen: Counter[tuple[int, int]] = Counter()
-    for index, each in enumerate(supervised_sub_epochs([0.1] * 3, 3)):
-        for batch in whole.plan(each, index).minibatches():
-            seen += frames_seen(batch)
-    begun = {frame for number, frame in seen if number == 48}
-    assert begun == set(range(FRAME_COUNTS[48] - 2))
-
-
 def test_the_same_sub_epoch_reads_the_same_minibatches_again(whole: Dataset) -> None:
     """A resumed sub-epoch is bitwise the interrupted one; another sub-epoch has another order."""
     first, again, other = (
@@ -128,9 +114,7 @@ def test_the_same_sub_epoch_reads_the_same_minibatches_again(whole: Dataset) -> 
 
 def test_utterances_too_short_for_a_low_rate_frame_are_no_minibatch(tmp_path: Path) -> None:
     """Nothing is left of them at offset 2, look-ahead or not."""
-    store = ObjectStore((str(tmp_path),))
-    output = write(store, str(tmp_path), "short", [row(number, 4) for number in range(3)])
-    short = Dataset(store, str(tmp_path), (output,), (), 3, 64, 5, 0, 1)
+    short = dataset_in(tmp_path, labelled=[[row(number, 4) for number in range(3)]])
     for utterances in (False, True):
         plan = short.plan(SubEpoch(True, 0, 1, 2, utterances, 0.1), 0)
         assert plan.num_minibatches() == 0

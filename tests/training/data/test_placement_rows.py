@@ -9,14 +9,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from infra.store.object_store import ObjectStore
 from pipeline.shards import PartitionRow
-from tests.training.data.partition_rows import row, write
-from training.data import row_order
-from training.data.dataset import Dataset, SubEpochPlan, reshard
+from tests.training.data.partition_rows import dataset_in, row
+from training.data.dataset import Dataset, SubEpochPlan
 from training.data.sub_epochs import SubEpoch
 from training.fit.steps import VALIDATION
 from training.settings.model_training import AugmentationConfig
+
+pytestmark = pytest.mark.usefixtures("small_buffers")
 
 PLACEMENTS = ("clean", "DP1", "DP3", None)
 EVERY = AugmentationConfig(placements=("clean", "DP1", "DP3", "all"))
@@ -32,43 +32,26 @@ def rows_at(numbers: Sequence[int], soft: bool) -> list[PartitionRow]:
 
 def write_dataset(folder: Path, numbers: set[int]) -> Dataset:
     """One rank's view of the rows with these numbers, in five partitions of each kind."""
-    folder.mkdir()
-    store = ObjectStore((str(folder),))
-    kinds = [
-        tuple(
-            write(
-                store,
-                str(folder),
-                f"{soft}-{first}",
-                rows_at(
-                    [each for each in range(first, first + ROWS_A_PARTITION) if each in numbers],
-                    soft,
-                ),
-            )
-            for first in range(0, NUM_ROWS, ROWS_A_PARTITION)
-        )
-        for soft in (False, True)
+    parts = [
+        [each for each in range(first, first + ROWS_A_PARTITION) if each in numbers]
+        for first in range(0, NUM_ROWS, ROWS_A_PARTITION)
     ]
-    return Dataset(store, str(folder), *kinds, 3, 64, 5, 0, 1)
+    return dataset_in(
+        folder,
+        labelled=[rows_at(part, False) for part in parts],
+        unlabelled=[rows_at(part, True) for part in parts],
+    )
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
-    return write_dataset(tmp_path_factory.mktemp("placements") / "whole", {*range(NUM_ROWS)})
+    return write_dataset(tmp_path_factory.mktemp("whole"), {*range(NUM_ROWS)})
 
 
 @pytest.fixture(scope="module")
 def filtered(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     """The same partitions, which hold the rows at clean and DP1 alone."""
-    return write_dataset(tmp_path_factory.mktemp("placements") / "filtered", KEPT)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def small_buffers():
-    """Give each rank several shuffle buffers."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(row_order, "BUFFER_FRAMES", 200)
-        yield
+    return write_dataset(tmp_path_factory.mktemp("filtered"), KEPT)
 
 
 @st.composite
@@ -131,19 +114,6 @@ def test_some_placements_are_read_as_from_partitions_of_these(
     chosen, alone = plan(whole, SOME, place), plan(filtered, AugmentationConfig(), place)
     assert chosen.num_minibatches() == alone.num_minibatches()
     assert equal(inputs(chosen), inputs(alone))
-
-
-@pytest.mark.parametrize("utterances", [False, True])
-def test_the_rest_of_a_sub_epoch_is_of_these_placements(whole: Dataset, utterances: bool) -> None:
-    """Three ranks began it, two go on: what both read is what three read without a break."""
-    sub_epoch = SubEpoch(False, 0, 1, 0, utterances, 0.1)
-    three = [plan(whole, SOME, (sub_epoch, 1, rank, 3)) for rank in range(3)]
-    begun = [batch for each in three for batch in inputs(each.cut(0, 2))]
-    ranks = (replace(whole, augmentation=SOME, rank=rank, world_size=2) for rank in range(2))
-    rest = [inputs(reshard(rank, sub_epoch, 1, [[2, 2, 2]])) for rank in ranks]
-    every = [batch for each in three for batch in inputs(each)]
-    read = [batch.numpy().tobytes() for batch in (*begun, *rest[0], *rest[1])]
-    assert sorted(read) == sorted(batch.numpy().tobytes() for batch in every)
 
 
 def test_validation_hears_all_placements(whole: Dataset) -> None:

@@ -11,12 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from infra.store.object_store import ObjectStore
 from pipeline.filterbank import NUM_BINS
 from pipeline.kbest import KBest
 from pipeline.shards import KBestAtAllOffsets, PartitionRow
 from pipeline.splicing import STACK
-from tests.training.data.partition_rows import dataset_of, row, row_at_all_offsets, write
+from tests.training.data.partition_rows import dataset_in, row, row_at_all_offsets
 from training.data.dataset import Dataset, SubEpochPlan
 from training.data.minibatch import Minibatch
 from training.data.sub_epochs import SubEpoch, scheduled_learning_sub_epochs
@@ -69,10 +68,7 @@ def bits(batches: Iterator[Minibatch]) -> list[tuple[bytes, ...]]:
 
 def dataset(folder: Path | str, rows: Sequence[PartitionRow]) -> Dataset:
     """A dataset of two partitions that hold the rows in turn."""
-    store = ObjectStore((str(folder),))
-    parts = [part for part in (rows[::2], rows[1::2]) if part]
-    outputs = [write(store, str(folder), str(n), part) for n, part in enumerate(parts)]
-    return dataset_of(store, str(folder), outputs)
+    return dataset_in(folder, unlabelled=[part for part in (rows[::2], rows[1::2]) if part])
 
 
 def world(dataset: Dataset, sub_epoch: SubEpoch, index: int, size: int) -> list[SubEpochPlan]:

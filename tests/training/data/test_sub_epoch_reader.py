@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from infra.store.object_store import ObjectNotFound, ObjectStore
-from tests.training.data.partition_rows import dataset_of, row, write
+from tests.training.data.partition_rows import dataset_in, row
 from training.data import row_order
 from training.data.dataset import Dataset, SubEpochReader
 from training.data.minibatch import Minibatch
@@ -22,12 +22,8 @@ SUB_EPOCHS = tuple(SubEpoch(False, 0, 1, 0, number == 2, 0.1) for number in rang
 @pytest.fixture
 def dataset(tmp_path: Path) -> Dataset:
     """Two partitions of soft rows, each utterance with frames of its own."""
-    store = ObjectStore((str(tmp_path),))
-    outputs = [
-        write(store, str(tmp_path), str(part), [row(9 * part + n, 99, True) for n in range(9)])
-        for part in range(2)
-    ]
-    return dataset_of(store, str(tmp_path), outputs)
+    parts = [[row(9 * part + n, 99, True) for n in range(9)] for part in range(2)]
+    return dataset_in(tmp_path, unlabelled=parts)
 
 
 @pytest.fixture

@@ -11,7 +11,6 @@ from tests.training.decode.toy_language import (
     oracle_log_likelihoods,
     senones_of,
     toy_lexicon,
-    toy_speech,
     toy_tree,
 )
 from training.decode.decoder import (
@@ -26,7 +25,7 @@ from training.decode.decoder import (
 from training.decode.graph import DecodingGraph, alignment_graph, decoding_graph
 from training.decode.lexicon import SILENCE_ID, parse_lexicon
 from training.decode.ngrams import witten_bell_arpa
-from training.decode.senones import PhoneAlignment, expand_to_frames, senone_alignment
+from training.decode.senones import expand_to_frames
 
 TREE, LEXICON = toy_tree(), toy_lexicon()
 WORDS = ["a", "bee", "cab", "cabs", "sake", "see"]
@@ -207,23 +206,6 @@ def test_frames_without_an_explanation_are_shared(
     """A search that ended within a word leaves frames of no transcript: words share them evenly."""
     silence = np.full(num_frames, TREE.senone(0, 0, 0), np.int64)
     assert word_spans(silence, words, LEXICON, TREE) == spans
-
-
-def test_context_crosses_words_and_is_silence_at_the_edges() -> None:
-    """A phone's context is its neighbours in the utterance, and silence beyond it."""
-    alignment = PhoneAlignment(np.array([3, 5, 4], np.int32), np.array([0, 2, 6], np.int32), 9)
-    assert alignment.durations.tolist() == [2, 4, 3]
-    assert alignment.triphones.tolist() == [[0, 3, 5], [3, 5, 4], [5, 4, 0]]
-
-
-def test_senones_follow_the_tree_frame_by_frame() -> None:
-    """Every frame has the leaf of its own triphone."""
-    tree, alignment = toy_tree(), toy_speech(1)[1]["utterance-0"]
-    senones = senone_alignment(alignment, tree)
-    assert senones.dtype == np.uint16
-    assert len(senones) == alignment.num_frames
-    for segment, start in enumerate(alignment.starts):
-        assert senones[start] == tree.senone(*alignment.triphones[segment].tolist())
 
 
 @pytest.mark.parametrize("offset", [0, 1, 2])

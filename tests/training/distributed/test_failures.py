@@ -18,9 +18,8 @@ from tests.training.distributed.rank_processes import (
 )
 from training.distributed.failures import Member, Members, RankStatus, diagnose
 
-TRAINERS = ("synchronous", "gtc", "bmuf", "htm")
-MIXING = ("rand_psgd", "ad_psgd")
-OTHERS = ("one_bit", "d_psgd", "d1d_psgd", "sparse_loco")
+STOPPED = ("synchronous", "htm", "ad_psgd", "one_bit")
+KILLED = ("gtc", "bmuf", "htm", "sparse_loco", "one_bit", "d_psgd", "d1d_psgd", "rand_psgd")
 STALL_LIMIT_S = 4.0
 PATIENCE_S = 60.0  # what a busy machine may take
 SILENT = " did not answer: killed, stopped or stuck"
@@ -43,9 +42,7 @@ def stopped(trainer: str, victim: int) -> Case:
 
 
 CASES = {  # the long ones begin first
-    **{f"stop {trainer}": stopped(trainer, rank) for rank, trainer in enumerate(TRAINERS)},
-    **{f"stop {trainer}": stopped(trainer, rank) for rank, trainer in enumerate(MIXING, start=1)},
-    **{f"stop {trainer}": stopped(trainer, rank) for rank, trainer in enumerate(OTHERS)},
+    **{f"stop {trainer}": stopped(trainer, rank) for rank, trainer in enumerate(STOPPED)},
     "sleep": Case(Misbehave(2, "sleep"), 2, " came to no exchange for ", None, STALL_LIMIT_S),
     "raise": Case(Misbehave(1, "raise"), 1, " ended: ValueError: this rank's data are corrupt"),
     "leave": Case(Misbehave(3, "leave"), 3, " had ended: took fewer steps than the others"),
@@ -56,16 +53,9 @@ CASES = {  # the long ones begin first
         Train("gtc"), 1, SILENT, signal.SIGKILL, holds_store=False
     ),
     **{
-        f"kill {trainer} {rank}": Case(Train(trainer), rank, SILENT, signal.SIGKILL)
-        for trainer in TRAINERS
-        for rank in range(NUM_RANKS)
+        f"kill {trainer}": Case(Train(trainer), number % NUM_RANKS, SILENT, signal.SIGKILL)
+        for number, trainer in enumerate(KILLED)
     },
-    **{
-        f"kill {trainer} {rank}": Case(Train(trainer), rank, SILENT, signal.SIGKILL)
-        for trainer in MIXING
-        for rank in (1, 2)
-    },
-    **{f"kill {name} 1": Case(Train(name), 1, SILENT, signal.SIGKILL) for name in OTHERS},
 }
 
 

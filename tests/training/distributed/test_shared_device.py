@@ -1,6 +1,5 @@
 """Simulated ranks that share a GPU: streams of their own, and events that order their exchanges."""
 
-from collections.abc import Callable
 from functools import partial
 
 import pytest
@@ -8,15 +7,12 @@ import torch
 from torch import Tensor
 
 from tests.training.distributed.stream_races import StreamRaces, races
-from tests.training.fit.host_reads import HostReads
 from tests.training.trainers.ranks import all_equal, sgd, small_model, take_step, weights
 from training.distributed import collectives
-from training.distributed.collectives import gather_equal
 from training.distributed.simulated_group import (
     SharedDevice,
     SharedGpu,
     SimulatedGroup,
-    shared_device,
     simulate_ranks,
 )
 from training.trainers import Bmuf, Gtc, Htm, SparseLoco, Synchronous
@@ -122,25 +118,3 @@ def test_each_rank_has_its_own_random_numbers_of_the_device(
     assert torch.equal(races.generator.get_state(), before)
     for rank, numbers in enumerate(drawn):
         assert torch.equal(numbers, torch.rand(4, generator=torch.Generator().manual_seed(rank)))
-
-
-def exchange(group: SimulatedGroup, watch: Callable[[], HostReads]) -> list[str]:
-    values = torch.full((5,), float(group.rank()))
-    with watch() as reads:
-        collectives.all_reduce_mean(values, group)
-        collectives.broadcast(values, group)
-        gather_equal(values.view(torch.int32), group, "values")
-        group.pass_turn()
-    return reads.found
-
-
-def test_no_exchange_waits_for_the_device(gpu: SharedGpu) -> None:
-    """The host reads nothing in the exchanges of a step."""
-    found = simulate_ranks(4, exchange, lambda: HostReads({}), device=gpu)
-    assert found == [[]] * 4
-
-
-@pytest.mark.parametrize(("name", "kind"), [("cpu", SharedDevice), ("cuda:1", SharedGpu)])
-def test_a_gpu_is_shared_by_streams(name: str, kind: type[SharedDevice]) -> None:
-    """A CPU needs no order but that of the calls."""
-    assert type(shared_device(torch.device(name))) is kind

@@ -76,43 +76,26 @@ def fail_on_rank_1(group: ProcessGroup) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("num_ranks", [2, 4, 8])
-def test_equals_gloo_bitwise(
-    rank_pool: RankPool, eight_ranks: RankPool, num_ranks: int, name: str
-) -> None:
+def test_equals_gloo_bitwise(rank_pool: RankPool, name: str) -> None:
     """Every trainer ends with the same model, bit for bit, in one process and in many."""
-    simulated = simulate_ranks(num_ranks, train, name)
-    pool = eight_ranks if num_ranks == 8 else rank_pool
-    assert all_equal([*simulated, *pool.run(num_ranks, train, name)])
-
-
-@pytest.mark.parametrize("num_values", [0, 1, 3, 1001, 4096, 700_001])
-@pytest.mark.parametrize("num_ranks", [1, 2, 4, 8])
-def test_sums_as_gloo_does(eight_ranks: RankPool, num_ranks: int, num_values: int) -> None:
-    """Sums add their terms in the order of gloo's ring, for any number of values."""
-    simulated = simulate_ranks(num_ranks, add_numbers, num_values)
-    assert all_equal([*simulated, *eight_ranks.run(num_ranks, add_numbers, num_values)])
+    simulated = simulate_ranks(4, train, name)
+    assert all_equal([*simulated, *rank_pool.run(4, train, name)])
 
 
 @pytest.mark.chaos
-def test_128_ranks() -> None:
-    """128 synchronous ranks, as in the papers' largest runs, equal one on all minibatches."""
-    models = simulate_ranks(128, train_alike)
-    model = small_model()
-    optimizer = sgd(model)
-    for step in range(2):
-        take_step(model, optimizer, step, *range(128))
-    assert all_equal(models)
-    torch.testing.assert_close(models[0], weights(model))
+@pytest.mark.parametrize("name", NAMES)
+def test_eight_ranks_equal_gloo_bitwise(eight_ranks: RankPool, name: str) -> None:
+    """Where HTM has four groups, and gloo's ring more turns."""
+    simulated = simulate_ranks(8, train, name)
+    assert all_equal([*simulated, *eight_ranks.run(8, train, name)])
 
 
-def train_alike(group: ProcessGroup) -> Tensor:
-    model = small_model()
-    optimizer = sgd(model)
-    with Synchronous(model, optimizer, group=group):
-        for step in range(2):
-            take_step(model, optimizer, step, group.rank())
-    return weights(model)
+@pytest.mark.parametrize("num_values", [0, 1, 3, 1001, 4096, 700_001])
+@pytest.mark.parametrize("num_ranks", [2, 4])
+def test_sums_as_gloo_does(rank_pool: RankPool, num_ranks: int, num_values: int) -> None:
+    """Sums add their terms in the order of gloo's ring, for any number of values."""
+    simulated = simulate_ranks(num_ranks, add_numbers, num_values)
+    assert all_equal([*simulated, *rank_pool.run(num_ranks, add_numbers, num_values)])
 
 
 def test_each_rank_has_its_own_random_numbers() -> None:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy import stats
+from scipy.special import ndtr
 
 from training.evaluate.scores import Estimate, SpeakerCounts, compare, permutation_p_value, resample
 from training.evaluate.word_errors import (
@@ -142,18 +142,11 @@ def test_all_signs_are_counted(some: np.ndarray) -> None:
     assert permutation_p_value(-some) == pytest.approx(expected, abs=1e-12)
 
 
-def test_a_gain_at_every_speaker_is_as_rare_as_the_signs() -> None:
-    """Of n speakers who all gain, two of 2^n choices of signs are as far from 0."""
-    gains = np.arange(1, 31)
-    assert permutation_p_value(gains) == pytest.approx(2.0**-29, rel=1e-3)
-    assert permutation_p_value(np.zeros(5, np.int64)) == 1.0
-
-
 def test_many_speakers_are_counted_too() -> None:
     """With 10,000 speakers the distribution is the normal one, and takes a moment."""
     some = np.random.default_rng(1).integers(-9, 10, 10_000)
     deviation = np.sqrt((some.astype(float) ** 2).sum())
-    expected = 2 * stats.norm.sf((abs(some.sum()) - 1) / deviation)  # sums are two apart
+    expected = 2 * ndtr((1 - abs(some.sum())) / deviation)  # sums are two apart
     assert 0.01 < expected < 0.99
     assert permutation_p_value(some) == pytest.approx(expected, rel=0.005)
 
@@ -227,6 +220,8 @@ def test_the_unit_is_the_speaker() -> None:
 
 def test_intervals_are_scipys() -> None:
     """Percentile intervals of paired draws agree with SciPy's own bootstrap."""
+    from scipy import stats  # noqa: PLC0415 - 2 s, for this test alone
+
     counts = draw_speakers(np.random.default_rng(5), 40)
     drawn = resample(counts)
     words, before, after, best = counts.words, *counts.errors.values()

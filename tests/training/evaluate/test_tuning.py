@@ -115,13 +115,6 @@ def test_equal_errors_leave_the_recipes_settings() -> None:
     assert best_of(curve).settings == replace(START, acoustic_scale=0.5)
 
 
-def test_an_empty_list_decodes_nothing() -> None:
-    """A setting without other values costs no decoding, and stays."""
-    decoded = Decoded(DecodingSettings(0.1, 3))
-    curve = run_search(START, {"acoustic_scale": (), "ngram_order": (3,)}, decoded)
-    assert (len(curve), decoded.asked) == (1, [START])
-
-
 def test_searches_of_several_models_are_counted_together() -> None:
     """Each stage asks for all models at once, and gives each what it would find alone."""
     best = {"a": DecodingSettings(0.2, 4), "b": DecodingSettings(0.3, 3), "c": START}

@@ -100,13 +100,6 @@ def test_transcribe_needs_no_more_than_the_guide_lists(
     assert done.stdout == run_job("transcribe", *arguments).out
 
 
-def test_the_list_is_small() -> None:
-    """None of the packages that make an installation large is in it, nor needed by one of it."""
-    names = with_their_needs(listed()).keys()
-    assert HEAVY & names == set()
-    assert len(names) < 20
-
-
 @pytest.mark.parametrize("name", listed())
 def test_each_listed_package_is_one_of_megahours(name: str) -> None:
     """A typing error would install another project's package."""

@@ -1,6 +1,5 @@
 """A recognizer of a stream writes the words of the batch, and the archive keeps all it needs."""
 
-import zipfile
 from itertools import pairwise
 from pathlib import Path
 
@@ -56,7 +55,7 @@ def test_heldout_words_are_those_of_evaluation(
             words = decode(exported.graph, scored, exported.settings.decoder)
             expected[row.utterance_id] = tuple(words)
     heard = transcribe_heldout(store, run_uri, corpus_uri, recipe.features, exported, piece_s)
-    assert {each.utterance.utterance_id: each.words for each in heard} == expected
+    assert {utterance.utterance_id: words for utterance, words in heard} == expected
     assert len(set(expected.values())) > 1
 
 
@@ -152,32 +151,6 @@ def test_equal_models_make_equal_archives_that_read_back(
         words.append(recognizer.finish())
     assert words[0] == words[1]
     assert [each.name for each in tmp_path.iterdir() if each.name.startswith(".")] == []
-
-
-@pytest.mark.parametrize("damage", ["no zip", "cut", "flipped", "no settings", "other format"])
-def test_damaged_archives_are_refused(exported: ExportedModel, tmp_path: Path, damage: str) -> None:
-    """The message names the file and the remedy, whatever the damage."""
-    path = tmp_path / "model.zip"
-    write_archive(path, exported)
-    data = path.read_bytes()
-    if damage == "no zip":
-        path.write_bytes(b"PK no zip")
-    elif damage == "cut":
-        path.write_bytes(data[: len(data) // 2])
-    elif damage == "flipped":
-        middle = len(data) // 3
-        path.write_bytes(data[:middle] + bytes([data[middle] ^ 255]) + data[middle + 1 :])
-    else:
-        with zipfile.ZipFile(path) as archive:
-            parts = {name: archive.read(name) for name in archive.namelist()}
-        settings = parts.pop("model.json")
-        if damage == "other format":
-            parts["model.json"] = settings.replace(b'"format": 1', b'"format": 2')
-        with zipfile.ZipFile(path, "w") as archive:
-            for name, content in parts.items():
-                archive.writestr(name, content)
-    with pytest.raises(ConfigurationError, match=r"model\.zip: .*need an archive of megahour"):
-        read_archive(path)
 
 
 def test_a_missing_archive_is_named(tmp_path: Path) -> None:

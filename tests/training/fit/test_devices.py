@@ -20,7 +20,6 @@ from training.distributed.process_group import ProcessGroup
 from training.distributed.simulated_group import simulate_ranks
 from training.fit import steps
 from training.fit.model_specs import Fit
-from training.fit.steps import validation_loss
 from training.fit.train_model import open_dataset
 from training.fit.training_loop import Fitting
 from training.models.store import make_model
@@ -133,20 +132,6 @@ def test_a_checkpoint_of_the_cpu_is_loaded_to_another_device(name: str) -> None:
 
     assert simulate_ranks(1, load_and_save, torch.device("cpu")) == [{"cpu"}]
     assert simulate_ranks(1, load_and_save, META) == [{"meta"}]
-
-
-def test_validation_is_on_the_models_device_until_its_sums_are_read(tmp_path: Path) -> None:
-    """Reading the sums is the first operation that meta refuses; two devices would fail before."""
-    write_run(tmp_path)
-    what = replace(small_fit(minibatch_frames=2048), validation_one_in=4)
-
-    def validate(group: ProcessGroup) -> float:
-        fitting = fitting_on(META, tmp_path, what, group)
-        return validation_loss(fitting.model, fitting.dataset, group)
-
-    with pytest.raises(NotImplementedError, match="out of meta tensor") as raised:
-        simulate_ranks(1, validate)
-    assert any(entry.name == "read" for entry in raised.traceback)
 
 
 @pytest.mark.filterwarnings("ignore:.* which is a no-op")  # as on meta

@@ -4,7 +4,6 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +17,11 @@ from training.algorithms.learning_rates import MinRateNewbob
 from training.data.dataset import SubEpochPlan
 from training.data.minibatch import Minibatch
 from training.distributed.checks import Comparison
-from training.distributed.collectives import Arrival
 from training.distributed.simulated_group import simulate_ranks
 from training.fit import train_model, training_loop
-from training.fit.model_specs import Fit
 from training.fit.steps import FrameTotals, RunningTotals, take_steps
 from training.fit.training_loop import Fitting
-from training.settings.models import ConformerConfig
 from training.settings.recipe import CheckpointConfig
-from training.settings.trainers import OptimizerState, SgdConfig
 from training.trainers import trainer
 
 pytestmark = pytest.mark.chaos
@@ -127,46 +122,6 @@ def test_no_step_waits_for_the_device(
     assert len(watch.found["ends"]) == num_reads * watch.counts["ends"]
 
 
-def bidirectional(what: Fit) -> Fit:
-    return replace(what, model=replace(what.model, bidirectional=True, look_ahead=0))
-
-
-def conformer(what: Fit) -> Fit:
-    return replace(what, model=ConformerConfig(num_layers=1, num_units=8, num_heads=2))
-
-
-def with_sgd(what: Fit) -> Fit:
-    return replace(what, training=replace(what.training, optimizer=SgdConfig()))
-
-
-def with_optimizer_state(value: OptimizerState, what: Fit) -> Fit:
-    trainer = replace(what.training.trainer, optimizer_state=value)
-    return replace(what, training=replace(what.training, trainer=trainer))
-
-
-@pytest.mark.parametrize(
-    ("name", "change"),
-    [
-        ("synchronous", bidirectional),
-        ("synchronous", conformer),
-        ("synchronous", with_sgd),
-        ("bmuf", with_sgd),
-        ("bmuf", partial(with_optimizer_state, "average")),
-        ("bmuf", partial(with_optimizer_state, "reset")),
-    ],
-)
-def test_no_step_of_other_fits_waits_either(
-    tmp_path: Path, watch: Watch, compared: list[str], name: str, change: Callable[[Fit], Fit]
-) -> None:
-    """Of a teacher, a Conformer, by SGD, where blocks average or reset the optimizer's moments."""
-    write_run(tmp_path)
-    what = change(small_fit(name, minibatch_frames=32))
-    simulate_ranks(2, fit, tmp_path, replace(what, sub_epochs=what.sub_epochs[-2:]))
-    assert watch.counts["steps"] == 4
-    assert watch.found["steps"] == []
-    assert len(compared) >= 4
-
-
 def test_validation_reads_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, watch: Watch
 ) -> None:
@@ -186,33 +141,6 @@ def test_validation_reads_once(
     assert len(watch.found["validations"]) == 4
     assert all("torch.Tensor.tolist" in each for each in watch.found["validations"])
     assert watch.found["steps"] == []
-
-
-@pytest.mark.parametrize(
-    "read",
-    [
-        float,
-        bool,
-        int,
-        Tensor.item,
-        Tensor.tolist,
-        Tensor.numpy,
-        Tensor.cpu,
-        lambda values: values.to("cpu"),
-        lambda values: torch.empty(1).copy_(values),
-        lambda values: (values > 0).nonzero(),
-        lambda values: torch.equal(values, torch.zeros(1)),
-    ],
-)
-def test_every_way_to_read_is_seen(read: Callable[[Tensor], object]) -> None:
-    """Of a device's tensor, and of what is computed from one; never of the host's own."""
-    on_device = torch.ones(1)
-    with HostReads({}) as reads:
-        read(on_device + 1)
-        assert len(reads.found) == 1
-        read(torch.ones(1) + 1)
-        Arrival(on_device).values().tolist()
-    assert len(reads.found) == 1
 
 
 @pytest.mark.parametrize("name", TRAINERS)

@@ -1,16 +1,19 @@
-"""Minibatch-size selection: the largest size that does not hurt, tried from one state."""
+"""Minibatch-size selection: the largest size that does not hurt, alone and within a fit."""
 
 import math
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
+from infra.settings import ConfigurationError
+from tests.training.fit.small_fits import copy_stopped, fit, small_fit, steps_saved, write_run
+from tests.whole_path.processes import TINY
 from training.checkpoints.training_state import whole_state
 from training.distributed.simulated_group import simulate_ranks
 from training.fit.minibatch_selection import (
@@ -19,7 +22,10 @@ from training.fit.minibatch_selection import (
     largest_harmless,
     select_minibatch,
 )
-from training.settings.trainers import AdaGrad, AdaGradPlace
+from training.fit.model_specs import Fit, baseline_fit, sequence_fit, student_fit
+from training.settings.model_training import LOW_RATE_FRAME_S, MinibatchSelectionConfig
+from training.settings.recipe import CheckpointConfig, read_recipe
+from training.settings.trainers import AdaGrad, AdaGradPlace, OneBitConfig
 from training.trainers import (
     AdPsgd,
     Bmuf,
@@ -37,22 +43,6 @@ pytestmark = pytest.mark.chaos
 
 SIZES = (8, 16, 32, 64)
 NUM_CLASSES, NUM_INPUTS, NUM_FRAMES = 3, 6, 512
-
-
-@given(st.dictionaries(st.integers(1, 4096), st.floats(0, 100), min_size=1), st.floats(0, 5))
-def test_all_sizes_up_to_the_chosen_are_harmless(
-    accuracies: dict[int, float], harmless: float
-) -> None:
-    """None up to it is worse than a smaller one by more than the margin, and the next one is."""
-    chosen = largest_harmless(accuracies, harmless)
-    sizes = sorted(accuracies)
-    place = sizes.index(chosen)
-    for number, size in enumerate(sizes[: place + 1]):
-        best = max(accuracies[each] for each in sizes[: number + 1])
-        assert accuracies[size] >= best - harmless
-    if place + 1 < len(sizes):
-        best = max(accuracies[each] for each in sizes[: place + 2])
-        assert accuracies[sizes[place + 1]] < best - harmless
 
 
 @pytest.mark.parametrize(
@@ -194,26 +184,126 @@ def test_a_trial_that_one_rank_spoils_hurts_that_size_alone(make_trainer: Any) -
         assert torch.equal(model, expected)
 
 
-def test_a_higher_rate_allows_smaller_minibatches_alone() -> None:
-    """At a rate at which the largest steps diverge, a smaller size is taken than at a low rate.
-
-    Sizes beyond the first that hurts are not tried.
-    """
-    low, high = (simulate_ranks(2, select, Synchronous, rate)[0][0] for rate in (0.01, 0.08))
-    assert low.num_frames == max(SIZES)
-    assert high.num_frames < low.num_frames
-    assert len(high.accuracies) <= SIZES.index(high.num_frames) + 2
+EVERY_STEP = CheckpointConfig(steps=1, num_kept=1000)
+FRAMES_OF_ALL = 64  # of 2 ranks
+HOUR = 3600 / LOW_RATE_FRAME_S
 
 
-@pytest.mark.parametrize("sizes", [(), (16, 8), (8, 8), (0, 8)])
-def test_refuses_sizes_out_of_order(sizes: tuple[int, ...]) -> None:
-    """Sizes ascend from 1, as the error says."""
-    with pytest.raises(ValueError, match="need ascending numbers of frames, from 1"):
-        simulate_ranks(1, select_of, sizes)
+def selecting(
+    trainer: str = "synchronous", harmless: float = 100.0, num_minibatches: int = 1
+) -> Fit:
+    """Select after so many minibatches a rank, by trials of two; a sub-epoch has four or two."""
+    config = MinibatchSelectionConfig(
+        factors=(1, 2),
+        every_hours=num_minibatches * FRAMES_OF_ALL / HOUR,
+        trial_hours=2 * FRAMES_OF_ALL / HOUR,
+        harmless=harmless,
+    )
+    what = small_fit(trainer, True, checkpoints=EVERY_STEP, minibatch_frames=32)
+    training = replace(what.training, minibatch_selection=config)
+    return replace(what, sub_epochs=what.sub_epochs[:4], training=training)
 
 
-def select_of(group: ProcessGroup, sizes: tuple[int, ...]) -> None:
-    model = nn.Linear(1, 1)
+def trials_of(folder: Path, what: Fit) -> list[dict]:
+    """Fit on two ranks; return all trials of the curve."""
+    write_run(folder)
+    manifest, _ = simulate_ranks(2, fit, folder, what)[0]
+    return [each for point in manifest.statistics["curve"] for each in point["minibatch_trials"]]
+
+
+def test_each_frame_is_trained_once_whatever_is_selected(tmp_path: Path) -> None:
+    """Trials leave no trace in what is counted: the curve has the frames of a fit without them."""
+    what = selecting()
+    unselected = replace(what.training, minibatch_selection=MinibatchSelectionConfig())
+    plain = replace(what, training=unselected)
+    curves = []
+    for name, each in (("selecting", what), ("plain", plain)):
+        write_run(tmp_path / name)
+        manifest, _ = simulate_ranks(2, fit, tmp_path / name, each)[0]
+        curves.append(manifest.statistics["curve"])
+    for one, other in zip(*curves, strict=True):
+        assert one["num_frames"] == other["num_frames"]
+    assert curves[0][0] | {"minibatch_trials": []} == curves[1][0] | {"minibatch_trials": []}
+    # Steps of two minibatches: fewer of them.
+    assert max(steps_saved(tmp_path / "selecting", what)) < max(
+        steps_saved(tmp_path / "plain", plain)
+    )
+
+
+def test_a_size_is_taken_within_the_tolerance_and_not_beyond(tmp_path: Path) -> None:
+    """A larger size that loses d points is taken at d + .01, and the smaller at d - .01."""
+    first = trials_of(tmp_path / "first", selecting(num_minibatches=2))[0]
+    small, large = first["accuracies"].values()
+    assert small > large + 0.01  # half the updates
+    for difference, taken in ((0.01, 64), (-0.01, 32)):
+        what = selecting(harmless=small - large + difference, num_minibatches=2)
+        trial = trials_of(tmp_path / str(taken), what)[0]
+        assert trial == {"frames": taken, "accuracies": first["accuracies"]}
+
+
+@pytest.mark.parametrize("trainer", ["synchronous", "bmuf", "one_bit", "rand_psgd"])
+def test_selection_resumes_from_every_step(tmp_path: Path, trainer: str) -> None:
+    """Bitwise: a trial that a kill has interrupted is repeated, and chooses alike."""
+    what = selecting(trainer)
+    if trainer == "one_bit":
+        nowhere = AdaGrad(place=AdaGradPlace.NOWHERE)
+        trainer = OneBitConfig(adagrad=nowhere, double_buffering=True)
+        what = replace(what, training=replace(what.training, trainer=trainer))
+    write_run(tmp_path / "whole")
+    expected = simulate_ranks(2, fit, tmp_path / "whole", what)
+    assert sum(len(p["minibatch_trials"]) for p in expected[0][0].statistics["curve"]) > 1
+    saved = steps_saved(tmp_path / "whole", what)
+    for step in saved if trainer == "synchronous" else saved[2:3]:
+        stopped = tmp_path / f"stopped-{step}"
+        copy_stopped(tmp_path / "whole", what, step, stopped)
+        found = simulate_ranks(2, fit, stopped, what)
+        assert [model for _, model in found] == [model for _, model in expected]
+        assert found[0][0].statistics["curve"] == expected[0][0].statistics["curve"]
+
+
+def test_a_recipe_names_factors_out_of_order() -> None:
+    """Where the recipe is read."""
+    with pytest.raises(ConfigurationError, match=r"factors = \[2, 1\]: need ascending numbers"):
+        read_recipe(str(TINY), ["student.minibatch_selection.factors=[2,1]"])
+
+
+def test_a_recipe_selects_for_its_models() -> None:
+    """The fit has the section's settings; without them it is the same work as before they came."""
+    override = "minibatch_selection.factors=[1,2,4]"
+    recipe = read_recipe(str(TINY), [f"student.{override}", f"baseline.{override}"])
+    for each in (student_fit(recipe), baseline_fit(recipe)):
+        assert each.training.minibatch_selection.factors == (1, 2, 4)
+        assert "minibatch_selection" in each.config
+        assert sequence_fit(recipe, each).training.minibatch_selection.factors == (1,)
+    assert "minibatch_selection" not in student_fit(read_recipe(str(TINY))).config
+
+
+@pytest.mark.parametrize(("hours", "is_due"), [(23.9, False), (24.0, True)])
+def test_a_selection_is_due_every_so_much_data(hours: float, is_due: bool) -> None:
+    """Every 24 hours of all ranks' frames, as in the paper; never with one factor."""
+    config = MinibatchSelectionConfig(factors=(1, 2))
+    assert config.is_due(round(hours * HOUR)) == is_due
+    assert not MinibatchSelectionConfig().is_due(10**9)
+    assert config.num_trial_minibatches(9_000) == 10  # .75 h are 90,000 frames
+    assert config.num_trial_minibatches(10**6) == 2  # a step of the largest size
+
+
+def test_trials_are_not_double_buffered() -> None:
+    """The delay would choose smaller sizes (004 5.4): a trial's first step moves the model."""
+    model = torch.nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    trainer = Synchronous(model, optimizer, group=group)
-    select_minibatch(sizes, lambda _: 0.0, model, optimizer, trainer)
+
+    def moves(trainer: OneBit) -> bool:
+        before = model.weight.clone()
+        model.weight.grad = torch.ones_like(model.weight)
+        with trainer:
+            optimizer.step()
+            return not torch.equal(model.weight, before)
+
+    def seen(group: ProcessGroup) -> list[bool]:
+        trainer = OneBit(model, optimizer, group=group, double_buffering=True)
+        with trainer.trial():
+            within = moves(trainer)
+        return [within, moves(trainer)]
+
+    assert simulate_ranks(1, seen)[0] == [True, False]

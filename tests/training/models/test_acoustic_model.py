@@ -3,8 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from torch import nn
-from torch.nn.utils.rnn import pack_sequence, pad_packed_sequence
 
 from pipeline.filterbank import NUM_BINS
 from pipeline.normalization import Moments
@@ -12,7 +10,6 @@ from pipeline.splicing import NUM_INPUTS
 from training.models.lstm import LstmModel
 from training.models.store import TrainedModel, decode_model, encode_model
 from training.settings.models import LstmConfig
-from training.tensor_encoding import encode_state
 
 STUDENT = LstmConfig(2, 8, bidirectional=False, look_ahead=3, dropout=0.0)
 TEACHER = LstmConfig(2, 8, bidirectional=True, look_ahead=0, dropout=0.0)
@@ -56,31 +53,6 @@ def test_normalization_is_part_of_the_model() -> None:
     torch.testing.assert_close(stored.utterance_logits([raw])[0], expected, rtol=1e-4, atol=1e-4)
 
 
-def test_stored_teachers_are_those_of_nn_lstm() -> None:
-    """Names and shapes in the store are torch's, and the logits those of packed sequences."""
-    torch.manual_seed(0)
-    lstm = nn.LSTM(NUM_INPUTS, 8, 2, batch_first=True, bidirectional=True)
-    output = nn.Linear(16, 5)
-    state = {
-        **{f"lstm.{name}": value for name, value in lstm.state_dict().items()},
-        **{f"output.{name}": value for name, value in output.state_dict().items()},
-        "mean": torch.full((NUM_INPUTS,), 0.5),
-        "inverse_deviation": torch.full((NUM_INPUTS,), 2.0),
-    }
-    # No architecture is named where there was but one.
-    names = ("num_layers", "num_units", "bidirectional", "look_ahead", "dropout")
-    config = {name: getattr(TEACHER, name) for name in names}
-    stored = {"config": config, "num_senones": 5, "log_priors": torch.zeros(5)}
-    model = decode_model(encode_state({**stored, "state": state}), TEACHER).model
-    utterances = [torch.randn(length, NUM_INPUTS) for length in (4, 9, 1)]
-    packed = pack_sequence([(each - 0.5) * 2 for each in utterances], enforce_sorted=False)
-    hidden, lengths = pad_packed_sequence(lstm(packed)[0], batch_first=True)
-    for logits, expected, length in zip(
-        model.utterance_logits(utterances), output(hidden), lengths, strict=True
-    ):
-        torch.testing.assert_close(logits, expected[:length].detach(), rtol=1e-6, atol=1e-6)
-
-
 def test_the_papers_models_have_the_papers_sizes() -> None:
     """24 M parameters at 3,183 senones; both ways 67.5 M, where the paper counts 78 M (V-A)."""
 
@@ -91,17 +63,3 @@ def test_the_papers_models_have_the_papers_sizes() -> None:
 
     assert 23.5 < millions(False) < 25.5
     assert 66 < millions(True) < 69
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ((0, 8, False, 3, 0.0), r"num_\w+ = 0: need 1\.\."),
-        ((1, 8, True, 3, 0.0), "bidirectional"),
-        ((1, 8, False, 0, 1.0), "dropout"),
-    ],
-)
-def test_impossible_models_are_refused(values, message: str) -> None:
-    """The message names the value and the bound."""
-    with pytest.raises(ValueError, match=message):
-        LstmConfig(*values)

@@ -1,11 +1,14 @@
-"""A search that does not end for one reference; its process imports this file."""
+"""Searches that do not end, or fail, for some utterances; their processes import this file."""
 
 import numpy as np
 
 from training.decode.graph import DecodingGraph
+from training.sequence_training.forward_backward import StatePosteriors
 from training.sequence_training.lattice_decoder import (
-    LatticeBeams,
+    Beams,
+    LatticeError,
     ReferencedLattice,
+    decode_posteriors,
     decode_with_reference,
 )
 
@@ -13,7 +16,7 @@ from training.sequence_training.lattice_decoder import (
 def search_without_end(
     graph: DecodingGraph,
     log_likelihoods: np.ndarray,
-    beams: LatticeBeams,
+    beams: Beams,
     reference: np.ndarray,
     unsearchable: np.ndarray,
 ) -> ReferencedLattice:
@@ -21,3 +24,14 @@ def search_without_end(
     while np.array_equal(reference, unsearchable):
         pass
     return decode_with_reference(graph, log_likelihoods, beams, reference)
+
+
+def failing_search(
+    graph: DecodingGraph, scores: np.ndarray, beams: Beams, unread: int, endless: int
+) -> StatePosteriors:
+    """Decode as usual, but for utterances of `unread` frames, and of `endless` ones."""
+    while len(scores) == endless:
+        pass
+    if len(scores) == unread:
+        raise LatticeError(f"{unread} frames: unread")
+    return decode_posteriors(graph, scores, beams)

@@ -21,7 +21,6 @@ from training.decode.ngrams import witten_bell_arpa
 from training.sequence_training import lattice_decoder
 from training.sequence_training.lattice_decoder import (
     LatticeArc,
-    LatticeBeams,
     LatticeError,
     add_path,
     check_density,
@@ -31,9 +30,10 @@ from training.sequence_training.lattice_decoder import (
     reference_cost,
 )
 from training.sequence_training.smbr import AlignedLattice, Smbr, SmbrBatch, smbr_loss
+from training.settings.decoding import LatticeConfig
 
 TREE = toy_tree()
-WITHOUT_PRUNING = LatticeBeams(1e5, 1e5)
+WITHOUT_PRUNING = LatticeConfig(2, 1e5, 1e5)
 PLANTED = np.array(senones_of(["see"], TREE))
 
 
@@ -84,7 +84,10 @@ def test_beams_decide_what_competes(graph: DecodingGraph) -> None:
     """A narrower lattice is a part of a wider one; the narrowest has the best path."""
     scores = oracle_log_likelihoods(PLANTED.tolist(), TREE.num_senones, 4.0)
     sets = [
-        {path.senones for path in paths_of(decode_lattice(graph, scores, LatticeBeams(30.0, beam)))}
+        {
+            path.senones
+            for path in paths_of(decode_lattice(graph, scores, LatticeConfig(2, 30.0, beam)))
+        }
         for beam in (1e-3, 6.0, 12.0)
     ]
     assert sets[0] < sets[1] < sets[2]
@@ -97,9 +100,9 @@ def test_the_beam_is_widened_until_a_sentence_ends(graph: DecodingGraph) -> None
     senones = senones_of(["see"], TREE)[:2]
     scores = oracle_log_likelihoods(senones, TREE.num_senones, 20.0)
     with pytest.raises(LatticeError, match=r"2 frames: no path within a beam of 4 ends"):
-        decode_lattice(graph, scores, LatticeBeams(1.0, 1.0))
+        decode_lattice(graph, scores, LatticeConfig(2, 1.0, 1.0))
     for beam in (5.0, 60.0):
-        assert decode_lattice(graph, scores, LatticeBeams(beam, 1.0)).num_frames == 2
+        assert decode_lattice(graph, scores, LatticeConfig(2, beam, 1.0)).num_frames == 2
 
 
 def test_large_graphs_are_not_searched_with_wider_beams(
@@ -108,10 +111,10 @@ def test_large_graphs_are_not_searched_with_wider_beams(
     """A wide beam may keep every state: a graph of one state too many is searched once."""
     scores = oracle_log_likelihoods(senones_of(["see"], TREE)[:2], TREE.num_senones, 20.0)
     monkeypatch.setattr(lattice_decoder, "MAX_STATES_TO_WIDEN", graph.fst.num_states)
-    assert decode_lattice(graph, scores, LatticeBeams(5.0, 1.0)).num_frames == 2
+    assert decode_lattice(graph, scores, LatticeConfig(2, 5.0, 1.0)).num_frames == 2
     monkeypatch.setattr(lattice_decoder, "MAX_STATES_TO_WIDEN", graph.fst.num_states - 1)
     with pytest.raises(LatticeError, match=r"2 frames: no path within a beam of 5 ends"):
-        decode_lattice(graph, scores, LatticeBeams(5.0, 1.0))
+        decode_lattice(graph, scores, LatticeConfig(2, 5.0, 1.0))
 
 
 def test_dense_lattices_are_refused(graph: DecodingGraph, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,7 +124,7 @@ def test_dense_lattices_are_refused(graph: DecodingGraph, monkeypatch: pytest.Mo
         check_density(5001, 5)
     scores = oracle_log_likelihoods(PLANTED.tolist(), TREE.num_senones, 2.0)
     monkeypatch.setattr(lattice_decoder, "MAX_ARCS_PER_FRAME", 2)
-    assert decode_lattice(graph, scores, LatticeBeams(30.0, 1e-3)).num_frames == len(PLANTED)
+    assert decode_lattice(graph, scores, LatticeConfig(2, 30.0, 1e-3)).num_frames == len(PLANTED)
     with pytest.raises(LatticeError, match=r"need at most 2 a frame: lower .*lattice_beam"):
         decode_lattice(graph, scores, WITHOUT_PRUNING)
 

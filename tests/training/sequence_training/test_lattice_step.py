@@ -39,6 +39,9 @@ from training.settings.decoding import LatticeConfig
 WIDE = LatticeConfig(ngram_order=1, beam=30.0, lattice_beam=8.0)
 
 
+Place = tuple[ObjectStore, str, str]
+
+
 def decode(
     group: ProcessGroup, place: tuple, config: LatticeConfig = WIDE, loss_budget: float = 0.2
 ) -> Manifest:
@@ -49,12 +52,36 @@ def lattices(store: ObjectStore, run_uri: str, manifest: Manifest) -> list[list[
     return [read_lattices(read_output(store, run_uri, each)) for each in manifest.outputs]
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2, 3])
-def test_every_utterance_is_decoded_or_in_the_ledger(tmp_path: Path, num_ranks: int) -> None:
-    """On fewer, as many and more ranks than partitions; each lattice has its reference's path."""
-    place = write_toy_run(tmp_path)
-    store, run_uri, _ = place
-    (manifest, *others) = simulate_ranks(num_ranks, partial(decode, place=place))
+@pytest.fixture(scope="module")
+def decoded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Manifest]:
+    """A toy run with the lattices that one rank has made, and their manifest."""
+    folder = tmp_path_factory.mktemp("toy")
+    place = write_toy_run(folder)
+    return folder, simulate_ranks(1, partial(decode, place=place))[0]
+
+
+@pytest.fixture
+def place(decoded: tuple[Path, Manifest], tmp_path: Path) -> Place:
+    """A copy of that run: the store, the run and the corpus."""
+    folder = Path(shutil.copytree(decoded[0], tmp_path / "toy"))
+    run_uri, corpus_uri = str(folder / "run"), str(folder / "corpus")
+    return ObjectStore((run_uri, corpus_uri)), run_uri, corpus_uri
+
+
+@pytest.fixture
+def undecoded(place: Place) -> Place:
+    """The same without lattices."""
+    shutil.rmtree(Path(place[1]) / "lattices")
+    return place
+
+
+def test_every_utterance_is_decoded_or_in_the_ledger(
+    undecoded: Place, decoded: tuple[Path, Manifest]
+) -> None:
+    """On fewer and on more ranks than partitions, to the same byte; a lattice has its reference."""
+    store, run_uri, _ = undecoded
+    (manifest, *others) = simulate_ranks(3, partial(decode, place=undecoded))
+    assert manifest.to_bytes() == decoded[1].to_bytes()
     assert all(each == manifest for each in others)
     found = lattices(store, run_uri, manifest)
     for partition, shard in enumerate(found):
@@ -72,57 +99,42 @@ def test_every_utterance_is_decoded_or_in_the_ledger(tmp_path: Path, num_ranks: 
     assert manifest.statistics["arcs_per_frame"] > 2
 
 
-def test_any_number_of_ranks_makes_the_same_lattices(tmp_path: Path) -> None:
-    """Byte by byte, the manifest included."""
-    made = []
-    for num_ranks in (1, 2):
-        place = write_toy_run(tmp_path / str(num_ranks))
-        made.append(simulate_ranks(num_ranks, partial(decode, place=place))[0].to_bytes())
-    assert made[0] == made[1]
-
-
 def test_lattices_of_many_partitions_fold_their_commits(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    undecoded: Place, decoded: tuple[Path, Manifest], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Outputs in parts; all else is as in a driver that holds the commits, as this one does not."""
-    place = write_toy_run(tmp_path)
-    held = simulate_ranks(2, partial(decode, place=place))[0]
-    shutil.rmtree(Path(place[1]) / "lattices")
+    held = decoded[1]
     set_small_bounds(monkeypatch, max_listed=1)
     monkeypatch.delattr(engine, "committed_tasks")  # reads all commits
-    folded = simulate_ranks(2, partial(decode, place=place))[0]
+    folded = simulate_ranks(2, partial(decode, place=undecoded))[0]
     assert isinstance(folded.outputs, OutputsInParts)
     assert tuple(folded.outputs) == held.outputs
     assert len(held.outputs) > 1
     assert replace(folded, outputs=held.outputs).to_bytes() == held.to_bytes()
 
 
-def test_a_finished_partition_is_not_decoded_again(tmp_path: Path) -> None:
+def test_a_finished_partition_is_not_decoded_again(
+    place: Place, decoded: tuple[Path, Manifest]
+) -> None:
     """After a stop, commits are found; a finished step is found by its manifest."""
-    place = write_toy_run(tmp_path)
-    run_uri = place[1]
-    before = simulate_ranks(1, partial(decode, place=place))[0]
-    folder = Path(run_uri) / "lattices" / BASELINE
+    folder = Path(place[1]) / "lattices" / BASELINE
     (folder / "manifest.json").unlink()
     (folder / "commits" / "000001.json").unlink()
     times = {path: path.stat().st_mtime_ns for path in folder.rglob("000000*")}
-    after = simulate_ranks(2, partial(decode, place=place))[0]
-    assert after == before
+    assert simulate_ranks(2, partial(decode, place=place))[0] == decoded[1]
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("000000*")} == times
-    again = simulate_ranks(1, partial(generate_again, place=place))[0]
-    assert again
+    assert simulate_ranks(1, partial(generate_again, place=place)) == [True]
 
 
 def generate_again(group: ProcessGroup, place: tuple) -> bool:
     return generate_lattices(*place, BASELINE, CONFIG, WIDE, SCALE, 0.2, group).was_finished
 
 
-def test_a_narrow_search_still_has_the_reference(tmp_path: Path) -> None:
+def test_a_narrow_search_still_has_the_reference(undecoded: Place) -> None:
     """A beam that keeps only the best path has the reference added to each lattice."""
-    place = write_toy_run(tmp_path)
     narrow = LatticeConfig(ngram_order=1, beam=30.0, lattice_beam=0.001)
-    manifest = simulate_ranks(1, partial(decode, place=place, config=narrow))[0]
-    shards = lattices(*place[:2], manifest)
+    manifest = simulate_ranks(1, partial(decode, place=undecoded, config=narrow))[0]
+    shards = lattices(*undecoded[:2], manifest)
     assert sum(map(len, shards)) == sum(NUM_ROWS) - 1
     for partition, shard in enumerate(shards):
         rows = rows_of(partition)
@@ -135,10 +147,9 @@ def test_a_narrow_search_still_has_the_reference(tmp_path: Path) -> None:
 
 
 def test_an_utterance_that_a_step_loses_is_found(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """verify compares the lattices and their ledger with the alignments, to the utterance."""
-    place = write_toy_run(tmp_path)
     store, run_uri, corpus_uri = place
 
     def findings() -> list[str]:
@@ -146,47 +157,36 @@ def test_an_utterance_that_a_step_loses_is_found(
         found = verify_run(store, run_uri, corpus_uri, lambda *_: None, expectation).findings
         return [each.found for each in found if each.object.startswith("lattices/")]
 
+    assert findings() == []
+    shutil.rmtree(Path(run_uri) / "lattices")
     whole = lattices_module.read_partition
     monkeypatch.setattr(lattices_module, "read_partition", lambda data: whole(data)[:-1])
     simulate_ranks(1, partial(decode, place=place, loss_budget=0.3))
     found = findings()
     assert any("2 lost: utterance-0-4, utterance-1-2" in each for each in found), found
-    shutil.rmtree(Path(run_uri) / "lattices")
-    monkeypatch.undo()
-    simulate_ranks(1, partial(decode, place=place))
-    assert findings() == []
 
 
 def test_a_search_without_end_is_a_ledger_row(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    undecoded: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It has a second of CPU time; the other seven utterances have their lattices."""
-    place = write_toy_run(tmp_path)
     endless = partial(search_without_end, unsearchable=rows_of(1)[1].targets.senones[1::3])
     monkeypatch.setattr(lattices_module, "decode_with_reference", endless)
     monkeypatch.setattr(decoder, "LEAST_CPU_SECONDS", 1.0)
     monkeypatch.setattr(decoder, "CPU_SECONDS_PER_FRAME", 0.0)
-    manifest = simulate_ranks(1, partial(decode, place=place, loss_budget=0.3))[0]
+    manifest = simulate_ranks(1, partial(decode, place=undecoded, loss_budget=0.3))[0]
     assert manifest.tally_out.utterances == sum(NUM_ROWS) - 2
-    ledgers = [read_output(*place[:2], each).decode() for each in manifest.ledgers]
+    ledgers = [read_output(*undecoded[:2], each).decode() for each in manifest.ledgers]
     (found,) = [each for each in ledgers if "search_failed" in each]
     assert "utterance-1-1" in found
     assert "the search took more than 1 s of CPU time: lower the beam" in found
 
 
-def test_too_many_losses_end_the_step(tmp_path: Path) -> None:
-    """One of eight is more than a tenth: the error has the reason and the count."""
-    place = write_toy_run(tmp_path)
-    with pytest.raises(LossBudgetExceededError, match=r"1 of 8 .*10.00%.*lattice_failed"):
-        simulate_ranks(1, partial(decode, place=place, loss_budget=0.1))
-
-
 @pytest.mark.parametrize("num_ranks", [1, 2])
 def test_too_many_losses_end_the_step_before_all_is_decoded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_ranks: int
+    undecoded: Place, monkeypatch: pytest.MonkeyPatch, num_ranks: int
 ) -> None:
     """The first partition's loss ends all ranks; the second is neither decoded nor waited for."""
-    place = write_toy_run(tmp_path)
     whole, is_over = lattices_module.decoded_rows, threading.Event()
 
     def slow_second(rows: Sequence[PartitionRow], task: LatticeTask) -> Iterator:
@@ -197,8 +197,8 @@ def test_too_many_losses_end_the_step_before_all_is_decoded(
     monkeypatch.setattr(lattices_module, "decoded_rows", slow_second)
     began = time.monotonic()
     with pytest.raises(LossBudgetExceededError, match=r"1 of 8 .*10.00%.*lattice_failed"):
-        simulate_ranks(num_ranks, partial(decode, place=place, loss_budget=0.1))
+        simulate_ranks(num_ranks, partial(decode, place=undecoded, loss_budget=0.1))
     assert time.monotonic() - began < 50
-    commits = [path.name for path in (Path(place[1]) / "lattices").rglob("commits/*")]
+    commits = [path.name for path in (Path(undecoded[1]) / "lattices").rglob("commits/*")]
     assert commits == [f"{task_name(0)}.json"]
     is_over.set()

@@ -5,10 +5,8 @@ import os
 import signal
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
-
-import torch
 
 from tests.infra.devices.device_clients import kill
 from training.targets.teacher import (
@@ -25,19 +23,15 @@ WAIT_S = 0.5
 
 @dataclass(frozen=True)
 class Faults:
-    """Faults: the utterances, by their seeds, at which something happens, and the memory."""
+    """Faults: the utterances, by their seeds, at which something happens."""
 
     delayed: Sequence[int] = ()
     raising: Sequence[int] = ()
-    nan: Sequence[int] = ()
-    killing_once: Sequence[int] = ()
     killing: Sequence[int] = ()
-    memory_frames: int = 10**6
 
     def put(self, folder: Path) -> None:
         """Let the servers of `folder` have these faults from now on; forget their batches."""
-        for name in ("batches", "killed"):
-            (folder / name).unlink(missing_ok=True)
+        (folder / "batches").unlink(missing_ok=True)
         (folder / "faults.json").write_text(json.dumps(asdict(self)))
 
 
@@ -80,29 +74,15 @@ class FaultyTeacher(TeacherFunction):
         return super().prepare(payloads)
 
     def compute(self, prepared: TeacherBatch) -> Answers:
-        """Die, raise, or spoil an utterance's logits."""
+        """Note the batch; die or raise at some utterances."""
         faults, seeds = self._faults(), set(prepared.seeds)
         with (self._folder / "batches").open("a") as file:
             file.write(json.dumps(asdict(ComputedBatch(os.getpid(), prepared.seeds))) + "\n")
-        self._end(faults, seeds)
+        if seeds & {*faults.killing}:
+            os.kill(os.getpid(), signal.SIGKILL)
         if seeds & {*faults.raising}:
             raise ValueError("utterance = poison: need another")
-        num_frames = len(seeds) * max(len(each) for each in prepared.utterances)
-        if num_frames > faults.memory_frames:
-            raise torch.OutOfMemoryError(f"CUDA out of memory: {num_frames} frames")
-        utterances = [
-            torch.full_like(each, torch.nan) if seed in faults.nan else each
-            for each, seed in zip(prepared.utterances, prepared.seeds, strict=True)
-        ]
-        return super().compute(replace(prepared, utterances=utterances))
-
-    def _end(self, faults: Faults, seeds: set[int]) -> None:
-        killed = self._folder / "killed"
-        ends_once = bool(seeds & {*faults.killing_once}) and not killed.exists()
-        if ends_once:
-            killed.touch()
-        if ends_once or seeds & {*faults.killing}:
-            os.kill(os.getpid(), signal.SIGKILL)
+        return super().compute(prepared)
 
 
 def serve_faulty_teacher(

@@ -23,13 +23,13 @@ from pipeline.steps.targets import TargetsConfig, generate_targets
 from tests.in_process_teacher import in_process, stream_alone
 from tests.small_corpus import serially
 from tests.training.decode.toy_language import toy_lexicon
+from tests.training.sequence_training.endless_search import failing_search
 from tests.training.sequence_training.toy_run import (
     SCALE,
     TREE,
     finish,
     sentence_row,
 )
-from tests.training.targets.endless_target_search import failing_search
 from tests.training.targets.unlabelled_toy_run import (
     BIDIRECTIONAL,
     SHARDS,
@@ -41,8 +41,8 @@ from training.decode.graph import GrammarWeights, decoding_graph, encode_graph
 from training.decode.ngrams import witten_bell_arpa
 from training.models.store import load_model
 from training.sequence_training.forward_backward import state_posteriors
-from training.sequence_training.lattice_decoder import LatticeBeams, decode_lattice
-from training.settings.decoding import EvaluationConfig, LatticeTargetsConfig
+from training.sequence_training.lattice_decoder import decode_lattice
+from training.settings.decoding import EvaluationConfig, LatticeConfig, LatticeTargetsConfig
 from training.targets import lattice_targets
 from training.targets.lattice_targets import Score, build_target_graph, open_lattice_teacher
 from training.targets.teacher import decode_logits, serve_logits, serve_teacher
@@ -126,7 +126,7 @@ def test_targets_are_those_of_each_utterances_lattice(toy_run: Path) -> None:
         spliced = torch.from_numpy(splice(frames, row.offset).astype(np.float32))
         posteriors = trained.model.utterance_logits([spliced])[0].softmax(dim=1)
         scores = (SCALE * (posteriors.log() - trained.log_priors)).numpy()
-        lattice = decode_lattice(graph, scores, LatticeBeams(30.0, 10.0))
+        lattice = decode_lattice(graph, scores, LatticeConfig(2, 30.0, 10.0))
         each = state_posteriors(lattice, scores)
         expected = 0.5 * posteriors.numpy()
         expected[each.frames, each.senones] += 0.5 * each.probabilities

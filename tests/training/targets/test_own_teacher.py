@@ -10,7 +10,7 @@ import pytest
 import torch
 from scipy.special import softmax
 
-from infra.devices.device_pool import DeviceError, DevicePool, _private_directory
+from infra.devices.device_pool import DevicePool, _private_directory
 from infra.settings import ConfigurationError, canonical_json, plain, read_record
 from pipeline.kbest import KBest, TeacherFailure, joined, select_kbest
 from pipeline.splicing import NUM_INPUTS
@@ -21,13 +21,12 @@ from tests.whole_path.processes import TINY
 from training.models.precision import set_float32_products
 from training.settings.decoding import MemberConfig, OwnTeacherConfig, WindowsConfig
 from training.settings.recipe import read_recipe
-from training.targets.own_teacher import check_untrained, hears, serve_own_logits, serve_own_teacher
+from training.targets.own_teacher import check_untrained, serve_own_logits, serve_own_teacher
 from training.targets.teacher import (
     PooledTeacher,
     decode_logits,
     decode_targets,
     encode_input,
-    kept_logits,
     kept_targets,
 )
 
@@ -181,23 +180,11 @@ def test_a_wrong_answer_is_its_utterances_failure(pools: list[DevicePool]) -> No
             np.testing.assert_array_equal(each.senones, select_kbest(logits, 5).senones)
 
 
-def test_a_teacher_of_other_senones_starts_no_server(pools: list[DevicePool]) -> None:
-    """One that no utterance suits is found out by noise, and the error has its words."""
-    pool = pool_of(pools, named("always_wrong"))
-    teacher = PooledTeacher(pool, WindowsConfig(), partial(kept_targets, CONFIG), joined)
-    with pytest.raises(DeviceError, match=r"logits of shape \(16, 31\): need \(16, 30\)"):
-        list(teacher(inputs()))
-
-
-def test_long_audio_goes_in_windows(pools: list[DevicePool]) -> None:
-    """A window of frames is the window of their samples."""
-    arguments = {"teacher": canonical_json(named("listening")), "num_senones": str(NUM_SENONES)}
-    serve = "training.targets.own_teacher:serve_own_logits"
-    pools.append(DevicePool(serve, arguments, ("cpu",), 400, idle_timeout_s=2.0))
-    windows = WindowsConfig(window_frames=9, overlap_frames=2)
-    teacher = PooledTeacher(pools[0], windows, kept_logits, np.concatenate)
-    for one, other in zip(teacher(inputs(480)), expected(480, scale=100.0), strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-4)
+def test_a_teacher_of_other_senones_is_refused() -> None:
+    """One that no utterance suits is found out by noise, before a server answers anything."""
+    function = serve_own_logits("cpu", canonical_json(named("always_wrong")), str(NUM_SENONES))
+    with pytest.raises(ValueError, match=r"logits of shape \(16, 31\): need \(16, 30\)"):
+        function.check()
 
 
 @pytest.mark.parametrize(
@@ -275,15 +262,6 @@ def test_what_cannot_be_is_refused(override: str, message: str) -> None:
     """Each with the setting and a remedy, when the recipe is read."""
     with pytest.raises(ConfigurationError, match=message):
         recipe_with(override)
-
-
-def test_a_declaration_can_be_written_as_an_attribute() -> None:
-    """`hears` sets it, and returns the factory itself."""
-
-    def factory() -> None: ...
-
-    assert hears("audio")(factory) is factory
-    assert factory.hears == "audio"  # type: ignore[attr-defined]
 
 
 def test_logits_of_half_precision_are_taken() -> None:

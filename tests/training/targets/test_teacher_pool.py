@@ -29,7 +29,6 @@ from training.settings.decoding import WindowsConfig
 from training.settings.models import LstmConfig
 from training.targets.teacher import (
     PooledTeacher,
-    encode_input,
     encode_targets,
     kept_targets,
     serve_teacher,
@@ -115,17 +114,6 @@ def encoded(targets: KBest | TeacherFailure) -> bytes:
     return encode_targets(targets)
 
 
-def test_the_same_batch_has_the_same_bytes() -> None:
-    """The last bits depend on a batch's utterances alone: the same batch gives them again."""
-    batch = [encode_input(each) for each in inputs(6, 8)]
-    answers = []
-    for _ in range(2):
-        function = serve_teacher("cpu", **ARGUMENTS)
-        answers.append(function.finish(function.compute(function.prepare(batch))))
-    assert answers[0] == answers[1]
-    assert all(isinstance(answer, bytes) for answer in answers[0])
-
-
 def test_long_utterances_go_in_windows(pool: DevicePool) -> None:
     """Cut far below their length, their targets are those of the whole; none is lost."""
     given = inputs(3, 12)
@@ -177,35 +165,6 @@ def test_windows_are_of_like_length() -> None:
     cut = windows(101, WindowsConfig(70, 10))
     assert [len(each.labelled) for each in cut] == [33, 34, 34]
     assert windows(70, WindowsConfig(70, 10))[0].kept == slice(0, 70)
-
-
-def posteriors_in_windows(
-    model: LstmModel, frames: torch.Tensor, config: WindowsConfig
-) -> np.ndarray:
-    parts = [
-        model.utterance_logits([frames[each.heard.start : each.heard.stop]])[0][each.kept]
-        for each in windows(len(frames), config)
-    ]
-    return torch.cat(parts).softmax(dim=1).numpy()
-
-
-def test_the_overlap_bounds_what_a_cut_changes() -> None:
-    """A bidirectional model's posteriors: 0.07 apart without overlap, 0.0002 with 30 frames."""
-    torch.manual_seed(0)
-    config = LstmConfig(2, 24, bidirectional=True, look_ahead=0, dropout=0.0)
-    model = LstmModel(config, 20).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.mul_(3)  # an untrained model hardly remembers
-    frames = torch.randn(600, NUM_INPUTS, generator=torch.Generator().manual_seed(1))
-    whole = model.utterance_logits([frames])[0].softmax(dim=1).numpy()
-    none, some, enough = (
-        np.abs(posteriors_in_windows(model, frames, WindowsConfig(100, overlap)) - whole).max()
-        for overlap in (0, 10, 30)
-    )
-    assert none > 0.05
-    assert none > some > 0.01
-    assert enough < 0.0005
 
 
 def test_an_overlap_leaves_something_to_label() -> None:

@@ -51,14 +51,24 @@ class RankPool:
 
     def run(self, num_ranks: int, scenario: Callable[..., Any], *arguments: Any) -> list[Any]:
         """Each rank's `scenario(group, *arguments)`, in rank order."""
+        replies = self._replies(num_ranks, scenario, arguments)
+        errors = [error for error, _ in replies if error]
+        assert not errors, "\n".join(errors)
+        return [result for _, result in replies]
+
+    def errors(self, num_ranks: int, scenario: Callable[..., Any], *arguments: Any) -> list[str]:
+        """The message of each rank's error in `scenario(group, *arguments)`, "" without one."""
+        replies = self._replies(num_ranks, scenario, arguments)
+        return [message if error else "" for error, message in replies]
+
+    def _replies(
+        self, num_ranks: int, scenario: Callable[..., Any], arguments: tuple[Any, ...]
+    ) -> list[tuple[str | None, Any]]:
         self._num_runs += 1
         connections = self._connections[:num_ranks]
         for connection in connections:
             connection.send((self._num_runs, num_ranks, scenario, arguments))
-        replies = [self._reply(connection) for connection in connections]
-        errors = [error for error, _ in replies if error]
-        assert not errors, "\n".join(errors)
-        return [result for _, result in replies]
+        return [self._reply(connection) for connection in connections]
 
     def _reply(self, connection: Connection) -> tuple[str | None, Any]:
         # What a run that was given up answers late is not taken for the next one's answer.
@@ -66,7 +76,7 @@ class RankPool:
             number, error, result = connection.recv()
             if number == self._num_runs:
                 return error, result
-        return "hangs", None
+        return "hangs", "hangs"
 
     def close(self) -> None:
         for connection in self._connections:
@@ -93,8 +103,8 @@ def _serve(rank: int, world_size: int, connection: Connection, rendezvous: str) 
         number, num_ranks, scenario, arguments = task
         try:
             connection.send((number, None, scenario(groups[num_ranks], *arguments)))
-        except Exception:
-            connection.send((number, traceback.format_exc(), None))
+        except Exception as error:
+            connection.send((number, traceback.format_exc(), str(error)))
     dist.destroy_process_group()
 
 

@@ -28,7 +28,7 @@ from training.distributed import collectives
 from training.distributed.simulated_group import simulate_ranks
 from training.settings.trainers import TopK
 from training.trainers import Bmuf, Htm, OneBit, SparseLoco, Synchronous, Trainer
-from training.trainers.trainer import STEPS_BETWEEN_COMPARISONS
+from training.trainers import trainer as trainer_module
 
 EVERYTHING = TopK(density=1.0)
 TRAINERS: dict[str, tuple[type[Trainer], dict[str, Any]]] = {
@@ -48,7 +48,14 @@ NAMES = [
 """One trainer of each kind of exchange; the others share its comparison."""
 
 NUM_RANKS = 4
+STEPS_BETWEEN = 4
 Parts = tuple[nn.Module, torch.optim.Optimizer, Trainer]
+
+
+@pytest.fixture(autouse=True)
+def frequent_comparisons(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let simulated ranks compare their replicas after every fourth step."""
+    monkeypatch.setattr(trainer_module, "STEPS_BETWEEN_COMPARISONS", STEPS_BETWEEN)
 
 
 def optimizer_for(name: str, model: nn.Module) -> torch.optim.Optimizer:
@@ -140,29 +147,6 @@ def test_parameters_that_are_replaced_are_named(what: str) -> None:
             simulate_ranks(2, train, name, change, num_steps, 2)
 
 
-def test_modules_without_trained_parameters_may_change() -> None:
-    """Another activation, and an average of the model that begins within the block."""
-
-    def change(parts: Parts, _: int) -> None:
-        parts[0][1] = nn.ReLU()
-        parts[0].average = nn.Linear(2, 2).requires_grad_(False)
-
-    assert all_equal(simulate_ranks(2, leave_changed, change))
-
-
-def leave_changed(group: ProcessGroup, change: Callable[[Parts, int], None]) -> Tensor:
-    parts = build(group, "synchronous")
-    inputs = torch.ones(1, 5)
-    with parts[2]:
-        for step in range(3):
-            parts[1].zero_grad()
-            parts[0][2](parts[0][1](parts[0][0](inputs))).sum().backward()
-            parts[1].step()
-            if step == 1:
-                change(parts, group.rank())
-    return weights(parts[0][2])
-
-
 def thaw_between(group: ProcessGroup, name: str) -> dict[str, Any]:
     """Train with the first layer frozen, then with all; the last layer differs on every rank."""
     parts = build(group, name)
@@ -246,7 +230,7 @@ def train_by_two(group: ProcessGroup) -> Tensor:
         Synchronous(model, optimizers[0], group=group),
         Bmuf(model, optimizers[1], group=group, block_size=3),
     ):
-        for step in range(2 * STEPS_BETWEEN_COMPARISONS + 1):
+        for step in range(2 * STEPS_BETWEEN + 1):
             take_step(model, optimizers[0], step, group.rank())
             optimizers[1].step()
             take_step(teacher, optimizers[2], step, group.rank())
@@ -307,9 +291,9 @@ SHARED = [
 def test_a_replica_that_drifts_is_found(name: str) -> None:
     """At the next comparison of the steps, and at leaving: it names tensor and rank, of many."""
     message = r"parameter 2\.weight: digest \w{16} on rank 1, digest \w{16} on rank 0: replicas"
-    last = STEPS_BETWEEN_COMPARISONS + 5
+    last = STEPS_BETWEEN + 5
     with pytest.raises(ValueError, match=message):
-        simulate_ranks(NUM_RANKS, train, name, drift, last, last - 7)
+        simulate_ranks(NUM_RANKS, train, name, drift, last, 3)
     with pytest.raises(ValueError, match=message):
         simulate_ranks(NUM_RANKS, train, name, drift, 2, 2)
 
@@ -318,8 +302,8 @@ def agree_again(group: ProcessGroup) -> None:
     """Drift before the step whose replicas are compared; have one model again when leaving."""
     model, optimizer, trainer = build(group, "synchronous")
     with trainer:
-        for step in range(STEPS_BETWEEN_COMPARISONS):
-            if step + 1 == STEPS_BETWEEN_COMPARISONS:
+        for step in range(STEPS_BETWEEN):
+            if step + 1 == STEPS_BETWEEN:
                 drift((model, optimizer, trainer), group.rank())
             take_step(model, optimizer, step, group.rank())
         for p in model.parameters():
@@ -335,24 +319,20 @@ def test_leaving_looks_at_the_comparison_under_way() -> None:
 def test_real_ranks_find_a_drift(rank_pool: RankPool) -> None:
     """The comparison under way between gloo's ranks raises on every one of them."""
     for name in ("synchronous", "htm"):
-        for message in rank_pool.run(NUM_RANKS, message_of_drift, name):
+        for message in rank_pool.errors(NUM_RANKS, drift_between, name):
             assert "parameter 2.weight: digest" in message
             assert "on rank 1, digest" in message
 
 
-def message_of_drift(group: ProcessGroup, name: str) -> str:
-    last = STEPS_BETWEEN_COMPARISONS + 7
-    try:
-        train(group, name, drift, last, STEPS_BETWEEN_COMPARISONS - 1)
-    except ValueError as error:
-        return str(error)
-    return "no error"
+def drift_between(group: ProcessGroup, name: str) -> None:
+    between = trainer_module.STEPS_BETWEEN_COMPARISONS  # of the rank's own process
+    train(group, name, drift, between + 7, between - 1)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_changes_that_all_ranks_make_are_legal(name: str) -> None:
     """Weights clipped after a step remain so: replicas are equal, or a block averages them."""
-    last = STEPS_BETWEEN_COMPARISONS + 8
+    last = STEPS_BETWEEN + 8
     assert all_equal(simulate_ranks(NUM_RANKS, train, name, clip, last, last - 7))
 
 

@@ -19,7 +19,6 @@ from tests.training.trainers.ranks import (
     all_equal,
     build,
     impatient,
-    small_model,
     take_step,
     weights,
 )
@@ -64,16 +63,6 @@ def train_after_errors(group: ProcessGroup, name: str) -> Tensor:
     return train(group, name)
 
 
-def train_again(group: ProcessGroup, name: str) -> Tensor:
-    """Enter a trainer again after an error, and train on."""
-    model, optimizer, trainer = build(group, name)
-    interrupt(trainer, group, 4)
-    with trainer:
-        for step in range(4, 8):
-            take_step(model, optimizer, step, group.rank())
-    return weights(model)
-
-
 def slide(
     group: ProcessGroup, trainer: Trainer, num_steps: int, *, pause_s: int | float = 0
 ) -> Tensor:
@@ -115,15 +104,6 @@ def test_training_after_an_error_has_the_same_bits(rank_pool: RankPool, name: st
     """Messages that an error has left under way reach no later training of the same group."""
     undisturbed = rank_pool.run(4, train, name)
     assert all_equal([undisturbed[0], *rank_pool.run(4, train_after_errors, name)])
-
-
-@pytest.mark.parametrize("name", EACH_EXCHANGE)
-def test_a_trainer_is_entered_again_after_an_error(rank_pool: RankPool, name: str) -> None:
-    """Its ranks leave with one model, from which they have moved."""
-    ranks = rank_pool.run(4, train_again, name)
-    assert all_equal(ranks)
-    assert torch.all(torch.isfinite(ranks[0]))
-    assert not torch.equal(ranks[0], weights(small_model()))
 
 
 def train_from_a_saved_state(group: ProcessGroup, name: str, num_lost: int) -> Tensor:

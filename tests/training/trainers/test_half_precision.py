@@ -148,25 +148,6 @@ def test_leaving_at_a_blocks_end_changes_nothing(name: str) -> None:
     assert all_equal(left)
 
 
-def change_within(group: ProcessGroup) -> Tensor:
-    """Another model in the parameters, set between two stages, is where the next one begins."""
-    model, optimizer, trainer = build(group, "model averaging", torch.bfloat16)
-    with trainer:
-        take_step(model, optimizer, 0, group.rank())
-    with torch.no_grad():
-        model[0].weight.fill_(3.0)
-    set_rate(optimizer, 0.0)
-    with trainer:
-        take_step(model, optimizer, 1, group.rank())
-    return model[0].weight.detach()
-
-
-def test_a_changed_model_is_begun_from() -> None:
-    """Elements that differ from the rounded global model were changed on purpose."""
-    final, *_ = simulate_ranks(3, change_within)
-    assert (final == 3.0).all()
-
-
 def save(group: ProcessGroup, name: str, num_steps: int) -> bytes:
     parts = build(group, name, torch.bfloat16)
     with parts[2]:
@@ -295,23 +276,6 @@ def test_types_may_be_mixed(name: str) -> None:
     for trained, start in zip(whole.parameters(), MixedModel().parameters(), strict=True):
         assert trained.dtype == start.dtype
         assert not torch.equal(trained, start)
-
-
-def test_one_vector_holds_what_each_type_keeps() -> None:
-    """A vector is float32; the parameters round their own part of it, and refine it again."""
-    model = MixedModel()
-    parameters = FlatParameters(model, sgd(model))
-    vector = torch.full_like(parameters.zeros(), 1 + 2**-9)
-    assert vector.dtype == torch.float32
-    parameters.set_weights(vector)
-    kept = {p.dtype: p.detach().flatten()[0].item() for p in model.parameters()}
-    assert kept == {torch.bfloat16: 1.0, torch.float16: 1 + 2**-9, torch.float32: 1 + 2**-9}
-    assert torch.equal(parameters.weights(), parameters.rounded(vector))
-    assert torch.equal(parameters.refined(vector), vector)
-    assert parameters.first_difference(vector) == ""
-    with torch.no_grad():
-        model.layers[1].weight[0, 0] = 3
-    assert parameters.first_difference(vector) == "layers.1.weight"
 
 
 def test_parameters_on_several_devices_are_refused() -> None:

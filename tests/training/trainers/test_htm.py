@@ -1,4 +1,4 @@
-"""The two-tier method between real ranks: its limits are BMUF and GTC, bitwise."""
+"""BMUF and the two-tier method between real ranks: the limits of HTM are BMUF and GTC, bitwise."""
 
 import platform
 from itertools import cycle
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from tests.training.trainers.ranks import RankPool, all_equal, sgd, small_model, take_step, weights
@@ -29,36 +29,6 @@ def train(
             take_step(model, optimizer, step, *range(first, first + data_ranks))
             models.append(weights(model))
     return [*models, weights(model)]
-
-
-def residuals_around_a_block(group: ProcessGroup) -> tuple[Tensor, Tensor]:
-    """Residuals before and after a block's end; its step has no gradients to add."""
-    model = small_model()
-    optimizer = sgd(model)
-    trainer = Htm(model, optimizer, group=group, group_size=2, block_size=2, gradient_threshold=1e6)
-    with trainer:
-        take_step(model, optimizer, 0, group.rank())
-        before = trainer.state_dict()["residuals"]["0.weight"]
-        optimizer.zero_grad()
-        optimizer.step()
-        return before, trainer.state_dict()["residuals"]["0.weight"]
-
-
-def refuse(group: ProcessGroup) -> str:
-    model = small_model()
-    try:
-        Htm(
-            model,
-            sgd(model),
-            group=group,
-            group_size=3,
-            block_size=2,
-            block_momentum=0.5,
-            gradient_threshold=TAU,
-        )
-    except ValueError as error:
-        return str(error)
-    return "no error"
 
 
 def htm(group_size: int, tau: float = TAU, **settings: Any) -> dict[str, Any]:
@@ -91,46 +61,10 @@ def test_one_group_is_gtc(rank_pool: RankPool, num_ranks: int, tau: float) -> No
     assert all_same(ours, theirs)
 
 
-def test_groups_share_a_model_within_a_block(rank_pool: RankPool) -> None:
-    """Within a block a group has one model, and another group another; at its end all have one."""
-    ranks = rank_pool.run(4, train, "Htm", htm(2))
-    for step in range(8):
-        models = [rank[step] for rank in ranks]
-        assert torch.equal(models[0], models[1])
-        assert torch.equal(models[2], models[3])
-        assert torch.equal(models[0], models[2]) == ((step + 1) % 3 == 0)
-    assert all_equal([rank[-1] for rank in ranks])
-
-
-def test_a_group_is_one_worker_of_bmuf(rank_pool: RankPool) -> None:
-    """Unquantized, two groups of two are BMUF on two ranks with both ranks' data, N := M."""
-    tiers = rank_pool.run(4, train, "Htm", htm(2, tau=0.0))
-    workers = rank_pool.run(2, train, "Bmuf", {"block_size": 3}, 2)
-    torch.testing.assert_close(tiers[0], workers[0], rtol=1e-4, atol=1e-5)
-
-
-def test_residuals_survive_a_block(rank_pool: RankPool) -> None:
-    """Gradients that were not sent in one block are sent in a later one."""
-    for before, after in rank_pool.run(4, residuals_around_a_block):
-        assert torch.any(before != 0)
-        assert torch.equal(before, after)
-
-
-def test_refuses_uneven_groups(rank_pool: RankPool) -> None:
-    """Groups have equal sizes."""
-    for message in rank_pool.run(4, refuse):
-        assert message == "group_size = 3: need a divisor of 4, the number of ranks"
-
-
 def group_size(group: ProcessGroup) -> int:
     model = small_model()
     settings = {"block_size": 2, "gradient_threshold": 1.0}
     return Htm(model, sgd(model), group=group, **settings).config.group_size
-
-
-def test_a_host_is_a_group(rank_pool: RankPool) -> None:
-    """Ranks of one host form one group."""
-    assert rank_pool.run(4, group_size) == [4] * 4
 
 
 @pytest.mark.parametrize(
@@ -151,3 +85,79 @@ def test_refuses_uneven_hosts(hosts: str, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(platform, "node", lambda: next(names))
     with pytest.raises(ValueError, match=r"need equally many on each host.*or give group_size"):
         simulate_ranks(6, group_size)
+
+
+def momentum_after_a_block(group: ProcessGroup, option: str) -> Tensor:
+    """The optimizer's momentum at the end of a block of three steps."""
+    model = small_model()
+    optimizer = sgd(model)
+    with Bmuf(model, optimizer, group=group, block_size=3, optimizer_state=option):
+        for step in range(3):
+            take_step(model, optimizer, step, group.rank())
+        momenta = [optimizer.state[p].get("momentum_buffer") for p in model.parameters()]
+        return torch.cat(
+            [m.reshape(-1).clone() for m in momenta if m is not None] or [torch.empty(0)]
+        )
+
+
+def test_optimizer_momentum_at_a_blocks_end(rank_pool: RankPool) -> None:
+    """Kept: each rank its own; averaged: their mean; reset: gone."""
+    ranks = {
+        option: rank_pool.run(2, momentum_after_a_block, option)
+        for option in ("keep", "average", "reset")
+    }
+    assert not torch.equal(*ranks["keep"])
+    assert torch.equal(*ranks["average"])
+    torch.testing.assert_close(ranks["average"][0], sum(ranks["keep"]) / 2)
+    assert [len(momentum) for momentum in ranks["reset"]] == [0, 0]
+
+
+def train_in_parts(group: ProcessGroup, parts: list[range]) -> Tensor:
+    """Leave the trainer, and enter it again, between the parts."""
+    model = small_model()
+    optimizer = sgd(model)
+    trainer = Bmuf(model, optimizer, group=group, block_size=3)
+    for part in parts:
+        with trainer:
+            for step in part:
+                take_step(model, optimizer, step, group.rank())
+    return weights(model)
+
+
+def test_leaving_at_a_blocks_end_changes_nothing() -> None:
+    """Left to be evaluated and entered again, training continues bitwise as if never left."""
+    once, twice = (
+        simulate_ranks(2, train_in_parts, parts)
+        for parts in ([range(12)], [range(6), range(6, 12)])
+    )
+    assert all_equal([*once, *twice])
+
+
+def train_on_minibatches(
+    group: ProcessGroup, counts: list[int], settings: dict[str, Any]
+) -> Tensor:
+    """Gradients of -1 for as many steps as a rank has minibatches, and then none."""
+    model = nn.Linear(1, 1, bias=False)
+    nn.init.zeros_(model.weight)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    make_trainer = Htm if "group_size" in settings else Bmuf
+    with make_trainer(model, optimizer, group=group, block_size=4, **settings):
+        for step in range(8):
+            optimizer.zero_grad()
+            if step % 4 < counts[group.rank()]:
+                model.weight.grad = -torch.ones_like(model.weight)
+            optimizer.step()
+    return weights(model)
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"block_momentum": 0.0}, {"group_size": 2, "gradient_threshold": 0.0}]
+)
+def test_a_minibatch_counts_the_same_on_any_rank(settings: dict[str, Any]) -> None:
+    """Eight minibatches a block move the model as far on two ranks as on four, or on three."""
+    moved = [
+        simulate_ranks(4, train_on_minibatches, counts, settings)
+        for counts in ([2, 2, 2, 2], [4, 4, 0, 0], [4, 3, 1, 0], [0, 4, 0, 4])
+    ]
+    assert all_equal([final for finals in moved for final in finals])
+    assert moved[0][0] > 0

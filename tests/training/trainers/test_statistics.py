@@ -121,17 +121,3 @@ def test_real_ranks_count_as_simulated_ones(rank_pool: RankPool) -> None:
     for make, its in ((Htm, settings), (Gtc, of_gtc), (OneBit, {"double_buffering": True})):
         real = [found for found, _ in rank_pool.run(4, train, make, its)]
         assert real == [found for found, _ in simulate_ranks(4, train, make, its)]
-
-
-def test_all_numbers_are_plain() -> None:
-    """A loop may log them as JSON; the unquantized sum sends every element."""
-    for make, settings in (
-        (Synchronous, {}),
-        (Gtc, {"gradient_threshold": 0.0}),
-        (Bmuf, {"block_size": 3}),
-        (Htm, {"group_size": 2, "block_size": 3, "gradient_threshold": 0.0}),
-    ):
-        (found, _), *_ = simulate_ranks(2, train, make, settings)
-        assert all(type(number) in (int, float) for number in found[-1].values())
-        if "density" in found[-1]:
-            assert found[-1]["density"] == 1.0

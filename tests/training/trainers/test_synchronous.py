@@ -64,27 +64,6 @@ def test_a_rank_may_run_out_of_data(rank_pool: RankPool) -> None:
     torch.testing.assert_close(replicas[0], weights(model), rtol=1e-4, atol=1e-6)
 
 
-def test_a_rank_alone_takes_the_optimizers_steps() -> None:
-    """To the bit, without a copy of any gradient; missing ones are zeros, as on many ranks."""
-
-    def scenario(group: ProcessGroup) -> tuple[Tensor, Tensor]:
-        model, plain = small_model(), small_model()
-        optimizers = sgd(model), sgd(plain)
-        with Synchronous(model, optimizers[0], group=group):
-            for step in range(4):
-                for each, optimizer in zip((model, plain), optimizers, strict=True):
-                    take_step(each, optimizer, step, 0)
-                    optimizer.zero_grad()
-                optimizers[0].step()
-                for parameter in plain.parameters():
-                    parameter.grad = torch.zeros_like(parameter)
-                optimizers[1].step()
-        return weights(model), weights(plain)
-
-    ((own, expected),) = simulate_ranks(1, scenario)
-    assert torch.equal(own, expected)
-
-
 @pytest.mark.parametrize("broken", [float("nan"), float("inf")])
 def test_a_rank_alone_is_stopped_by_what_is_not_finite(broken: float) -> None:
     """Before the optimizer applies it."""

@@ -1,21 +1,25 @@
-"""Define gradient threshold compression's messages, and encode and decode them in NumPy.
+"""Define gradient threshold compression's messages, and encode and decode them on a CPU.
 
 A message (003 VI-A, 000 2.1) is a vector of 32-bit words: its `Encoding`, the number of elements
 that reached the threshold, and the body. For `INDICES` the body has one word for each sent element:
 the sign bit and a 31-bit index. For `MAP` it is two planes of one bit for each element, lowest bit
-first: sent or not, negative or not. `compiled_encoding` makes the same messages in C, and
-`cuda_encoding` on a GPU.
+first: sent or not, negative or not. `cuda_encoding` makes the same messages on a GPU.
 
 NumPy works on the tensors' own memory, in tiles that fit into the cache. One pass adds the gradient
-and marks the elements below the threshold; later passes read only the others.
+and marks the elements below the threshold; later passes read only the others. Where installation
+found a C compiler, `threshold_encoding.c` makes the same float32 messages at the memory's speed:
+messages, residuals and counts are equal bit for bit.
 """
 
+import ctypes
 from enum import IntEnum
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int32, Int64, UInt8, UInt64
+from jaxtyping import Bool, Float, Float32, Int32, Int64, UInt8, UInt64
 from torch import Tensor
+
+from pipeline.compiled_library import compiled_library
 
 MAX_ELEMENTS = 2**31 - 1
 SIGN_BIT = -(2**31)
@@ -186,3 +190,66 @@ def _unpacked(
     octets: UInt8[np.ndarray, " bytes"], num_elements: int
 ) -> Bool[np.ndarray, " elements"]:
     return np.unpackbits(octets, count=num_elements, bitorder="little").view(bool)
+
+
+_GROUP_WORDS = 64  # the loop checks its room once a group, so it may write this many words more
+
+_C = compiled_library("training.algorithms.gtc._threshold_encoding")
+if _C is not None:
+    _POINTER, _NUMBER = ctypes.c_void_p, ctypes.c_int64
+    _C.take_message.argtypes = _POINTER, _POINTER, _NUMBER, ctypes.c_float, _POINTER
+    _C.add_indices.argtypes = _POINTER, _NUMBER, _POINTER, _NUMBER
+    _C.add_map.argtypes = _POINTER, _NUMBER, _POINTER, _POINTER
+    _C.take_message.restype = _C.add_indices.restype = _NUMBER
+    _C.add_map.restype = None
+
+
+def is_compiled() -> bool:
+    """Return whether installation found a C compiler."""
+    return _C is not None
+
+
+def compiled_take_message(
+    residual: Float32[Tensor, " elements"],
+    gradients: Float32[Tensor, " elements"],
+    gradient_threshold: float,
+) -> Int32[Tensor, " words"]:
+    """Do what `take_message` does in C; the message is the beginning of a larger buffer."""
+    assert _C is not None
+    size = len(residual)
+    # No body is longer than a map's two planes, so the C loop never grows its buffer.
+    message = torch.empty(HEADER_WORDS + num_map_words(size) + _GROUP_WORDS, dtype=torch.int32)
+    r, g, target = _address(residual), _address(gradients), _address(message)
+    num_words = _C.take_message(r, g, size, gradient_threshold, target)
+    if num_words < 0:
+        raise MemoryError(f"cannot allocate {4 * num_map_words(size)} bytes for {size} elements")
+    return message[:num_words]
+
+
+def compiled_add_message(
+    counts: Int32[Tensor, " elements"], message: Int32[Tensor, " words"]
+) -> None:
+    """Add a message's signs to `counts`; raise ValueError for an index beyond them."""
+    assert _C is not None
+    encoding, size, body = int(message[0]), len(counts), message[HEADER_WORDS:]
+    target, words = _address(counts), _address(body)
+    if encoding == Encoding.MAP:
+        _require(len(body) == num_map_words(size), f"a map of {len(body)} words", size)
+        _C.add_map(target, size, words, words + 4 * num_plane_words(size))
+    elif encoding == Encoding.INDICES:
+        # The C loop stops at an index beyond the model, which another rank's message may hold.
+        num_added = _C.add_indices(target, size, words, len(body))
+        _require(num_added == len(body), f"word {num_added} of the message", size)
+
+
+def _require(fits: bool, what: str, size: int) -> None:
+    if not fits:
+        raise ValueError(
+            f"{what} does not fit a model of {size} parameters: start all ranks with one model"
+        )
+
+
+def _address(vector: Tensor) -> int:
+    assert vector.is_contiguous()
+    assert vector.device.type == "cpu"
+    return vector.data_ptr()

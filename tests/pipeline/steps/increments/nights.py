@@ -9,14 +9,13 @@ from typing import Any
 from infra.store.object_store import ObjectStore, join_uri
 from pipeline.kbest import KBest
 from pipeline.runs.increment import begin_increment, inherit
-from pipeline.runs.manifest import Manifest, own_outputs, read_manifest, read_output
-from pipeline.shards import read_features
-from pipeline.shards.partitions import read_partition
+from pipeline.runs.manifest import Manifest, own_outputs
 from pipeline.steps.features import ExtractionConfig, extract_features
 from pipeline.steps.repartition import RepartitionConfig, repartition
 from pipeline.steps.selection.select import SelectionConfig, metadata_uri, select_utterances
 from pipeline.steps.targets import TargetsConfig, generate_targets
-from tests.four_steps import SEED, Distribute, put_teacher, teacher
+from tests.faults.bad_input.small_runs import ledger, lines_of
+from tests.four_steps import SEED, Distribute, put_teacher, rows_of, teacher
 from tests.small_corpus import flac, serially, tone
 
 SUBSET = "unlabelled"
@@ -81,8 +80,7 @@ class Nights:
             by_bucket.setdefault(f"{len(record['speaker_id']) % 2:02d}", []).append(record)
         for bucket, some in by_bucket.items():
             key = f"metadata/{SUBSET}/date=2026-01-{day:02d}/speaker_bucket={bucket}/{part}.jsonl"
-            text = "".join(json.dumps(each) + "\n" for each in some)
-            self.store.put(join_uri(self.corpus_uri, key), text.encode())
+            self.store.put(join_uri(self.corpus_uri, key), lines_of(some))
         return [each["utterance_id"] for each in records]
 
     def select(
@@ -102,12 +100,8 @@ class Nights:
 
     def selected(self, name: str, manifest: Manifest) -> set[str]:
         """Return the ids in the selection files that a run itself has written."""
-        lines = [
-            line
-            for output in own_outputs(manifest.outputs)
-            for line in read_output(self.store, self.run_uri(name), output).decode().splitlines()
-        ]
-        return {line.split('"utterance_id": "')[1].split('"')[0] for line in lines}
+        lines = ledger(self.store, self.run_uri(name), own_outputs(manifest.outputs))
+        return {line["utterance_id"] for line in lines}
 
     def select_heldout(self, name: str, record: Mapping[str, Any]) -> None:
         """Select one record as the held-out subset of a run."""
@@ -138,25 +132,14 @@ class Nights:
 
     def features(self, name: str) -> dict[str, bytes]:
         """Return the stored frames of each utterance of a run and of those that it extends."""
-        run_uri = self.run_uri(name)
-        manifest = read_manifest(self.store, run_uri, f"features/{SUBSET}")
-        rows = [
-            row
-            for output in manifest.outputs
-            for row in read_features(read_output(self.store, run_uri, output))
-        ]
+        rows = rows_of(self.store, self.run_uri(name), "features")
         assert len({row.utterance_id for row in rows}) == len(rows), "no utterance is there twice"
         return {row.utterance_id: row.features.tobytes() for row in rows}
 
     def targets(self, name: str) -> dict[str, tuple[bytes, KBest]]:
         """Return the frames and targets of each utterance of a run's training partitions."""
-        run_uri = self.run_uri(name)
-        manifest = read_manifest(self.store, run_uri, f"partitions/{SUBSET}")
-        return {
-            row.utterance_id: (row.features.tobytes(), row.targets)
-            for output in manifest.outputs
-            for row in read_partition(read_output(self.store, run_uri, output))
-        }
+        rows = rows_of(self.store, self.run_uri(name), "partitions")
+        return {row.utterance_id: (row.features.tobytes(), row.targets) for row in rows}
 
 
 def three_nights(folder: Path) -> Nights:

@@ -3,16 +3,24 @@
 import numpy as np
 import pytest
 
+from pipeline.audit.verify import verify_run
 from pipeline.filters import SelectionFilters
 from pipeline.records import Tally, parse_utterance
 from pipeline.runs import engine
-from pipeline.runs.increment import read_increment
-from pipeline.runs.manifest import Manifest, OutputsInParts, own_outputs, read_manifest, read_output
+from pipeline.runs.increment import read_bases
+from pipeline.runs.manifest import (
+    Manifest,
+    OutputsInParts,
+    manifest_uri,
+    own_outputs,
+    read_manifest,
+    read_output,
+)
 from pipeline.shards.partitions import read_partition
 from pipeline.steps.selection.id_index import find_named
 from tests.pipeline.runs.small_commits import set_small_bounds
 from tests.pipeline.steps.increments.nights import SUBSET, Nights, three_nights
-from training.certificate import read_provenance
+from training.certificate import ProvenanceReader, read_provenance
 
 
 @pytest.fixture(scope="module")
@@ -26,17 +34,10 @@ def manifest(nights: Nights, name: str, step: str) -> Manifest:
     return read_manifest(nights.store, nights.run_uri(name), f"{step}/{SUBSET}")
 
 
-def test_features_of_a_chain_are_those_of_one_run(nights: Nights) -> None:
-    """Each utterance's frames are byte-identical: streams continue where the base left them."""
-    whole = nights.features("whole")
-    assert nights.features("night-3") == whole
-    assert len(whole) == 27
-
-
 def test_a_stream_that_begins_again_would_have_other_bytes(nights: Nights) -> None:
     """The test above can fail: without the base's means a night has other frames."""
     alone = Nights(nights.store, nights.corpus_uri, nights.folder)
-    alone.select("alone", date_folders=True, filters=_from("2026-01-03"))
+    alone.select("alone", date_folders=True, filters=SelectionFilters(created_from="2026-01-03"))
     alone.extract("alone")
     whole, of_night = nights.features("whole"), alone.features("alone")
     assert {name for name in of_night if of_night[name] != whole[name]} == {
@@ -45,9 +46,10 @@ def test_a_stream_that_begins_again_would_have_other_bytes(nights: Nights) -> No
 
 
 def test_targets_of_a_chain_are_those_of_one_run(nights: Nights) -> None:
-    """Each utterance's training row has the same frames and the same k-best logits."""
+    """Each training row has the same frames, as streams continue, and the same k-best logits."""
     whole, chain = nights.targets("whole"), nights.targets("night-3")
     assert chain.keys() == whole.keys()
+    assert len(whole) == 27
     for name, (frames, kbest) in whole.items():
         assert chain[name][0] == frames
         np.testing.assert_array_equal(chain[name][1].senones, kbest.senones)
@@ -105,16 +107,13 @@ def test_partitions_lead_to_the_files_of_their_night(nights: Nights) -> None:
         read_output(nights.store, run_uri, each).decode().splitlines()
         for each in provenance.selection
     ]
+    reader = ProvenanceReader(nights.store, run_uri, provenance)
     for partition in manifest(nights, "night-3", "partitions").outputs:
         rows = read_partition(read_output(nights.store, run_uri, partition))
-        found = {
-            parse_utterance(line).utterance_id
-            for number in provenance.files_of(partition)
-            for line in files[number]
-        }
-        assert {row.utterance_id for row in rows} <= found
+        for row, number in zip(rows, reader.read(partition)["file"], strict=True):
+            found = {parse_utterance(line).utterance_id for line in files[number]}
+            assert row.utterance_id in found
     assert len(provenance.durations_ms()) == len(files)
-    assert sorted(provenance.source_ranks()) == list(range(len(files)))
 
 
 def test_a_union_in_parts_is_the_same(nights: Nights, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,27 +129,35 @@ def test_a_union_in_parts_is_the_same(nights: Nights, monkeypatch: pytest.Monkey
         assert {each.run for each in found.outputs} == {"", nights.run_uri("night-1")}
         assert sum((each.tally for each in found.outputs), Tally()) == found.tally_out
     selection = manifest(nights, "parts", "selection")
-    named = find_named(nights.store, nights.run_uri("parts"), selection, "bert-02-0")
-    assert len(named & {each.key for each in own_outputs(selection.outputs)}) == 1
+    for wanted in ("bert-02-0", "ann-01-0"):
+        named = find_named(nights.store, nights.run_uri("parts"), selection, wanted)
+        files = [each for each in selection.outputs if each.key in named]
+        texts = [read_output(nights.store, nights.run_uri("parts"), each) for each in files]
+        assert [wanted.encode() in text for text in texts] == [True]
     assert nights.features("parts") == nights.features("whole")
     assert len(nights.targets("parts")) == partitions.tally_out.utterances == 27
 
 
 def test_a_finished_increment_is_found(nights: Nights) -> None:
-    """Each step, run again, reads its manifest, and writes nothing."""
+    """Each step, run again, reads its manifest, and writes nothing; the run knows its bases."""
     before = {each.uri: each.etag for each in nights.store.list(nights.run_uri("night-3"))}
     nights.select("night-3", "night-2")
     nights.extract("night-3")
     nights.label("night-3", "night-2")
     assert {each.uri: each.etag for each in nights.store.list(nights.run_uri("night-3"))} == before
+    found = read_bases(nights.store, nights.run_uri("night-3"))
+    assert found == (nights.run_uri("night-2"), nights.run_uri("night-1"))
 
 
-def test_a_run_knows_the_runs_that_it_extends(nights: Nights) -> None:
-    """Its record names its base first, and the first run last."""
-    found = read_increment(nights.store, nights.run_uri("night-3"))
-    assert found is not None
-    assert found.bases == (nights.run_uri("night-2"), nights.run_uri("night-1"))
-
-
-def _from(day: str) -> SelectionFilters:
-    return SelectionFilters(created_from=day)
+def test_verify_finds_nothing_in_a_chain(nights: Nights) -> None:
+    """Neither in the first run nor in the last: each is verified for its own objects."""
+    for name in ("night-1", "night-3"):
+        found = verify_run(nights.store, nights.run_uri(name), nights.corpus_uri, lambda *_: None)
+        assert (found.findings, found.orphans) == ((), ())
+    # The increment's manifest names the base's by digest.
+    uri = manifest_uri(nights.run_uri("night-2"), f"features/{SUBSET}")
+    data = nights.store.get(uri)
+    nights.store.put(uri, data.replace(b"{", b"{ ", 1))
+    found = verify_run(nights.store, nights.run_uri("night-3"), nights.corpus_uri, lambda *_: None)
+    nights.store.put(uri, data)
+    assert [each.object for each in found.findings] == [uri]

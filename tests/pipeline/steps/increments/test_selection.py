@@ -19,7 +19,6 @@ from pipeline.runs.manifest import (
     read_output,
     sha256,
 )
-from pipeline.steps.selection.id_index import find_named
 from tests.four_steps import Distribute
 from tests.pipeline.steps.increments.nights import SUBSET, Nights
 from tests.small_corpus import serially
@@ -142,7 +141,8 @@ def test_more_hours_resume_without_what_has_arrived_since(nights: Nights) -> Non
     whole = nights.select("whole", **more)
     later = nights.add(2, SPEAKERS)
     manifest = nights.select("more", **more)
-    assert manifest.tally_out == whole.tally_out
+    assert (manifest.tally_in, manifest.tally_out) == (whole.tally_in, whole.tally_out)
+    assert manifest.unselected == whole.unselected
     before = nights.selected("root", root)
     assert nights.selected("more", manifest) == nights.selected("whole", whole) - before
     following = nights.select("next", "more", **more)
@@ -198,20 +198,6 @@ def test_what_earlier_nights_ingested_is_verified_as_theirs(nights: Nights) -> N
     assert finding.object == join_uri(corpus, "notes.txt")
 
 
-def test_more_hours_add_to_what_is_selected(nights: Nights) -> None:
-    """All metadata are judged again, and nothing that the base has selected is written again."""
-    root = nights.select("root", hours=3 / 3600)
-    manifest = nights.select("more", "root", hours=6 / 3600)
-    whole = nights.select("whole", hours=6 / 3600)
-    assert manifest.tally_in == whole.tally_in
-    assert manifest.tally_out == whole.tally_out
-    assert manifest.unselected == whole.unselected
-    before = nights.selected("root", root)
-    assert nights.selected("more", manifest) == nights.selected("whole", whole) - before
-    found = verify_run(nights.store, nights.run_uri("more"), nights.corpus_uri, lambda *_: None)
-    assert found.findings == ()
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -265,33 +251,3 @@ def test_a_speaker_of_the_bases_held_out_subset_is_refused(nights: Nights) -> No
     assert taken == ["selection/heldout"]
     with pytest.raises(ValueError, match=r"shares 1 speaker\(s\) with selection/heldout.*'doris'"):
         nights.select("night-2", "night-1")
-
-
-def test_the_id_index_leads_through_the_chain(nights: Nights) -> None:
-    """An id is found in the files of the increment that selected it, and of its base."""
-    nights.add(2, SPEAKERS)
-    manifest = nights.select("night-2", "night-1")
-    for wanted in ("ann-01-0", "ann-02-0"):
-        uri = nights.run_uri("night-2")
-        named = find_named(nights.store, uri, manifest, wanted)
-        files = [each for each in manifest.outputs if each.key in named]
-        assert [wanted in read_output(nights.store, uri, each).decode() for each in files] == [True]
-
-
-def test_verify_finds_nothing_in_a_chain(nights: Nights) -> None:
-    """Neither in the base nor in an increment: each is verified for its own objects."""
-    nights.extract("night-1")
-    nights.label("night-1")
-    nights.add(2, SPEAKERS)
-    nights.select("night-2", "night-1")
-    nights.extract("night-2")
-    nights.label("night-2", "night-1")
-    for name in ("night-1", "night-2"):
-        found = verify_run(nights.store, nights.run_uri(name), nights.corpus_uri, lambda *_: None)
-        assert found.findings == ()
-        assert found.orphans == ()
-    # The increment's manifest names the base's by digest.
-    uri = manifest_uri(nights.run_uri("night-1"), f"features/{SUBSET}")
-    nights.store.put(uri, nights.store.get(uri).replace(b"{", b"{ ", 1))
-    found = verify_run(nights.store, nights.run_uri("night-2"), nights.corpus_uri, lambda *_: None)
-    assert [each.object for each in found.findings] == [uri]

@@ -10,7 +10,7 @@ from pipeline.filterbank import NUM_BINS
 from pipeline.normalization.causal_mean import STREAM_BYTES, StreamMeans
 from pipeline.runs.ledger import find_lost_rows, take_back
 from pipeline.runs.manifest import read_output
-from pipeline.steps import stream_means
+from pipeline.steps import audio_reads, stream_means
 from tests.pipeline.steps.increments.nights import SUBSET, Nights
 
 SPEAKERS = ["ann", "bert", "clara", "doris"]
@@ -34,8 +34,9 @@ def means(hashes: list[int], counts: list[int]) -> StreamMeans:
     )
 
 
-@pytest.mark.parametrize("merged", [1, 2, 64])
-@pytest.mark.parametrize("ranges", [(1, 4), (4, 1), (3, 5), (5, 3)])
+@pytest.mark.parametrize(
+    ("ranges", "merged"), [((1, 4), 1), ((4, 1), 64), ((3, 5), 2), ((5, 3), 1)]
+)
 def test_nights_may_have_other_ranges(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranges: tuple[int, int], merged: int
 ) -> None:
@@ -60,8 +61,9 @@ def test_nights_may_have_other_ranges(
     np.testing.assert_array_equal(chain.ended_us, whole.ended_us)
 
 
-def test_a_retried_task_is_in_the_means(tmp_path: Path) -> None:
+def test_a_retried_task_is_in_the_means(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After audio has come back, the means are those of a run that could read it at once."""
+    monkeypatch.setattr(audio_reads, "CONFIRMING_WAITS_S", (0.0,) * 3)
     nights = Nights.at(str(tmp_path))
     ids = nights.add(1, SPEAKERS)
     lost = join_uri(nights.corpus_uri, f"audio/{ids[1]}.flac")

@@ -228,41 +228,31 @@ def kaldi(folder: Path, **files: str) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("files", "heard"),
+    ("name", "line", "heard", "is_kept"),
     [
-        ({"segments": "u r 0.5 2 0\n"}, "only"),
-        ({"segments": "u r 0.5 2 0\n"}, "0"),
-        ({"segments": "u r 0.5 2 1\n"}, "1"),
-        ({"reco2file_and_channel": "r call A\n"}, "only"),
-        ({"reco2file_and_channel": "r\tcall\tB\n"}, "1"),
+        ("segments", "u r 0.5 2 0", "only", True),
+        ("segments", "u r 0.5 2 0", "0", True),
+        ("segments", "u r 0.5 2 1", "1", True),
+        ("segments", "u r 0.5 2 1", "only", False),
+        ("segments", "u r 0.5 2 1", "0", False),
+        ("segments", "u r 0.5 2 0", "mean", False),
+        ("segments", "u r 0.5 2 B", "1", False),
+        ("reco2file_and_channel", "r call A", "only", True),
+        ("reco2file_and_channel", "r\tcall\tB", "1", True),
+        ("reco2file_and_channel", "r call B", "only", False),
     ],
 )
 def test_the_channel_that_is_heard_may_be_named(
-    tmp_path: Path, files: Mapping[str, str], heard: str
+    tmp_path: Path, name: str, line: str, heard: str, is_kept: bool
 ) -> None:
-    """By the fifth column of segments, or by reco2file_and_channel."""
-    [record] = found_in(kaldi(tmp_path, **files), Kaldi(), "", heard)
-    assert isinstance(record, Utterance)
-    assert (record.text, record.duration_s) == ("HI", 1.5)
-
-
-@pytest.mark.parametrize(
-    ("files", "heard"),
-    [
-        ({"segments": "u r 0.5 2 1\n"}, "only"),
-        ({"segments": "u r 0.5 2 1\n"}, "0"),
-        ({"segments": "u r 0.5 2 0\n"}, "mean"),
-        ({"segments": "u r 0.5 2 B\n"}, "1"),
-        ({"reco2file_and_channel": "r call B\n"}, "only"),
-    ],
-)
-def test_another_channel_than_is_heard_is_a_ledger_row(
-    tmp_path: Path, files: Mapping[str, str], heard: str
-) -> None:
-    """So both sides of a call never have the features of one."""
-    [row] = found_in(kaldi(tmp_path, **files), Kaldi(), "", heard)
-    assert isinstance(row, Quarantined)
-    assert f"features.conversion.channel = '{heard}' hears" in row.detail
+    """In segments or beside them; another is a row: both sides of a call are never one."""
+    [found] = found_in(kaldi(tmp_path, **{name: f"{line}\n"}), Kaldi(), "", heard)
+    if is_kept:
+        assert isinstance(found, Utterance)
+        assert (found.text, found.duration_s) == ("HI", 1.5)
+    else:
+        assert isinstance(found, Quarantined)
+        assert f"features.conversion.channel = '{heard}' hears" in found.detail
 
 
 @pytest.mark.parametrize(

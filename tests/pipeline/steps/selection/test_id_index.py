@@ -125,19 +125,3 @@ def test_an_id_is_found_in_metadata_and_in_its_file_or_ledger(
         before = REQUESTS.total()
         assert find_named(store, run_uri, manifest, each) == holders
         assert (REQUESTS.total() - before).get <= 1
-
-
-def test_the_index_has_the_same_bytes_whatever_was_done_before(tmp_path: Path) -> None:
-    """Selected again after a kill that left the tasks' commits, and in a run of its own."""
-    store, run_uri, corpus_uri = local_store(tmp_path)
-    buckets = {"00": [[record(number, 1) for number in range(9)]]}
-    write_buckets(store, corpus_uri, buckets)
-    manifest = select(store, run_uri, corpus_uri, CONFIG)
-    store.delete(join_uri(run_uri, "selection/unlabelled/manifest.json"))
-    store.delete(join_uri(run_uri, "selection/unlabelled/scratch/commits/ids-00000.json"))
-    store.delete(join_uri(run_uri, manifest.id_index[0].key))
-    assert select(store, run_uri, corpus_uri, CONFIG).to_bytes() == manifest.to_bytes()
-    assert store.exists(join_uri(run_uri, manifest.id_index[0].key))
-    other, other_run, other_corpus = local_store(tmp_path / "elsewhere")
-    write_buckets(other, other_corpus, buckets)
-    assert select(other, other_run, other_corpus, CONFIG).id_index == manifest.id_index

@@ -6,12 +6,12 @@ import shutil
 import subprocess
 import sys
 
-from training.algorithms.gtc import compiled_encoding
+from training.algorithms.gtc.encoding import is_compiled
 
 
 def test_loops_are_compiled_where_there_is_a_compiler() -> None:
     """The loops are compiled if there is a compiler: an error in the C file fails here."""
-    assert compiled_encoding.is_compiled() or shutil.which("cc") is None
+    assert is_compiled() or shutil.which("cc") is None
 
 
 def test_kernels_compile_for_a_gpu() -> None:

@@ -14,9 +14,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.training.algorithms.gtc.test_encoding import DENSITIES, at_density
-from training.algorithms.gtc import compiled_encoding
 from training.algorithms.gtc import encoding as by_numpy
-from training.algorithms.gtc.encoding import Encoding
+from training.algorithms.gtc.encoding import (
+    Encoding,
+    compiled_add_message,
+    compiled_take_message,
+    is_compiled,
+)
 
 SANITIZED = (
     "-O1 -g -ffp-contract=off -fsanitize=address,undefined -fno-sanitize-recover=all -shared -fPIC"
@@ -24,9 +28,7 @@ SANITIZED = (
 # The sanitizer reserves 15 TB of addresses: an inherited limit of them would refuse it.
 UNLIMITED = ("sh", "-c", 'ulimit -S -v unlimited; LD_PRELOAD=$0 "$@"')
 
-pytestmark = pytest.mark.skipif(
-    not compiled_encoding.is_compiled(), reason="there was no C compiler"
-)
+pytestmark = pytest.mark.skipif(not is_compiled(), reason="there was no C compiler")
 
 
 def counted(add: Callable[[Tensor, Tensor], None], num_elements: int, message: Tensor) -> Tensor:
@@ -44,11 +46,11 @@ def test_every_bit_is_numpys(num_elements: int, density: float, seed: int, is_cu
         gradients[num_elements // 2 :] = 0  # indices at first, a map from the middle on
     kept = residual.clone()
     for _ in range(3):
-        message = compiled_encoding.take_message(residual, gradients, tau)
+        message = compiled_take_message(residual, gradients, tau)
         expected = by_numpy.take_message(kept, gradients, tau)
         assert message.tolist() == expected.tolist()
         assert residual.numpy().tobytes() == kept.numpy().tobytes()
-        counts = counted(compiled_encoding.add_message, num_elements, message)
+        counts = counted(compiled_add_message, num_elements, message)
         assert torch.equal(counts, counted(by_numpy.add_message, num_elements, message))
 
 
@@ -57,19 +59,9 @@ def test_large_models_are_numpys_too(density: float) -> None:
     """A message that becomes a map only near the model's end holds all its earlier indices."""
     residual, gradients, tau = at_density(300_007, density, 5, torch.float32)
     kept = residual.clone()
-    message = compiled_encoding.take_message(residual, gradients, tau)
+    message = compiled_take_message(residual, gradients, tau)
     assert torch.equal(message, by_numpy.take_message(kept, gradients, tau))
     assert torch.equal(residual, kept)
-
-
-@pytest.mark.parametrize("num_sent", [4, 5, 6, 64])
-def test_indices_are_no_longer_than_a_map(num_sent: int) -> None:
-    """A message becomes a map at the same element as NumPy's: the first beyond a map's length."""
-    gradients = torch.zeros(64)
-    gradients[64 - num_sent :] = -3.0
-    message = compiled_encoding.take_message(torch.zeros(64), gradients, 2.0)
-    assert message[0] == (Encoding.MAP if num_sent > 4 else Encoding.INDICES)
-    assert torch.equal(message, by_numpy.take_message(torch.zeros(64), gradients, 2.0))
 
 
 @pytest.mark.parametrize("broken", [float("nan"), float("inf"), -float("inf")])
@@ -81,12 +73,12 @@ def test_a_gradient_that_is_not_finite_marks_every_later_message(
     residual, gradients, tau = at_density(9000, density, 1, torch.float32)
     gradients[8999] = broken
     for _ in range(3):
-        message = compiled_encoding.take_message(residual, gradients, tau)
+        message = compiled_take_message(residual, gradients, tau)
         assert message[0] == Encoding.NOT_FINITE
         assert len(message) == 2
         assert not residual[8999].isfinite()
         gradients[8999] = 0.0
-    assert torch.equal(counted(compiled_encoding.add_message, 9, message), torch.full((9,), 7))
+    assert torch.equal(counted(compiled_add_message, 9, message), torch.full((9,), 7))
 
 
 @pytest.mark.parametrize(
@@ -105,39 +97,12 @@ def test_a_message_of_another_model_is_refused(
     message = torch.tensor([encoding, len(body), *body], dtype=torch.int32)
     refused = f"^{what} does not fit a model of 10 parameters: start all ranks"
     with pytest.raises(ValueError, match=refused):
-        compiled_encoding.add_message(torch.zeros(10, dtype=torch.int32), message)
-
-
-def test_the_last_element_has_an_index_and_a_bit() -> None:
-    """Element 32 of 33, alone in its planes' second words, is decoded from both encodings."""
-    indices = torch.tensor([Encoding.INDICES, 1, 32 - 2**31], dtype=torch.int32)
-    of_map = torch.tensor([Encoding.MAP, 2, 1, 1, 0, 1], dtype=torch.int32)
-    for message, first in ((indices, 7), (of_map, 8)):
-        counts = counted(compiled_encoding.add_message, 33, message)
-        assert (counts[0], counts[32]) == (first, 6)
-        assert torch.equal(counts[1:32], torch.full((31,), 7, dtype=torch.int32))
-
-
-@pytest.mark.parametrize("num_elements", [1, 32, 33, 64, 65, 95, 127, 700])
-@pytest.mark.parametrize("density", [0.03, 0.6])
-def test_nothing_beyond_the_vectors_is_read_or_written(num_elements: int, density: float) -> None:
-    """Elements of 3 on both sides of a model remain 3, and none of them is sent or counted."""
-    residual, gradients, tau = at_density(num_elements, density, 4, torch.float32)
-    expected = by_numpy.take_message(residual.clone(), gradients, tau)
-    sides = [torch.full((num_elements + 1024,), 3.0) for _ in range(2)]
-    counts = torch.full((num_elements + 1024,), 3, dtype=torch.int32)
-    for whole, vector in zip(sides, (residual, gradients), strict=True):
-        whole[512:-512] = vector
-    message = compiled_encoding.take_message(*(whole[512:-512] for whole in sides), tau)
-    assert torch.equal(message, expected)
-    compiled_encoding.add_message(counts[512:-512], message)
-    for whole in (*sides, counts):
-        assert torch.cat([whole[:512], whole[-512:]]).eq(3).all()
+        compiled_add_message(torch.zeros(10, dtype=torch.int32), message)
 
 
 def test_no_byte_beyond_a_vector_is_touched(tmp_path: Path) -> None:
     """Neither AddressSanitizer nor UndefinedBehaviorSanitizer sees an error in the loops."""
-    source = Path(compiled_encoding.__file__).with_name("threshold_encoding.c")
+    source = Path(by_numpy.__file__).with_name("threshold_encoding.c")
     library, program = tmp_path / "loops.so", Path(__file__).with_name("sanitized_loops.py")
     subprocess.run(["cc", *SANITIZED.split(), source, "-o", library], check=True)
     runtime = subprocess.check_output(["cc", "-print-file-name=libasan.so"], text=True).strip()
@@ -159,6 +124,6 @@ def test_maps_take_no_memory_once_they_are_made() -> None:
     for _ in range(2):
         for _ in range(500):
             gradients[::2] = 2.0
-            assert compiled_encoding.take_message(residual, gradients, 2.0)[0] == Encoding.MAP
+            assert compiled_take_message(residual, gradients, 2.0)[0] == Encoding.MAP
         sizes.append(int(statm.read_text().split()[1]) * resource.getpagesize())
     assert sizes[1] - sizes[0] < 5e6

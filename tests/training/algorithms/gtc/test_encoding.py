@@ -12,11 +12,9 @@ from tests.training.algorithms.gtc.interpreted import cuda_encoding as on_gpu
 from training.algorithms.gtc import encoding as on_cpu
 from training.algorithms.gtc.encoding import (
     HEADER_WORDS,
-    INDEX_BITS,
     Encoding,
     add_message,
     num_map_words,
-    num_plane_words,
 )
 
 SIZES = [1, 31, 64, 170, 8192, 8193, 20_000]
@@ -106,12 +104,6 @@ def test_gpu_messages_are_those_of_the_cpu(case: tuple[Tensor, Tensor, float]) -
     assert_gpu_is_cpu(*case)
 
 
-@pytest.mark.parametrize("density", [0.01, 0.3])
-def test_gpu_messages_of_three_blocks_are_those_of_the_cpu(density: float) -> None:
-    """Models and messages of several blocks are taken and added whole, in both encodings."""
-    assert_gpu_is_cpu(*at_density(2 * on_gpu.BLOCK_ELEMENTS + 77, density, 3, torch.float32))
-
-
 def assert_gpu_is_cpu(residual: Tensor, gradients: Tensor, tau: float) -> None:
     kept = residual.clone()
     message = on_cpu.take_message(kept, gradients, tau)
@@ -135,15 +127,6 @@ def test_elements_at_the_edges_of_tiles_are_sent(density: float) -> None:
     assert message[HEADER_WORDS:].tolist() == expected.body()
     assert torch.equal(residual, expected.residual)
     assert torch.equal(signs_of(message, num_elements), expected.signs.int())
-
-
-def test_words_are_sign_and_index() -> None:
-    """A sent element is one 32-bit word: sign bit, 31-bit index."""
-    gradients = torch.zeros(100)
-    gradients[3], gradients[97] = 9.0, -8.0
-    words = on_cpu.take_message(torch.zeros(100), gradients, 8.0).tolist()
-    assert words[:HEADER_WORDS] == [Encoding.INDICES, 2]
-    assert [(word < 0, word & INDEX_BITS) for word in words[2:]] == [(False, 3), (True, 97)]
 
 
 @pytest.mark.parametrize(
@@ -189,19 +172,3 @@ def test_neighbours_are_sent_however_many_stay_below(num_below: int) -> None:
     gradients[64 + num_below : 128] = 1.0
     message = on_cpu.take_message(residual, gradients, 0.5)
     assert message[HEADER_WORDS:].tolist() == list(range(64 + num_below, 128))
-
-
-def test_a_map_is_sixteen_elements_a_word() -> None:
-    """A map has two planes of one bit for each element, each of whole 32-bit words."""
-    assert [num_plane_words(n) for n in (0, 1, 32, 33, 64, 65)] == [0, 1, 1, 2, 2, 3]
-    assert [num_map_words(n) for n in (0, 1, 32, 33)] == [0, 2, 2, 4]
-
-
-def test_a_message_is_read_as_it_is_written() -> None:
-    """Indices and maps are added as they were written; a gradient that is not finite adds 0."""
-    indices = torch.tensor([0, 2, 5, 3 - 2**31], dtype=torch.int32)
-    of_map = torch.tensor([1, 2, 0b101000, 0b001000], dtype=torch.int32)
-    broken = torch.tensor([2, 2], dtype=torch.int32)
-    assert signs_of(indices, 7).tolist() == [0, 0, 0, -1, 0, 1, 0]
-    assert signs_of(of_map, 7).tolist() == [0, 0, 0, -1, 0, 1, 0]
-    assert signs_of(broken, 7).tolist() == [0] * 7

@@ -19,7 +19,6 @@ from tests.training.trainers.decentralized.mixing_runs import (
     own_models,
     spread_then_mix,
 )
-from tests.training.trainers.ranks import RankPool
 from training.algorithms.mixing import fixed_ring, permuted_ring
 from training.distributed.simulated_group import simulate_ranks
 from training.trainers import DPsgd
@@ -44,7 +43,7 @@ def by_matrices(name: str, num_ranks: int) -> list[Weights]:
     return seen
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2, 3, 4, 7])
+@pytest.mark.parametrize("num_ranks", [1, 2, 7])
 @pytest.mark.parametrize("name", ["d_psgd", "rand_psgd", "d1d_psgd"])
 def test_ranks_follow_the_equations(name: str, num_ranks: int) -> None:
     """Each rank's model is its column of W_k after every step, and leaving gives the mean."""
@@ -55,17 +54,6 @@ def test_ranks_follow_the_equations(name: str, num_ranks: int) -> None:
             np.testing.assert_allclose(model.numpy(), expected[step][:, rank], rtol=1e-12)
         np.testing.assert_allclose(left.numpy(), expected[-1].mean(axis=1), rtol=1e-12)
         assert torch.equal(left, ranks[0][1])
-
-
-@pytest.mark.parametrize("name", ["d_psgd", "rand_psgd", "d1d_psgd"])
-def test_real_ranks_have_the_bits_of_simulated_ones(rank_pool: RankPool, name: str) -> None:
-    """Four gloo ranks and four simulated ones have equal models after every step."""
-    simulated = simulate_ranks(4, own_models, name, RATE, NUM_STEPS)
-    for (mine, left), (other, other_left) in zip(
-        simulated, rank_pool.run(4, own_models, name, RATE, NUM_STEPS), strict=True
-    ):
-        assert torch.equal(torch.stack(mine), torch.stack(other))
-        assert torch.equal(left, other_left)
 
 
 def test_the_mean_of_delayed_averages_is_delayed_sgd() -> None:

@@ -1,7 +1,6 @@
 """Slow ranks in virtual time: who waits for whom, in each decentralized trainer."""
 
 import random
-from functools import partial
 from statistics import mean
 
 import numpy as np
@@ -12,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from tests.training.trainers.decentralized.mixing_runs import SEED, TRAINERS, Quadratics, Vector
-from training.algorithms.mixing import Ring, fixed_ring, permuted_ring
+from training.algorithms.mixing import fixed_ring, permuted_ring
 from training.distributed.simulated_group import SimulatedGroup, SimulatedLink, simulate_ranks
 from training.trainers.trainer import STEPS_BETWEEN_COMPARISONS
 
@@ -98,34 +97,6 @@ def test_comparisons_delay_pairs_hardly_by_random_stalls() -> None:
 
 
 NUM_FEW = 5
-
-
-def test_a_stall_reaches_the_neighbours_of_each_round_alone() -> None:
-    """Two rounds later one stall has delayed 5 ranks of 12 on the ring, at most 9 on drawn ones.
-
-    It delays rank 0 in its own step, rank 0's neighbours of the next round in the step after, and
-    theirs then. A sum has delayed all after one round; pairs delay nobody.
-    """
-    step_s = np.ones((NUM_RANKS, NUM_FEW))
-    step_s[0, 2] += STALL_S
-    reached = {}
-    for name in TRAINERS:
-        late = [each > NUM_FEW + 1 for each in simulate_ranks(NUM_RANKS, seconds, name, step_s)]
-        reached[name] = {rank for rank, is_late in enumerate(late) if is_late}
-    assert reached["ad_psgd"] == {0}
-    fixed, permuted = fixed_ring(NUM_RANKS), partial(permuted_ring, SEED, num_ranks=NUM_RANKS)
-    assert reached["d_psgd"] == reach([fixed, fixed]) == {10, 11, 0, 1, 2}
-    assert reached["rand_psgd"] == reach([permuted(round_index=3), permuted(round_index=4)])
-    assert len(reached["rand_psgd"]) < NUM_RANKS
-    assert reached["d1d_psgd"] == set(range(NUM_RANKS))
-
-
-def reach(rings: list[Ring]) -> set[int]:
-    """Return the ranks that rank 0's delay reaches in these rounds."""
-    reached = {0}
-    for ring in rings:
-        reached |= {other for rank in reached for other in ring.neighbours(rank)}
-    return reached
 
 
 def expected_seconds(name: str, stalls: np.ndarray, latency_s: float) -> np.ndarray:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from tests.training.trainers.ranks import all_equal, sgd, small_model, take_step, weights
@@ -137,46 +137,11 @@ def own_gradient(weights_of: dict[str, Tensor]) -> Tensor:
     return torch.cat([p.grad.reshape(-1) for p in model.parameters() if p.grad is not None])
 
 
-@pytest.mark.parametrize("place", ["partial", "aggregate", "smoothed", "nowhere"])
-def test_resharded_states_are_trained_on(place: str) -> None:
-    """From 4 ranks to 3 and to 1, all ranks agree, and the state of 1 is trained on by 2."""
-    settings = {"adagrad": AdaGrad(place=AdaGradPlace(place)), "num_unquantized_steps": 7}
-    states = [encode_state(state) for state in resharded(saved(4, **settings), 3)]
-    steps = range(NUM_STEPS, NUM_STEPS + 4)
-    ranks = simulate_ranks(3, resume, settings, states, steps)
-    assert all_equal([models[-1] for models, _ in ranks])
-    one = [encode_state(state) for state in resharded(saved(1, **settings), 2)]
-    assert all_equal([models[-1] for models, _ in simulate_ranks(2, resume, settings, one, steps)])
-
-
 def test_another_number_of_ranks_needs_resharding() -> None:
     """A rank's stripe means nothing to other numbers of ranks."""
     states = simulate_ranks(4, stop, {})
     with pytest.raises(ValueError, match=r"is of 4 ranks, .* group has 2: reshard it"):
         simulate_ranks(2, resume, {}, states, range(0))
-
-
-def count_around_loading(group: ProcessGroup, settings: dict[str, Any]) -> list[int]:
-    """The bytes that were sent after three steps, after loading twice, and after three more."""
-    model, optimizer, trainer = build(group, settings)
-    sent = []
-    for _ in range(2):
-        with trainer:
-            for step in range(3):
-                take_step(model, optimizer, step, group.rank())
-        sent.append(trainer.statistics()["bytes_sent"])
-        for _ in range(2):
-            trainer.load_state_dict(trainer.state_dict())
-            sent.append(trainer.statistics()["bytes_sent"])
-    return sent
-
-
-@pytest.mark.parametrize("double_buffering", [False, True])
-def test_loading_a_state_forgets_no_bytes(double_buffering: bool) -> None:
-    """They are what this process has sent, whatever state it trains on."""
-    for sent in simulate_ranks(2, count_around_loading, {"double_buffering": double_buffering}):
-        assert sent[0] > 0
-        assert sent == [sent[0]] * 3 + [2 * sent[0]] * 3
 
 
 def thaw(group: ProcessGroup, place: str, is_first_frozen: bool) -> dict[str, Any]:
@@ -237,49 +202,3 @@ def test_freezing_drops_what_belongs_to_the_frozen(place: str) -> None:
         if place == "partial":
             assert torch.equal(rank["after"]["squares"], rank["before"]["squares"][42:])
         assert rank["after"]["residuals"].keys() == {"2.weight", "2.bias"}
-
-
-def lose_a_rank(group: ProcessGroup) -> str:
-    """An error in the body leaves at once, though an exchange is under way."""
-    model, optimizer, trainer = build(group, {"double_buffering": True})
-    try:
-        with trainer:
-            take_step(model, optimizer, 0, group.rank())
-            raise ZeroDivisionError("mine")
-    except ZeroDivisionError as error:
-        return str(error)
-
-
-def test_an_error_beside_an_exchange_is_raised() -> None:
-    """It is not hidden by the exchange, and no rank waits."""
-    assert simulate_ranks(2, lose_a_rank) == ["mine"] * 2
-
-
-class Lstm(nn.Module):
-    """A recurrent layer, whose gates are columns of their own."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.LSTM(3, 4)
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        return self.layer(inputs)[0]
-
-
-def entries_of_lstm(group: ProcessGroup) -> list[int]:
-    torch.manual_seed(0)
-    model = Lstm()
-    optimizer = sgd(model, 0.0)
-    with OneBit(model, optimizer, group=group) as trainer:
-        model(torch.randn(5, 2, 3)).square().sum().backward()
-        optimizer.step()
-        state = encode_state(whole_state(model, optimizer, trainer))
-    plan = OneBit.resharding_plan(decode_state(state))
-    return [len(trainer.state_dict()["velocity"]), *plan.stripe_bounds(group.size())]
-
-
-def test_a_plan_cuts_as_the_trainer_does() -> None:
-    """From shapes in a checkpoint alone, also of stacked gates."""
-    first, second = simulate_ranks(2, entries_of_lstm)
-    assert first[1:] == second[1:] == [0, first[0], first[0] + second[0]]
-    assert first[0] + second[0] == sum(p.numel() for p in Lstm().parameters())

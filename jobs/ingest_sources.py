@@ -13,14 +13,10 @@ from itertools import chain
 from pathlib import Path
 
 from infra.log_lines import log
-from infra.settings import ConfigurationError, Range, printable
-from infra.store.object_store import ObjectNotFound, ObjectStore, StoreError, join_uri
-from infra.store.uris import normalize_uri, require_within, resolve_audio
-from jobs.cli.arguments import (
-    DEFAULT_SPEAKER_BUCKETS,
-    LANGUAGE_MODEL,
-    subset_and_uri,
-)
+from infra.settings import ConfigurationError, printable
+from infra.store.object_store import ObjectNotFound, ObjectStore, join_uri
+from infra.store.uris import normalize_uri
+from jobs.cli.arguments import DEFAULT_SPEAKER_BUCKETS, LANGUAGE_MODEL, subset_and_uri
 from jobs.cli.job import Job
 from pipeline.records import composed
 from pipeline.runs.manifest import is_finished, read_manifest
@@ -32,11 +28,10 @@ from pipeline.runs.names import (
     INGEST_STEP,
     LABELLED,
     LANGUAGE_MODEL_FILES,
-    LANGUAGE_MODEL_SETTINGS,
     LEXICON_FILE,
     MANIFESTS_SETTING,
 )
-from pipeline.steps.ingestion.formats import (
+from pipeline.steps.ingestion import (
     COLUMNS,
     DEFAULT_FORMAT,
     FORMATS,
@@ -57,8 +52,7 @@ from pipeline.steps.ingestion.manifest_rows import Row
 from pipeline.steps.ingestion.placed_audio import Simulation
 from training.align.labelled import CorpusLexicon, UnknownWords
 from training.decode.lexicon import Lexicon, decode_lexicon, rare_phones
-from training.decode.ngrams import RestrictedArpa, read_arpa
-from training.evaluate.language_model import LanguageModelFile, TextSentences
+from training.evaluate.language_model import LanguageModelFile
 
 
 def read_language_model(uri: str) -> LanguageModelFile:
@@ -124,73 +118,6 @@ def _lexicon_place(job: Job) -> str:
     return normalize_uri(job.arguments.lexicon or _lexicon_uri(job))
 
 
-def language_model_notes(readers: Sequence[Job], lexicon: Lexicon | None) -> Iterator[str]:
-    """Read the files that evaluation names, and yield what hypotheses will lack by them.
-
-    Raises ConfigurationError for a file that one of the `readers` could not use, hours later, and
-    for a language model that no setting of the recipe names.
-    """
-    job = readers[0]
-    evaluation, given = job.recipe.evaluation, job.arguments.language_model
-    if given and stored_name(given) not in (evaluation.arpa, evaluation.language_model_text):
-        setting = "arpa" if ".arpa" in stored_name(given) else "language_model_text"
-        raise ConfigurationError(
-            f"{LANGUAGE_MODEL} {printable(given)}: the recipe does not use "
-            f"it: set evaluation.{setting} = {stored_name(given)!r}"
-        )
-    for setting in LANGUAGE_MODEL_SETTINGS:
-        name: str = getattr(evaluation, setting)
-        if not name:
-            continue
-        where = f"evaluation.{setting} = {printable(name)!r}"
-        uri = resolve_audio(job.corpus_uri, name)
-        try:
-            for each in readers:
-                require_within(uri, each.store.allowed_prefixes)
-            if uri != name and lexicon is None:  # ingested, and there is no corpus yet
-                continue
-            note = _note(setting, _language_model_file(job, name), lexicon)
-        except (OSError, StoreError, ValueError) as error:
-            raise ConfigurationError(f"{where}: {error}") from error
-        if note:
-            yield f"{where}: {note}"
-
-
-def _language_model_file(job: Job, name: str) -> LanguageModelFile:
-    """Read a file where it is now: where ingest will take it from, or in the store."""
-    arguments = job.arguments
-    if name not in LANGUAGE_MODEL_FILES:
-        return LanguageModelFile.read(job.store, job.corpus_uri, name)
-    if arguments.kaldi_dir:
-        path = Path(arguments.kaldi_dir) / name
-        if not path.is_file():
-            raise ValueError(f"{path} is no file: put it there, or name the URI of another")
-        return LanguageModelFile.at(path)
-    if arguments.language_model:
-        return read_language_model(arguments.language_model)
-    uri = join_uri(job.corpus_uri, name)
-    if arguments.manifest and not job.store.exists(uri):
-        raise ValueError(f"{uri} is absent: give {LANGUAGE_MODEL} URI")
-    return LanguageModelFile.read(job.store, job.corpus_uri, name)
-
-
-def _note(setting: str, file: LanguageModelFile, lexicon: Lexicon | None) -> str:
-    """Say which words no hypothesis will have; without a lexicon, only read the file."""
-    words = lexicon.pronunciations.keys() if lexicon else ()
-    if setting == "arpa":
-        arpa = file.arpa(words) if lexicon else read_arpa(file.text())
-        missing = arpa.num_missing_words if isinstance(arpa, RestrictedArpa) else 0
-        said = f"{missing} of the {len(words)} words of {LEXICON_FILE} are not in it"
-    else:
-        text = file.sentences(words) if lexicon else file.text()
-        missing = text.num_unknown if isinstance(text, TextSentences) else 0
-        said = f"{missing} of its words are not in {LEXICON_FILE}"
-    return f"{said}, and will be in no hypothesis" if missing else ""
-
-
-SPEAKER_BUCKETS = Range(1, 100_000)
-
-
 def ingestion_of(job: Job, simulation: Simulation | None) -> ManifestIngestion:
     """Return what the arguments name; ConfigurationError for what they cannot mean."""
     arguments, conversion = job.arguments, job.recipe.features.conversion
@@ -215,7 +142,7 @@ def ingestion_of(job: Job, simulation: Simulation | None) -> ManifestIngestion:
         rules,
         settings,
         {stored_name(model): read_language_model(model).data} if model else {},
-        adds=job.increment is not None,
+        adds=bool(job.bases),
         simulation=simulation,
         conversion=conversion,
     )
@@ -223,10 +150,7 @@ def ingestion_of(job: Job, simulation: Simulation | None) -> ManifestIngestion:
 
 def _rules(job: Job) -> RecordRules:
     """Return how rows become records; `channel` is the one that the recipe hears."""
-    num_buckets = job.arguments.speaker_buckets
-    num_buckets = DEFAULT_SPEAKER_BUCKETS if num_buckets is None else num_buckets
-    if not SPEAKER_BUCKETS.admits(num_buckets):
-        raise ConfigurationError(f"--speaker-buckets {num_buckets}: need {SPEAKER_BUCKETS.need}")
+    num_buckets = job.arguments.speaker_buckets or DEFAULT_SPEAKER_BUCKETS
     locale = job.arguments.locale or UNDETERMINED_LOCALE
     return RecordRules(locale, num_buckets, channel=job.recipe.features.conversion.channel)
 
@@ -347,8 +271,8 @@ def require_replaceable(job: Job, data: bytes) -> None:
             f"{said}, and other runs may have read it: give the same, use another corpus.uri, or "
             "replace it there if no run has aligned by it"
         )
-    if job.increment:
-        raise ValueError(f"{said}, and {job.increment.base} has aligned by it: give the same")
+    if job.bases:
+        raise ValueError(f"{said}, and {job.bases[0]} has aligned by it: give the same")
     if job.store.list(folder := join_uri(job.run_uri, BOOTSTRAP_STEP)):
         raise ValueError(
             f"{said}, by which {folder} is aligned: give the same, or use another --run"
@@ -367,7 +291,7 @@ def vocabulary_notes(job: Job, lexicon: Lexicon) -> Iterator[str]:
     LossBudgetExceededError if too many utterances to align have such words. The driver alone reads
     tables and manifests, and no audio. An increment aligns nothing: its base has.
     """
-    if job.increment:
+    if job.bases:
         return
     for subset, texts in _transcripts(job):
         unknown = UnknownWords.of(texts, lexicon)

@@ -1,1 +1,0 @@
-"""Ingest a user's corpus into the store: audio, and metadata by speaker bucket."""
