@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 
 from infra.store.object_store import ObjectNotFound
 from jobs.cli.command_line import Answer, Query, main
-from jobs.cli.job import Job, begun, hours_read, reading_commits, training_hours
+from jobs.cli.job import Job, hours_read, reading_commits, training_hours
 from jobs.cli.record import read_job_record, there_or_needed
 from jobs.run_table import STEPS, Written
 from pipeline.records import Tally
@@ -81,7 +81,7 @@ def progress_of(job: Job, name: str, step: Written, made: Sequence[Written]) -> 
     else:
         read, hours_in = training_hours(job, step.fit)
         done = read
-    started = begun(job, name)
+    started = read_start_record(job, name)
     if started is None and read <= 0:
         return Progress("to do", 0.0, 0.0, 0)
     left_s = -1.0

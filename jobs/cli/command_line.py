@@ -18,7 +18,15 @@ from infra.settings import ConfigurationError, printable
 from infra.store.object_store import PrefixError, StoreError, join_uri
 from infra.task_metrics import REQUESTS
 from jobs.cli.arguments import add_extends_argument
-from jobs.cli.job import Job, begin, begun_changes, end, job_parser, open_job, withdraw
+from jobs.cli.job import (
+    Job,
+    begin,
+    changes_since_start,
+    end,
+    job_parser,
+    open_job,
+    remove_start_record,
+)
 from jobs.cli.megahour import ended_by_closed_pipe
 from jobs.cli.record import (
     describe,
@@ -102,10 +110,10 @@ class Step:
         try:
             results = self.run(job)
         except RecipeConflictError as error:
-            raise RecipeConflictError(error.said, error.remedy, begun_changes(job)) from error
+            raise RecipeConflictError(error.said, error.remedy, changes_since_start(job)) from error
         except Exception:
             if begins:
-                withdraw(job, writes)
+                remove_start_record(job, writes)
             raise
         seconds = time.monotonic() - started
         is_fresh = not all(result.was_finished for result in results)

@@ -37,11 +37,11 @@ from pipeline.runs.names import (
     STEP_RECORDS_FOLDER,
     TARGETS_FOLDER,
     UNLABELLED,
-    begun_record,
     features_step,
     folder_of,
     model_step,
     selection_step,
+    start_record,
 )
 from pipeline.runs.sealed_json import read_sealed, seal, typed_value
 from pipeline.steps.selection.increment import MAY_DIFFER
@@ -171,35 +171,35 @@ def begin(job: Job, steps: Sequence[Written]) -> None:
     Another recipe's work is there to be compared.
     """
     resumes = _has_work(job, [step.name for step in steps])
-    before = begun(job, job.name) if resumes else None
+    before = read_start_record(job, job.name) if resumes else None
     document = {
         "step": job.name,
         "started_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "hours_before": {step.name: hours_read(job, step) for step in steps} if resumes else {},
         "recipe": before["recipe"] if before else json.loads(canonical_json(job.recipe)),
     }
-    job.store.put(join_uri(job.run_uri, begun_record(job.name)), seal(document, indent=1))
+    job.store.put(join_uri(job.run_uri, start_record(job.name)), seal(document, indent=1))
 
 
 def end(job: Job) -> None:
     """Remove what `begin` stored: the job's record and manifests say all."""
-    job.store.delete(join_uri(job.run_uri, begun_record(job.name)))
+    job.store.delete(join_uri(job.run_uri, start_record(job.name)))
 
 
-def withdraw(job: Job, steps: Sequence[str]) -> None:
+def remove_start_record(job: Job, steps: Sequence[str]) -> None:
     """Remove what `begin` stored where the job was refused before its first task."""
     if not _has_work(job, steps):
         end(job)
 
 
-def begun(job: Job, name: str) -> dict[str, Any] | None:
+def read_start_record(job: Job, name: str) -> dict[str, Any] | None:
     """Read what the job `name` stored as it began; None if it did not, or has ended."""
     with suppress(ObjectNotFound, ValueError):
-        return parse_begun_record(job.store.get(join_uri(job.run_uri, begun_record(name))))
+        return parse_start_record(job.store.get(join_uri(job.run_uri, start_record(name))))
     return None
 
 
-def parse_begun_record(data: bytes) -> dict[str, Any]:
+def parse_start_record(data: bytes) -> dict[str, Any]:
     """Read what a job stored as it began; ValueError for other fields than `begin` writes."""
 
     def parse(record: dict[str, Any]) -> dict[str, Any]:
@@ -271,9 +271,9 @@ def training_hours(job: Job, fit: Fit) -> tuple[float, float]:
     return share * sum(hours), sum(hours)
 
 
-def begun_changes(job: Job) -> list[str]:
+def changes_since_start(job: Job) -> list[str]:
     """Name the settings in which the recipe differs from that of the work that has begun."""
-    before = begun(job, job.name)
+    before = read_start_record(job, job.name)
     if before is None:
         return []
     return changes(before["recipe"], json.loads(canonical_json(job.recipe)))
@@ -295,7 +295,7 @@ def conflicts(job: Job, steps: Sequence[str]) -> Mapping[str, list[str]]:
             }
             found[step] = changes(before, now[step]) if before and step in now else []
         elif _has_work(job, [step]):
-            found[step] = begun_changes(job)
+            found[step] = changes_since_start(job)
     return {step: named for step, named in found.items() if named}
 
 

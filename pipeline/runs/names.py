@@ -274,9 +274,9 @@ def job_record(job: str) -> str:
     return f"{STEP_RECORDS_FOLDER}/{job}.json"
 
 
-def begun_record(job: str) -> str:
+def start_record(job: str) -> str:
     """Return the key of what a job stores as it begins, and removes when it has ended."""
-    return f"{STEP_RECORDS_FOLDER}/begun/{job}.json"
+    return f"{STEP_RECORDS_FOLDER}/started/{job}.json"
 
 
 def metrics_file(job: str) -> str:

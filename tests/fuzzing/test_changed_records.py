@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobs.cli.job import parse_begun_record
+from jobs.cli.job import parse_start_record
 from jobs.cli.record import parse_job_record
 from jobs.report_page.collect import CurvePoint
 from pipeline.normalization import Moments
@@ -83,7 +83,7 @@ JOB_RECORD: dict[str, Any] = {
     "machine": "a machine",
     "commit": "8140d000f00d",
 }
-BEGUN: dict[str, Any] = {
+STARTED: dict[str, Any] = {
     "step": "align",
     "started_at": "2026-01-01T00:00:00+00:00",
     "hours_before": {"alignments/labelled": 0.5},
@@ -102,7 +102,7 @@ SEALED: Mapping[str, tuple[Callable[[bytes], Any], bytes]] = {
         replace(CHECKPOINT, place=Place(3, 0.25)).to_bytes(),
     ),
     "job record": (lambda data: parse_job_record(data, "again"), seal(JOB_RECORD)),
-    "begun job": (parse_begun_record, seal(BEGUN)),
+    "start record": (parse_start_record, seal(STARTED)),
     "named objects": (
         lambda data: read_sealed(data, "again", named_objects),
         seal(naming({"a": 1}, [NamedObject("k", 1, "c" * 64)])),

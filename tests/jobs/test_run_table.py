@@ -36,7 +36,7 @@ from pipeline.runs.manifest import (
     read_output,
     read_with_digest,
 )
-from pipeline.runs.names import begun_record, job_record, task_name
+from pipeline.runs.names import job_record, start_record, task_name
 from pipeline.runs.sealed_json import seal
 from tests.job_programs import RunJob
 from tests.jobs.planning.test_throughputs import CALIBRATION
@@ -121,7 +121,7 @@ def test_the_status_shows_its_hours(run_job: RunJob, run: tuple[ObjectStore, str
     store.delete(manifest_uri(run_uri, MADE))
     began = datetime.now(UTC).isoformat()
     note = {"step": NAME, "started_at": began, "hours_before": {}, "recipe": {}}
-    store.put(join_uri(run_uri, begun_record(NAME)), seal(note))
+    store.put(join_uri(run_uri, start_record(NAME)), seal(note))
     now = json.loads(run_job("status", *arguments_of(run_uri), "--json").out)["steps"][NAME][MADE]
     assert (now["state"], now["hours_done"]) == ("under way", done["hours_done"])
     assert now["hours_in"] == done["hours_in"]

@@ -51,7 +51,7 @@ def put_begun(
         "hours_before": dict(hours_before),
         "recipe": plain(read_recipe(str(TINY))),
     }
-    uri = join_uri(run_uri, "steps/begun", f"{job}.json")
+    uri = join_uri(run_uri, "steps/started", f"{job}.json")
     ObjectStore((run_uri,)).put(uri, seal(note))
 
 
@@ -175,7 +175,7 @@ def test_a_training_under_way_is_at_its_newest_checkpoint(run_job: RunJob, tmp_p
     for shard in Path(run_uri, "alignments/labelled").rglob("*.parquet"):
         shard.rename(shard.with_suffix(".away"))
     assert run_job(*train).code == 1
-    note = unseal(Path(run_uri, "steps/begun/train_baseline.json").read_bytes(), "")
+    note = unseal(Path(run_uri, "steps/started/train_baseline.json").read_bytes(), "")
     assert note["hours_before"] == {BASELINE: pytest.approx(done)}
     assert datetime.now(UTC) - datetime.fromisoformat(note["started_at"]) < timedelta(seconds=90)
     step = status_of(run_job, run_uri, *place)["train_baseline"][BASELINE]
