@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 
 from infra.store.object_store import ObjectNotFound
 from jobs.cli.command_line import Answer, Query, main
-from jobs.cli.job import Job, hours_read, reading_commits, training_hours
+from jobs.cli.job import Job, hours_read, read_start_record, reading_commits, training_hours
 from jobs.cli.record import read_job_record, there_or_needed
 from jobs.run_table import STEPS, Written
 from pipeline.records import Tally

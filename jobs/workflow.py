@@ -89,7 +89,7 @@ def _command(arguments: argparse.Namespace, launch: Launch) -> list[str]:
         ours = (sys.executable, str(JOBS / "request_cluster.py"), "--step", launch.step, "--send")
         manifests = launch.arguments if launch.step == INGEST else ()
         return [*ours, *shared, *manifests, "--account", arguments.account]
-    # The supervisor ends all processes of the step when Airflow ends the task, however it does.
+    # The supervisor ends all processes of the step when Airflow ends the task, for whatever reason.
     return command_of(launch.command(shared), CALLER)
 
 
