@@ -10,7 +10,7 @@ Other tasks then read 1,000 commits each, and return what a manifest needs of th
 totals, and 12 bytes an output; the outputs' lines lie on its disk.
 """
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -428,19 +428,8 @@ class WatchedFunction(Generic[T, W]):
         return result
 
 
-def _each_watched(
-    tasks: Sequence[T],
-    run_task: Callable[[T], W],
-    distribute: Distribute,
-    description: str,
-    watch: LossWatch | None,
-) -> Iterator[W]:
-    """Run tasks, whose losses the watch sees as they end."""
-    watched = run_task if watch is None else WatchedFunction(run_task, watch)
-    for result in distribute(tasks, watched, description):
-        if watch is not None:
-            watch.see(result)  # a cluster shows the last ones only now
-        yield result
+def _watched(run_task: Callable[[T], W], watch: LossWatch | None) -> Callable[[T], W]:
+    return run_task if watch is None else WatchedFunction(run_task, watch)
 
 
 def _commit_each(
@@ -457,7 +446,9 @@ def _commit_each(
         for commit in by_name.values():
             watch.see(commit)
     pending = [task for name, task in tasks.items() if name not in by_name]
-    for result in _each_watched(pending, run_task, distribute, description, watch):
+    for result in distribute(pending, _watched(run_task, watch), description):
+        if watch is not None:
+            watch.see(result)  # a cluster shows the last ones only now
         assert isinstance(result, Commit), "a watch has ended the step over its budget"
         by_name[result.task] = result
     return by_name
@@ -672,10 +663,11 @@ class _Driver(Generic[T]):
         for first in range(0, len(pending), WAVE_TASKS):
             names = pending[first : first + WAVE_TASKS]
             tasks = list(self.plan.longest_first(names).values())
-            run_task = _LossOnly(self.plan.run_task)
+            run_task = _watched(_LossOnly(self.plan.run_task), self.watch)
             description = f"{self.context.step} {names[0]}..{names[-1]}"
-            losses = _each_watched(tasks, run_task, self.plan.distribute, description, self.watch)
-            deque(losses, maxlen=0)
+            for loss in self.plan.distribute(tasks, run_task, description):
+                if self.watch is not None:
+                    self.watch.see(loss)
         if self.plan.has_many_outputs and pending:
             self.sizes = self._sizes_of_commits()
 
