@@ -167,7 +167,7 @@ def _alignments(recipe: "Recipe") -> list[Written]:
 
     versions, rule = recipe.alignment.versions, recipe.corpus.unknown_words
     bootstrap = bootstrap_settings(recipe.bootstrap, recipe.senones, versions, rule)
-    settings = {"acoustic_scale": recipe.evaluation.acoustic_scale}
+    settings = {"acoustic_scale": recipe.evaluation.acoustic_scale, "versions": versions}
     aligned = partial(Written, hours_of=features_step(LABELLED), in_increment="inherited")
     found, aligner = [aligned(BOOTSTRAP_STEP, _FEATURES, bootstrap)], ""
     for each in realignment_rounds(recipe.alignment.rounds):

@@ -9,9 +9,10 @@ from pipeline.runs.manifest import Output, read_manifest, read_output
 from pipeline.steps.features import ExtractionConfig, extract_features
 from pipeline.steps.repartition import RepartitionConfig, repartition
 from pipeline.steps.selection.select import SelectionConfig, metadata_uri, select_utterances
-from pipeline.steps.targets import TargetsConfig, generate_targets
+from pipeline.steps.targets import generate_targets
 from tests.four_steps import put_teacher, teacher
 from tests.small_corpus import local_store, serially, write_corpus, write_metadata
+from training.settings.decoding import LabellingConfig
 
 SUBSET = "unlabelled"
 SETTINGS = (
@@ -40,7 +41,7 @@ def make_run(folder: Path) -> tuple[ObjectStore, str]:
     extraction = ExtractionConfig(gets_in_flight=4, seed=SEED)
     extract_features(store, run_uri, SUBSET, corpus_uri, extraction, 0.5, serially)
     put_teacher(store, run_uri)
-    generate_targets(store, run_uri, TargetsConfig(4, 100, SEED), teacher, serially)
+    generate_targets(store, run_uri, LabellingConfig(4, 100, SEED), teacher, serially)
     repartition(store, run_uri, RepartitionConfig(5 / 3600, 2, SEED), serially)
     return store, run_uri
 

@@ -85,11 +85,9 @@ def test_a_share_of_the_labelled_speakers(corpus: Corpus) -> None:
     assert subsets_of(corpus.store, f"{corpus.run_uri}/corpus") == ALL_SUBSETS
 
 
-def test_without_a_share_nothing_mentions_one(corpus: Corpus) -> None:
-    """Settings, statistics and metadata are those of a corpus before there was a share."""
-    manifest = corpus.ingest(*three_subsets(corpus))
-    assert "dev_share" not in manifest.config
-    assert manifest.statistics == {}
+def test_without_a_share_no_speaker_is_set_apart(corpus: Corpus) -> None:
+    """All labelled speakers remain labelled, and there is no development subset."""
+    corpus.ingest(*three_subsets(corpus))
     assert not any("/dev/" in key for key in tree(corpus))
     assert speakers_of(corpus, "labelled") == set(SPEAKERS)
 

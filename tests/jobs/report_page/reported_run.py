@@ -52,7 +52,7 @@ CURVE = [
     }
 ]
 TRANSCRIPT = "see the wasp that sat on my lamp and would"
-TARGETS = {"k": 20}
+TARGETS = {"k": 20, "offsets": "one", "source": "logits", "tail_samples": 0}
 TARGETS_STATISTICS = {"mean_retained_mass": 0.95, "num_frames": 400}
 
 
