@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import count
-from typing import Annotated, TypeAlias, TypeVar
+from typing import Annotated, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 import torch
 import torch.distributed as dist
@@ -27,8 +27,17 @@ from torch import Tensor
 
 from infra.settings import Range, check_ranges
 
-Moment: TypeAlias = torch.cuda.Event | None
-"""A point in what a rank has queued on a GPU: an event of its stream; None on a CPU."""
+
+@runtime_checkable
+class StreamEvent(Protocol):
+    """StreamEvent is a point in what a rank has queued on a GPU, such as `torch.cuda.Event`."""
+
+    def wait(self, stream: torch.cuda.Stream | None = None) -> None:
+        """Let what is queued on `stream` from now on begin after it."""
+
+
+Moment: TypeAlias = StreamEvent | None
+"""An event of a rank's stream; None on a CPU, where nothing is queued."""
 
 
 class SharedDevice:

@@ -165,7 +165,7 @@ def test_rows_of_all_nights_have_a_provenance(nights: Nights) -> None:
     run_uri = nights.run_uri("night-2")
     reader = ProvenanceReader(nights.store, run_uri, read_provenance(nights.store, run_uri))
     outputs = read_manifest(nights.store, run_uri, PARTITIONS_STEP).outputs
-    assert sum(len(reader.read(each).files) for each in outputs) == 12
+    assert sum(len(reader.read(each)) for each in outputs) == 12
 
 
 ROOT = Path(__file__).parents[3]

@@ -222,8 +222,8 @@ def test_pieces_of_utterances_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
     kbest_sample.add_costs([sums], teacher, student, 6, 2**64 - 1)
     means = sums.means()["k"]["6"]
     whole = kbest_costs(teacher, student, 6, 0)
-    assert means["mass"] == pytest.approx(whole.mass.mean())
-    assert means["angle_renormalized"] == pytest.approx(whole.angles["renormalized"].mean())
+    assert means["mass"] == pytest.approx(whole["mass"].mean())
+    assert means["angle_renormalized"] == pytest.approx(whole["angle_renormalized"].mean())
 
 
 class FickleSource:
