@@ -139,7 +139,8 @@ def ranks(tree: Path, work: Path) -> Digests:
         start(
             tree,
             *("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"),
-            *("-m", "jobs.train_student", "--recipe", RECIPE, "--run", str(run)),
+            # "--": torchrun would take --run for an abbreviation of its --run-path.
+            *("-m", "--", "jobs.train_student", "--recipe", RECIPE, "--run", str(run)),
             *("--trainer", trainer),
         )
         found |= digests_of(run / "models" / "student", f"{trainer}/")
