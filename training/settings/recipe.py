@@ -188,9 +188,9 @@ class Recipe:
     partitions: RepartitionConfig
     student: StudentConfig
     evaluation: EvaluationConfig
-    corpus: CorpusConfig = field(default=CorpusConfig())
-    checkpoints: CheckpointConfig = field(default=CheckpointConfig())
-    alignment: AlignmentConfig = field(default=AlignmentConfig())
+    corpus: CorpusConfig = CorpusConfig()
+    checkpoints: CheckpointConfig = CheckpointConfig()
+    alignment: AlignmentConfig = AlignmentConfig()
     sequence_training: SequenceTrainingConfig = field(default=SequenceTrainingConfig())
     tuning: TuningConfig = field(default=TuningConfig())
 
