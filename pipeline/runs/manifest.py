@@ -496,10 +496,10 @@ class Manifest:
         for name in _TALLIES:
             del document[name]["hours"]
             document[name] = typed_record(Tally, document[name])
-        if extends := document.pop("extends", None):
+        if extends := document.pop("extends"):
             document["extends"] = Extended.from_document(extends)
         for name in (*_LISTS, *_SHORT_LISTS):
-            document[name] = tuple(typed_record(Output, each) for each in document.get(name, ()))
+            document[name] = tuple(typed_record(Output, each) for each in document[name])
         for name, in_parts in _LISTS.items():
             if parts := document.pop(in_parts, ()):
                 listed_parts = [typed_record(OutputPart, part) for part in parts]

@@ -241,13 +241,13 @@ def count_utterances(tasks: Sequence[Statistics]) -> Statistics:
     """Add up the utterances that tasks have counted by subset."""
     counts = Counter[str]()
     for statistics in tasks:
-        counts.update(statistics.get(_UTTERANCES, {}))
-    return {_UTTERANCES: dict(sorted(counts.items()))} if counts else {}
+        counts.update(statistics[_UTTERANCES])
+    return {_UTTERANCES: dict(sorted(counts.items()))}
 
 
 def _require_share(dev_share: float, statistics: Mapping[str, Any]) -> None:
     """Raise ValueError if a share of the speakers has left a subset without any."""
-    counts = statistics.get(_UTTERANCES, {})
+    counts = statistics[_UTTERANCES]
     for subset, other in ((DEV, "a larger share"), (LABELLED, "a smaller share")):
         if dev_share and not counts.get(subset):
             said = f"dev_share = {dev_share}: by their hashes no labelled speaker is in {subset}"
