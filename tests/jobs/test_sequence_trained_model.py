@@ -55,11 +55,11 @@ def test_the_job_decodes_lattices_and_trains_on(options: tuple[str, ...], run_jo
 def test_without_the_switch_there_is_cross_entropy_alone(
     options: tuple[str, ...], run_job: RunJob
 ) -> None:
-    """Today's recipes make today's model, whose settings do not speak of sequence training."""
+    """Only the model of cross-entropy is made."""
     done = json.loads(run_job("train_baseline", *options, "--json").out)
     assert tuple(done["manifests"]) == MADE[:1]
     manifest = json.loads((Path(options[3]) / MADE[0] / "manifest.json").read_text())
-    assert "criterion" not in manifest["config"]
+    assert manifest["config"]["criterion"] == "cross_entropy"
     assert "expected_frame_accuracy" not in manifest["statistics"]["curve"][-1]
 
 

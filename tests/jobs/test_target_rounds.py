@@ -4,11 +4,9 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
-
-from infra.settings import canonical_json, plain
+from infra.settings import canonical_json
 from infra.store.object_store import ObjectStore
-from jobs.cli.job import open_job, read_recipe, recipe_path
+from jobs.cli.job import open_job, read_recipe
 from jobs.generate_targets import STEP as GENERATE
 from jobs.generate_targets import due_rounds
 from jobs.retry import later_steps
@@ -216,9 +214,3 @@ def test_a_run_repeats_the_jobs_of_a_round() -> None:
     again = [TRAIN_TEACHER, GENERATE_TARGETS, REPARTITION]
     place = one.index(REPARTITION) + 1
     assert two == [*one[:place], *again, *one[place:]]
-
-
-@pytest.mark.parametrize("name", ["demo", "recorded", "hours_1m"])
-def test_what_was_added_to_targets_changes_no_fingerprint(name: str) -> None:
-    """Sources, weights and rounds at their defaults are not in the settings of the step."""
-    assert plain(read_recipe(recipe_path(name)).targets).keys() == {"k", "request_frames", "seed"}

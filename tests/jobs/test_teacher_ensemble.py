@@ -66,7 +66,8 @@ def test_a_single_teacher_grows_to_an_ensemble(options: tuple[str, ...], run_job
     assert (Path(options[3]) / ONE / "manifest.json").read_bytes() == first
     manifests = [json.loads((Path(options[3]) / s / "manifest.json").read_text()) for s in ALL]
     configs = [each["config"] for each in manifests]
-    assert [each["seed"] for each in configs if "seed" in each] == [5, 17, 6, 17]
+    seeds = [each["training"]["seed"] for each in configs if "training" in each]
+    assert seeds == [5, 17, 6, 17]
     assert configs[5]["warm_start"] == "teacher_2"
     outputs = [each["outputs"][0]["sha256"] for each in manifests]
     assert len(set(outputs)) == len(ALL)

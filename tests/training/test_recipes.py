@@ -7,7 +7,13 @@ import pytest
 
 from infra.settings import ConfigurationError
 from jobs.cli.job import recipe_path
-from training.fit.model_specs import sequence_fit, sibling_fits, student_fit
+from training.fit.model_specs import (
+    baseline_fit,
+    sequence_fit,
+    sibling_fits,
+    student_fit,
+    teacher_fit,
+)
 from training.settings.models import ConformerConfig
 from training.settings.recipe import Recipe, read_recipe
 from training.settings.trainers import (
@@ -104,6 +110,15 @@ def test_what_is_missing_of_the_targets_has_one_substitute() -> None:
     assert tiny("targets.tail_samples=2").targets.tail_samples == 2
     with pytest.raises(ConfigurationError, match=r"tail_samples = 8: need 0\.\.7, below k = 8"):
         tiny("targets.tail_samples=8")
+
+
+def test_the_models_that_are_trained_beside_it_decide_no_model() -> None:
+    """So one that is there stays, where a recipe adds others."""
+    one = tiny("sequence_training.baseline=true")
+    more = tiny("sequence_training={baseline=true, student=true}", "teacher.ensemble=3")
+    first, then = (sequence_fit(each, baseline_fit(each)).config for each in (one, more))
+    assert first == then
+    assert teacher_fit(one).config == teacher_fit(more).config
 
 
 def test_settings_that_are_not_given_are_the_papers() -> None:

@@ -1,7 +1,7 @@
 """Describe the models of a run as its recipe trains them (paper 003 V-A, VII-C)."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, TypeAlias
 
 from infra.settings import plain
@@ -106,9 +106,16 @@ class Fit:
 
     @property
     def config(self) -> dict[str, Any]:
-        """Return all that decides the model; how often training is saved does not."""
+        """Return all that decides the model; how often training is saved does not.
+
+        What one section of the recipe has and the others lack is in sub-epochs, newbob and
+        criterion, or says which models are trained.
+        """
         config: dict[str, Any] = plain(self)
         del config["checkpoints"]
+        common = {each.name for each in fields(TrainingSettings)}
+        training = config["training"].items()
+        config["training"] = {name: value for name, value in training if name in common}
         return config
 
 

@@ -89,6 +89,10 @@ def test_the_document_is_the_one_that_readers_know() -> None:
         "unselected": {"utterances": 3, "duration_ms": 1500, "hours": 0.000417},
         "statistics": {"mean": 0.25},
         "code_version": "1.2",
+        "versions": {},
+        "id_index": [],
+        "stream_means": [],
+        "extends": None,
     }
 
 

@@ -59,7 +59,8 @@ def write_uneven_run(
     _write_step(
         store, run_uri, ALIGNMENT_STEP, _rows(labelled, False, numbers), senone_counts=counts
     )
-    _write_step(store, run_uri, PARTITIONS_STEP, _rows(unlabelled, True, numbers))
+    rows = _rows(unlabelled, True, numbers)
+    _write_step(store, run_uri, PARTITIONS_STEP, rows, offsets="one")
     return store, run_uri
 
 

