@@ -19,7 +19,7 @@ KILLS ?= 200
 # A file's tests run in one process and share what they set up; the longest files begin.
 PYTEST = $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder
 
-.PHONY: help setup demo run test faults chaos packages gpu dist format lint audit clean
+.PHONY: help setup demo run test faults chaos packages gpu dist docs format lint audit clean
 
 help:
 	@echo 'make demo                 synthetic corpus, every step, word error rates (10 minutes, 2 cores)'
@@ -32,8 +32,9 @@ help:
 	@echo 'make chaos                those of make faults, and the long ones: KILLS=200, all schedules, Airflow'
 	@echo 'make gpu                  tests on a CUDA device, which needs a CUDA build of torch in .venv'
 	@echo 'make dist                 code and dependencies for spark-submit on a cluster'
+	@echo 'make docs                 the documentation site, in build/site; a link that leads nowhere is an error'
 	@echo 'make format               format the code, and fix what the linter can fix'
-	@echo 'make lint                 formatting, lint, types, import contracts, templates, images, scripts'
+	@echo 'make lint                 formatting, lint, types, import contracts, templates, images, scripts, make docs'
 	@echo 'make audit                known vulnerabilities of the pinned dependencies, as advisory services list them'
 	@echo 'make clean                remove what the other commands made, runs too'
 
@@ -54,7 +55,7 @@ $(VENV)/.ready: $(INSTALLED_BY)
 	$(install)
 
 # Tests and linters, beside all that a run needs.
-$(VENV)/.developed: EXTRAS = demo,dev
+$(VENV)/.developed: EXTRAS = demo,dev,docs
 $(VENV)/.developed: $(INSTALLED_BY)
 	$(install)
 	touch $@
@@ -93,11 +94,14 @@ dist: $(VENV)/.ready
 	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
 	cp constraints.txt infra/aws/install_host.sh dist
 
+docs: setup
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
 format: setup
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-lint: setup
+lint: setup docs
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
