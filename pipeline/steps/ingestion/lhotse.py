@@ -52,7 +52,7 @@ RECORDING_HARMLESS = ("sampling_rate", "num_samples", "custom")
 SOURCE = ("type", "channels", "source")
 SOURCE_HARMLESS = ("video",)
 
-_CUTS_FILE = re.compile(r"/cuts\.([^/]*\.)?jsonl(\.gz)?$")
+_CUTS_FILE = re.compile(r"(?P<folder>.*)/cuts\.(?P<shard>[^/]*\.)?jsonl(\.gz)?$")
 _WITHOUT_AUDIO = (".json", ".nodata", ".nometa")
 _NAMES = {
     "audio_uri": "recording.sources.source",
@@ -183,7 +183,11 @@ def _known_rows(
 
 @dataclass(frozen=True, slots=True)
 class Shar(ManifestFormat):
-    """Shar reads folders of cuts.N.jsonl.gz beside recording.N.tar, whose members are the audio."""
+    """Shar reads folders of cuts.N.jsonl.gz beside recording.N.tar, whose members are the audio.
+
+    Of one shard N may be absent. lhotse's indexed readers need plain cuts.N.jsonl, which is read,
+    and write cuts.N.jsonl.idx beside, which is not.
+    """
 
     names: ClassVar[Mapping[str, str]] = _NAMES
     looks: ClassVar[Sequence[Look]] = (
@@ -193,15 +197,15 @@ class Shar(ManifestFormat):
     def pieces(self, store: ObjectStore, uri: str) -> Iterator[Piece]:
         """Yield a piece for each pair of cuts and recordings."""
         there = {each.uri: each for each in store.list(uri)}
-        cuts = [each for uri, each in there.items() if _CUTS_FILE.search(uri)]
+        cuts = [found for name in there if (found := _CUTS_FILE.match(name))]
         if not cuts:
             raise ValueError(f"{uri} holds no cuts.*.jsonl.gz: need a folder that SharWriter wrote")
-        for each in cuts:
-            folder, _, name = each.uri.rpartition("/")
-            tar = f"{folder}/recording.{name.split('.')[1]}.tar"
+        for found in cuts:
+            folder, name = found["folder"], found[0]
+            tar = f"{folder}/recording.{found['shard'] or ''}tar"
             if tar not in there:
-                raise ValueError(f"{tar}: missing beside {each.uri}: a compressed tar is not read")
-            yield whole([each, there[tar]], folder)
+                raise ValueError(f"{tar}: missing beside {name}: a compressed tar is not read")
+            yield whole([there[name], there[tar]], folder)
 
     def rows(self, store: ObjectStore, piece: Piece) -> Iterator[Row | Quarantined]:
         """Yield each cut as the member with its id."""

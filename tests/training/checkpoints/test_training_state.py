@@ -55,6 +55,14 @@ def test_an_own_loop_resumes_where_it_stopped(tmp_path: Path) -> None:
         assert all(map(torch.equal, resumed, expected))
 
 
+def test_an_own_loop_resumes_twice(tmp_path: Path) -> None:
+    """What a resumed training saves can be resumed: the model is the undisturbed one, bitwise."""
+    expected = simulate_ranks(4, train, tmp_path / "whole")
+    for stop_after in (2, 4):
+        simulate_ranks(4, train, tmp_path / "stopped", stop_after)
+    assert all(map(torch.equal, simulate_ranks(4, train, tmp_path / "stopped"), expected))
+
+
 def test_an_own_loop_resumes_on_other_ranks(tmp_path: Path) -> None:
     """Four ranks, then two, then six: one model on all of them, and no step twice."""
     for num_ranks, num_steps in ((4, 2), (2, 4), (6, NUM_STEPS)):

@@ -7,6 +7,7 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +91,27 @@ def test_a_place_is_resumed_on_other_ranks(run_uri: str, stops: tuple[int, ...])
         state = states[-1]
         total += sum((frames for _, frames, _ in found), Heard())
     assert total == whole
+
+
+def read_thrice(group: ProcessGroup, run_uri: str) -> tuple[list[Minibatch], list[Minibatch]]:
+    """Read at once, and in three parts: each resumes where the one before was left."""
+    parts: list[Minibatch] = []
+    state = PartitionDataset(run_uri, group, SETTINGS).state_dict()
+    for most in (3, 4, 10_000):
+        dataset = PartitionDataset(run_uri, group, SETTINGS)
+        dataset.load_state_dict(state)
+        parts += islice(DataLoader(dataset, batch_size=None), most)
+        state = dataset.state_dict()
+    return list(PartitionDataset(run_uri, group, SETTINGS)), parts
+
+
+def test_a_second_resume_goes_on_where_the_first_was_left(run_uri: str) -> None:
+    """A loaded place moves on, so both ranks are given the minibatches of one reading, in order."""
+    for whole, parts in simulate_ranks(2, read_thrice, run_uri):
+        assert len(whole) == len(parts) > 7
+        for expected, given in zip(whole, parts, strict=True):
+            assert torch.equal(expected.features, given.features)
+            assert torch.equal(expected.targets.probabilities, given.targets.probabilities)
 
 
 def test_targets_are_the_stored_logits_and_log_z(run_uri: str) -> None:

@@ -210,6 +210,25 @@ def test_a_window_in_a_shar_is_a_ledger_row(tmp_path: Path) -> None:
     assert "its words are not all spoken there" in refused.detail
 
 
+@pytest.mark.parametrize("shards", [("000000.", "000001."), ("",)])
+def test_a_shar_that_lhotse_indexes_is_read(tmp_path: Path, shards: Sequence[str]) -> None:
+    """Its cuts are plain lines, indices beside them are no cuts, and one shard has no number."""
+    for number, shard in enumerate(shards):
+        cut = {"id": f"c{number}", "start": 0, "duration": 1.0, "supervisions": []}
+        (tmp_path / f"cuts.{shard}jsonl").write_text(f"{json.dumps(cut)}\n")
+        with tarfile.open(tmp_path / f"recording.{shard}tar", "w") as archive:
+            archive.addfile(tarfile.TarInfo(f"c{number}.flac"))
+            archive.addfile(tarfile.TarInfo(f"c{number}.json"))
+        for name in (f"cuts.{shard}jsonl", f"recording.{shard}tar"):
+            (tmp_path / f"{name}.idx").write_bytes(bytes(16))
+    store = ObjectStore((str(tmp_path),))
+    rows = [
+        row for piece in Shar().pieces(store, str(tmp_path)) for row in Shar().rows(store, piece)
+    ]
+    assert [row.fields["utterance_id"] for row in rows] == [f"c{n}" for n in range(len(shards))]
+    assert len(list(Lhotse().pieces(store, str(tmp_path)))) == len(shards)
+
+
 KALDI = {
     "wav.scp": "r r.wav\n",
     "segments": "u r 0.5 2\n",
