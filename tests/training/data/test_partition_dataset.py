@@ -99,8 +99,9 @@ def read_thrice(group: ProcessGroup, run_uri: str) -> tuple[list[Minibatch], lis
     state = PartitionDataset(run_uri, group, SETTINGS).state_dict()
     for most in (3, 4, 10_000):
         dataset = PartitionDataset(run_uri, group, SETTINGS)
-        dataset.load_state_dict(state)
-        parts += islice(DataLoader(dataset, batch_size=None), most)
+        minibatches = iter(DataLoader(dataset, batch_size=None))
+        dataset.load_state_dict(state)  # not too late: nothing was read yet
+        parts += islice(minibatches, most)
         state = dataset.state_dict()
     return list(PartitionDataset(run_uri, group, SETTINGS)), parts
 
