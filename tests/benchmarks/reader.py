@@ -1,9 +1,10 @@
 """Compare the speed of reading minibatches with that of a trainer, on one core.
 
-`python -m tests.benchmarks.reader [--rounds N] [--json]`. Speeds are per second of this process's
-CPU time, all threads together, so other programs have no part in them. Utterances are 3.6 s on
-average (1e9 in a million hours), partitions hold two hours, or as little as the demo's. Reading
-with augmentation is compared with reading without.
+`python -m tests.benchmarks.reader [--rounds N] [--only-ceph] [--json]`. Speeds are per second of
+this process's CPU time, all threads together, so other programs have no part in them. Utterances
+are 3.6 s on average (1e9 in a million hours), partitions hold two hours, or as little as the
+demo's. Reading with augmentation is compared with reading without, and reading from a Ceph on this
+machine, where it is installed, with reading from a folder.
 """
 
 import argparse
@@ -11,6 +12,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from unittest import mock
 
@@ -18,6 +20,7 @@ from unittest import mock
 os.environ["OPENBLAS_NUM_THREADS"] = "1"
 
 import numpy as np
+import pytest
 import torch
 
 from infra.store.object_store import ObjectStore
@@ -30,6 +33,8 @@ from pipeline.runs.names import PARTITIONS_STEP
 from pipeline.shards import Alignment, PartitionRow, Storage, write_partition
 from pipeline.splicing import NUM_INPUTS
 from tests.benchmarks.measure import Figure, interleaved, ratios, show
+from tests.ceph_server import running_ceph
+from tests.s3_server import fresh_bucket
 from tests.training.training_settings import training_settings
 from training.data import row_order
 from training.data.dataset import Dataset
@@ -257,19 +262,57 @@ def read_ahead(folder: str, num_rounds: int) -> list[Figure]:
     ]
 
 
+def from_ceph(folder: str, num_rounds: int) -> list[Figure]:
+    """Return the speed of reading by S3 from Ceph, and what it costs beside reading from a folder.
+
+    Ceph works in processes of its own: their CPU time is in the elapsed time alone.
+    """
+    chunks = SubEpoch(False, 0, 1, 0, False, 0.1)
+    found = []
+    with running_ceph() as endpoint, pytest.MonkeyPatch.context() as monkeypatch:
+        bucket = f"s3://{fresh_bucket(endpoint, monkeypatch)}"
+        for soft in (False, True):
+            sub_epoch = replace(chunks, labelled=not soft)
+            datasets = {}
+            for place, uri in (("folder", folder), ("Ceph", bucket)):
+                store = ObjectStore((uri,))
+                parts = partitions(store, uri, 1, 2.0, 3183, soft, "float16")
+                datasets[place] = Dataset(store, uri, parts, parts, 3, 2048, 1, 0, 1)
+            num_frames = read_all(datasets["folder"], sub_epoch)
+            assert read_all(datasets["Ceph"], sub_epoch) == num_frames
+            functions = {
+                place: lambda each=each, sub_epoch=sub_epoch: read_all(each, sub_epoch)
+                for place, each in datasets.items()
+            }
+            kind = "soft targets" if soft else "hard labels"
+            for clock, unit in ((time.process_time, "CPU s"), (time.perf_counter, "s")):
+                seconds = interleaved(functions, num_rounds, clock)
+                speeds = [num_frames / each for each in seconds["Ceph"]]
+                shares = ratios(seconds["folder"], seconds["Ceph"])
+                found += [
+                    Figure.of(f"{kind}, chunks, from Ceph: reader", speeds, f"frames/{unit}"),
+                    Figure.of(f"{kind}, chunks, from Ceph / from a folder, by {unit}", shares, "x"),
+                ]
+    return found
+
+
 def main() -> None:
     """Measure both students and print the figures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--only-ceph", action="store_true")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     found: list[Figure] = []
     with tempfile.TemporaryDirectory() as folder:
-        for student in STUDENTS:
-            found += figures(folder, student, arguments.rounds)
-        found += augmented(folder, arguments.rounds)
-        found += read_ahead(folder, arguments.rounds)
+        if not arguments.only_ceph:
+            for student in STUDENTS:
+                found += figures(folder, student, arguments.rounds)
+            found += augmented(folder, arguments.rounds)
+            found += read_ahead(folder, arguments.rounds)
+        with suppress(pytest.skip.Exception):  # without Ceph's programs
+            found += from_ceph(folder, arguments.rounds)
     show("reader and training step, one core", found, arguments.json)
 
 
