@@ -24,7 +24,7 @@ log = get_plugin_logger(__name__)
 def root_of(config: MkDocsConfig) -> Path:
     """Return the repository's root, where mkdocs.yml lies."""
     assert config.config_file_path is not None
-    return Path(config.config_file_path).parent
+    return Path(config.config_file_path).resolve().parent
 
 
 def linked(page: Path) -> Iterator[Path]:

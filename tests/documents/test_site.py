@@ -65,6 +65,6 @@ def test_every_trainer_is_in_the_reference() -> None:
     page = (ROOT / "docs/reference/trainers.md").read_text()
     described = set(re.findall(r"^::: training\.trainers\.(\w+)$", page, re.M))
     assert described == set(training.trainers.__all__)
-    settings = set(re.findall(r"^::: training\.settings\.trainers\.(\w+)$", page, re.M))
+    settings = set(re.findall(r"^ +- (\w+)$", page, re.M))
     trainers = (getattr(training.trainers, name) for name in described - {"Trainer"})
     assert {each.record.__name__ for each in trainers} <= settings
