@@ -23,8 +23,8 @@ from pipeline.runs.names import (
 from pipeline.steps.selection.buckets import subsets_of
 from pipeline.steps.selection.select import metadata_uri
 from training.align.bootstrap import bootstrap, check_transcripts
-from training.align.labelled import CorpusLexicon
 from training.align.network_alignment import AlignmentSettings, read_tree, realign
+from training.decode.corpus_lexicon import CorpusLexicon
 from training.distributed import process_group
 from training.fit.model_specs import aligner_fit
 from training.fit.train_model import fit_model

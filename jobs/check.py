@@ -28,16 +28,14 @@ from jobs.cli.command_line import fail
 from jobs.cli.host import choose_device, gpus_for
 from jobs.cli.job import Job, job_parser, open_job, require_base
 from jobs.cli.megahour import CHECK
-from jobs.ingest_sources import (
+from jobs.lexicon_sources import (
     has_new_lexicon,
     new_lexicon_bytes,
     phone_notes,
     read_language_model,
     read_lexicon,
     require_replaceable,
-    require_usable_manifests,
     stored_name,
-    vocabulary_notes,
 )
 from jobs.run_table import (
     EVALUATE,
@@ -161,6 +159,8 @@ def _language_notes(by_step: Mapping[str, Job], arguments: argparse.Namespace) -
     recipe = by_step[EVALUATE].recipe
     lexicon = read_lexicon(by_step[EVALUATE])
     if arguments.manifest:
+        from jobs.ingest_sources import require_usable_manifests  # noqa: PLC0415 - imports NumPy
+
         require_usable_manifests(by_step[INGEST])
     if lexicon is None and (arguments.manifest or arguments.ingested):
         _require_lexicon(by_step[SELECT_UTTERANCES], arguments)
@@ -176,7 +176,10 @@ def _language_notes(by_step: Mapping[str, Job], arguments: argparse.Namespace) -
         if (data := new_lexicon_bytes(by_step[INGEST])) is not None:
             require_replaceable(by_step[INGEST], data)
             notes += phone_notes(data)
-        notes += vocabulary_notes(by_step[INGEST], lexicon)
+        if arguments.manifest or arguments.kaldi_dir:
+            from jobs.ingest_sources import vocabulary_notes  # noqa: PLC0415 - imports NumPy
+
+            notes += vocabulary_notes(by_step[INGEST], lexicon)
     return notes
 
 

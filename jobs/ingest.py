@@ -26,10 +26,10 @@ from jobs.cli.spark_steps import distribute_on_spark
 from jobs.ingest_sources import (
     announce_lexicon,
     ingestion_of,
-    put_lexicon,
     require_same_speakers,
     require_usable_manifests,
 )
+from jobs.lexicon_sources import put_lexicon
 from jobs.run_table import INGEST
 from jobs.synthesis.corpus import draw_acoustics
 from pipeline.audio.placements import PLACEMENTS, Acoustics

@@ -21,11 +21,11 @@ from jaxtyping import Float32
 
 from infra.settings import ConfigurationError, Range, printable
 from jobs.cli.arguments import Parser, number_in
-from pipeline.audio.conversion import RATES_HZ, AudioConversion
 from pipeline.audio.decode import decode_audio
 from pipeline.audio.errors import AudioError
 from pipeline.audio.wav import pcm_pieces, samples_of
 from pipeline.filterbank import SAMPLE_RATE_HZ
+from pipeline.settings import RATES_HZ, AudioConversion
 
 STANDARD_INPUT, MICROPHONE = "-", "MIC"
 PIECE_MS, PAUSE_S = Range(10, 60_000), Range(0.03, 60, zero="none")

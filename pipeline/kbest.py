@@ -6,9 +6,9 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from jaxtyping import Float16, Float32, Int64, UInt16
 
+from pipeline.settings import MAX_SENONES, require_below_k
 from pipeline.tail_samples import draw_tail
 
-MAX_SENONES = 2**16
 TAIL_TOLERANCE = 0.01
 """How far from 1 the stored weights of a frame may sum: log Z and logits up to 16 have 11 bits."""
 
@@ -114,12 +114,6 @@ def select_kbest(
         best.log_z,
         tail_samples=tail_samples,
     )
-
-
-def require_below_k(tail_samples: int, k: int) -> None:
-    """Raise ValueError unless `tail_samples` of k columns leave one for the best senone."""
-    if not 0 <= tail_samples < k:
-        raise ValueError(f"tail_samples = {tail_samples}: need 0..{k - 1}, below k = {k}")
 
 
 def _best_senones(

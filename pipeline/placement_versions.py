@@ -1,15 +1,13 @@
 """The versions of an utterance that ingest simulated in several placements, and their clearest."""
 
 from collections.abc import Mapping, Sequence
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 from pipeline.records import CLEAN, source_id
+from pipeline.settings import Versions
 from pipeline.shards import FeatureRow
 
 T = TypeVar("T")
-
-Versions = Literal["own", "clearest"]
-"""Whether a model hears each version of an utterance itself, or for all of them the clearest."""
 
 
 def heard_versions(rows: Sequence[FeatureRow], versions: Versions) -> Sequence[FeatureRow]:

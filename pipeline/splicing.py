@@ -3,12 +3,7 @@
 import numpy as np
 from jaxtyping import Float, Integer
 
-from pipeline.filterbank import NUM_BINS
-
-STACK = 3
-"""Frames side by side in a row, and the frames from one row to the next."""
-
-NUM_INPUTS = STACK * NUM_BINS
+from pipeline.filterbank import STACK
 
 
 def num_low_rate_frames(num_frames: int, offset: int) -> int:

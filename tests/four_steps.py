@@ -9,11 +9,12 @@ import numpy as np
 from infra.store.object_store import ObjectStore
 from pipeline.kbest import KBest, select_kbest
 from pipeline.runs.manifest import Manifest, manifest_uri, read_manifest, read_output
+from pipeline.settings import ExtractionConfig, RepartitionConfig, SelectionConfig, TargetsConfig
 from pipeline.shards import read_features, read_partition, read_targets
-from pipeline.steps.features import ExtractionConfig, extract_features
-from pipeline.steps.repartition import RepartitionConfig, repartition
-from pipeline.steps.selection.select import SelectionConfig, metadata_uri, select_utterances
-from pipeline.steps.targets import TargetsConfig, generate_targets
+from pipeline.steps.features import extract_features
+from pipeline.steps.repartition import repartition
+from pipeline.steps.selection.select import metadata_uri, select_utterances
+from pipeline.steps.targets import generate_targets
 from tests.in_process_teacher import teacher_of
 from tests.small_corpus import local_store, serially, write_corpus
 

@@ -10,7 +10,8 @@ import numpy as np
 from infra.devices.device_client import LOOK_AHEAD_BATCHES, PoolAnswer, RequestStream
 from infra.devices.messages import PoolRequest, form_batches
 from pipeline.kbest import KBest, TeacherFailure
-from pipeline.steps.targets import TargetsConfig, Teacher, TeacherInput
+from pipeline.settings import TargetsConfig
+from pipeline.steps.targets import Teacher, TeacherInput
 from training.settings.decoding import WindowsConfig
 from training.targets.teacher import TeacherFunction, decode_targets, encode_input
 

@@ -19,7 +19,8 @@ import numpy as np
 from infra.store.object_store import ObjectStore, join_uri
 from pipeline.records import Tally, Utterance
 from pipeline.runs.manifest import Manifest, Output, manifest_uri, sha256
-from pipeline.steps.features import ExtractionConfig, FileTask, extract_features, extract_file
+from pipeline.settings import ExtractionConfig
+from pipeline.steps.features import FileTask, extract_features, extract_file
 from tests.small_corpus import flac, local_store
 
 T = TypeVar("T")

@@ -6,9 +6,10 @@ from pathlib import Path
 
 from infra.store.object_store import ObjectStore, join_uri
 from pipeline.runs.manifest import Output, read_manifest, read_output
-from pipeline.steps.features import ExtractionConfig, extract_features
-from pipeline.steps.repartition import RepartitionConfig, repartition
-from pipeline.steps.selection.select import SelectionConfig, metadata_uri, select_utterances
+from pipeline.settings import ExtractionConfig, RepartitionConfig, SelectionConfig
+from pipeline.steps.features import extract_features
+from pipeline.steps.repartition import repartition
+from pipeline.steps.selection.select import metadata_uri, select_utterances
 from pipeline.steps.targets import generate_targets
 from tests.four_steps import put_teacher, teacher
 from tests.small_corpus import local_store, serially, write_corpus, write_metadata

@@ -33,6 +33,7 @@ from pipeline.runs.names import (
     EVALUATION_STEP,
     MODELS_FOLDER,
     SCRATCH_FOLDER,
+    SELECTED_PREFIX,
     SELECTION_FOLDER,
     STEP_RECORDS_FOLDER,
     TARGETS_FOLDER,
@@ -44,8 +45,7 @@ from pipeline.runs.names import (
     start_record,
 )
 from pipeline.runs.sealed_json import read_sealed, seal, typed_value
-from pipeline.steps.selection.increment import MAY_DIFFER
-from pipeline.steps.selection.select import SELECTED
+from pipeline.settings import MAY_DIFFER
 from training.data.sub_epochs import newest_place, trained_share
 from training.fit.model_specs import Fit
 from training.settings.recipe import Recipe, read_recipe
@@ -252,7 +252,7 @@ def reading_commits(job: Job, step: str) -> list[str]:
     if folder_of(step) != SELECTION_FOLDER:
         return uris
     # A selection also indexes its buckets, and packs what it has selected.
-    return [each for each in uris if each.rpartition("/")[2].startswith(SELECTED)]
+    return [each for each in uris if each.rpartition("/")[2].startswith(SELECTED_PREFIX)]
 
 
 def training_hours(job: Job, fit: Fit) -> tuple[float, float]:

@@ -29,17 +29,17 @@ from jobs.planning.calibration import (
     ModelRate,
     read_published,
 )
-from pipeline.filterbank import FRAME_SHIFT_MS, SAMPLE_RATE_HZ
+from pipeline.filterbank import FRAME_SHIFT_MS, NUM_INPUTS, SAMPLE_RATE_HZ, STACK
 from pipeline.kbest import KBest, select_kbest
 from pipeline.records import Utterance
 from pipeline.runs.commit import step_context
 from pipeline.runs.engine import write_manifest
 from pipeline.runs.manifest import Manifest
 from pipeline.runs.names import SELECTION_FOLDER, TEACHER, UNLABELLED, model_step
-from pipeline.splicing import NUM_INPUTS, STACK
+from pipeline.settings import SelectionConfig
 from pipeline.steps.features import extract_features
 from pipeline.steps.repartition import repartition
-from pipeline.steps.selection.select import SelectionConfig, metadata_uri, select_utterances
+from pipeline.steps.selection.select import metadata_uri, select_utterances
 from pipeline.steps.targets import Teacher, generate_targets
 from training.cost_model.measured_rates import measure_messages
 from training.cost_model.step_time import RankRates, ScalingCalibration

@@ -44,10 +44,10 @@ from pipeline.runs.names import (
     PLAN_CALIBRATION,
     PLAN_DOCUMENT,
     UNLABELLED,
+    bucket_of,
     folder_of,
 )
 from pipeline.runs.sealed_json import NamedObject, naming, seal
-from pipeline.steps.selection.buckets import bucket_of
 from training.settings.recipe import Recipe
 
 UTTERANCE_SECONDS = 3.6

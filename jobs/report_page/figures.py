@@ -18,9 +18,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, NullFormatter, ScalarFormatter
 
 from jobs.report_page.wording import Scores, by_placement, in_order, number, printable
-from pipeline.filterbank import FRAME_SHIFT_MS
+from pipeline.filterbank import FRAME_SHIFT_MS, STACK
 from pipeline.runs.names import BASELINE, STUDENT
-from pipeline.splicing import STACK
 
 INK, FAINT = "#000001", "#000002"
 SERIES = ("#000003", "#000004", "#000005")

@@ -15,8 +15,9 @@ import numpy as np
 import soundfile
 from jaxtyping import Float32
 
-from pipeline.audio.conversion import AudioConversion
+from pipeline.audio.conversion import require_accepted
 from pipeline.audio.errors import AudioError
+from pipeline.settings import AudioConversion
 
 Block: TypeAlias = Float32[np.ndarray, "_samples channels"]
 
@@ -143,7 +144,7 @@ def open_by_libsndfile(content: bytes, conversion: AudioConversion) -> AudioFile
         file = _Stream(io.BytesIO(content))
     except soundfile.LibsndfileError as error:
         raise AudioError("not_audio", error.error_string) from error
-    conversion.require_accepted(file.samplerate, file.channels)
+    require_accepted(conversion, file.samplerate, file.channels)
     require_known_length(None if file.frames == _UNKNOWN_LENGTH else file.frames)
     return AudioFile(file.samplerate, file.channels, file.frames, partial(_blocks, file))
 

@@ -11,12 +11,12 @@ from pipeline.audio.audio_file import (
     read_whole,
     reader_of,
 )
-from pipeline.audio.conversion import AudioConversion
 from pipeline.audio.errors import AudioError
 from pipeline.audio.flac import FLAC
 from pipeline.audio.mp3 import MP3, without_tags
 from pipeline.audio.ogg import OGG
 from pipeline.audio.wav import WAV
+from pipeline.settings import AudioConversion
 
 CODECS: tuple[Codec, ...] = (WAV, FLAC, OGG, MP3)
 

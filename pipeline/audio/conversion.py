@@ -1,19 +1,14 @@
 """Convert audio of other rates and of several channels to 16 kHz mono, where a recipe allows it."""
 
-from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
-from typing import Annotated
 
 import numpy as np
 from jaxtyping import Float32
 
-from infra.settings import Items, Range, Text, check_ranges
 from pipeline.audio.errors import AudioError
 from pipeline.filterbank import SAMPLE_RATE_HZ
-
-RATES_HZ = (8_000, 11_025, 12_000, 22_050, 24_000, 32_000, 44_100, 48_000)
-MAX_CHANNELS = 8  # of a FLAC
+from pipeline.settings import RATES_HZ, AudioConversion
 
 STOP_BAND_DB = 60.0
 """The attenuation beyond half of the lower rate, of what would alias or be an image."""
@@ -22,59 +17,29 @@ TRANSITION_SHARE = 0.15
 """The pass band ends at 0.85 of the lower rate's half: 6.8 kHz of 16 kHz audio."""
 
 
-@dataclass(frozen=True, slots=True)
-class AudioConversion:
-    """AudioConversion: rates that are resampled to 16 kHz, and the channel that is heard.
-
-    `channel` is "only", for files of one channel, "mean", or a channel's number from "0" on.
-    """
-
-    sample_rates_hz: Annotated[
-        tuple[Annotated[int, Range(RATES_HZ[0], RATES_HZ[-1])], ...], Items(0, len(RATES_HZ))
-    ] = ()
-    channel: Annotated[str, Text(1, 4, r"only|mean|[0-7]", "mean")] = "only"
-
-    def __post_init__(self) -> None:
-        check_ranges(self)
-        for rate_hz in self.sample_rates_hz:
-            if rate_hz not in RATES_HZ:
-                raise ValueError(
-                    f"sample_rates_hz: {rate_hz}: need some of {', '.join(map(str, RATES_HZ))}"
-                )
-
-    @property
-    def max_samples_per_s(self) -> int:
-        """Return the most samples of all channels in a second of audio that is accepted."""
-        channels = 1 if self.channel == "only" else MAX_CHANNELS
-        return channels * max(SAMPLE_RATE_HZ, *self.sample_rates_hz, 0)
-
-    def require_accepted(self, rate_hz: int, num_channels: int) -> None:
-        """Raise AudioError for a rate or a number of channels that is not asked for."""
-        if rate_hz != SAMPLE_RATE_HZ and rate_hz not in self.sample_rates_hz:
-            need = f"need {SAMPLE_RATE_HZ}; resample before ingestion"
-            if rate_hz in RATES_HZ:
-                need += f", or add it to features.conversion.sample_rates_hz: {rate_hz}"
-            raise AudioError("wrong_sample_rate", f"{rate_hz} Hz: {need}")
-        if self.channel == "only" and num_channels != 1:
-            remedy = 'or set features.conversion.channel to "mean" or a number'
-            raise AudioError("not_mono", f"{num_channels} channels: need 1, {remedy}")
-        if self.channel.isdigit() and int(self.channel) >= num_channels:
-            raise AudioError("not_mono", f"{num_channels} channels: need channel {self.channel}")
-
-    def heard_channel(
-        self, samples: Float32[np.ndarray, "samples channels"]
-    ) -> Float32[np.ndarray, " samples"]:
-        """Return the chosen channel, or the mean of all."""
-        if samples.shape[1] == 1:
-            return samples[:, 0]
-        if self.channel == "mean":
-            return np.asarray(samples.mean(axis=1, dtype=np.float32))
-        return np.ascontiguousarray(samples[:, int(self.channel)])
+def require_accepted(conversion: AudioConversion, rate_hz: int, num_channels: int) -> None:
+    """Raise AudioError for a rate or a number of channels that is not asked for."""
+    if rate_hz != SAMPLE_RATE_HZ and rate_hz not in conversion.sample_rates_hz:
+        need = f"need {SAMPLE_RATE_HZ}; resample before ingestion"
+        if rate_hz in RATES_HZ:
+            need += f", or add it to features.conversion.sample_rates_hz: {rate_hz}"
+        raise AudioError("wrong_sample_rate", f"{rate_hz} Hz: {need}")
+    if conversion.channel == "only" and num_channels != 1:
+        remedy = 'or set features.conversion.channel to "mean" or a number'
+        raise AudioError("not_mono", f"{num_channels} channels: need 1, {remedy}")
+    if conversion.channel.isdigit() and int(conversion.channel) >= num_channels:
+        raise AudioError("not_mono", f"{num_channels} channels: need channel {conversion.channel}")
 
 
-NO_CONVERSION = AudioConversion()
-ANY_AUDIO = AudioConversion(RATES_HZ, "0")
-"""It accepts whatever another conversion may have accepted."""
+def heard_channel(
+    conversion: AudioConversion, samples: Float32[np.ndarray, "samples channels"]
+) -> Float32[np.ndarray, " samples"]:
+    """Return the chosen channel, or the mean of all."""
+    if samples.shape[1] == 1:
+        return samples[:, 0]
+    if conversion.channel == "mean":
+        return np.asarray(samples.mean(axis=1, dtype=np.float32))
+    return np.ascontiguousarray(samples[:, int(conversion.channel)])
 
 
 def resample(

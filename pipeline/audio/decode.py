@@ -19,12 +19,12 @@ from jaxtyping import Float32
 
 from pipeline.audio.audio_file import AudioFile
 from pipeline.audio.codecs import max_padding_samples, open_audio
-from pipeline.audio.conversion import NO_CONVERSION, AudioConversion, resample
+from pipeline.audio.conversion import heard_channel, resample
 from pipeline.audio.errors import AudioError
 from pipeline.audio.wav import wav_file
-from pipeline.filterbank import SAMPLE_RATE_HZ, WINDOW_SAMPLES
-from pipeline.filterbank.log_mel import Engine
+from pipeline.filterbank import SAMPLE_RATE_HZ, WINDOW_SAMPLES, Engine
 from pipeline.records import Segment
+from pipeline.settings import NO_CONVERSION, AudioConversion
 
 MAX_DURATION_ERROR_S = 1.0  # of other tools' lengths, and of recorders' rough figures
 MAX_DURATION_ERROR_SHARE = 0.1
@@ -156,7 +156,7 @@ def _converted(
     file: AudioFile, recorded: Float32[np.ndarray, "samples channels"], conversion: AudioConversion
 ) -> Float32[np.ndarray, " resampled"]:
     """Return 16 kHz mono samples; AudioError if they are of no use."""
-    heard = conversion.heard_channel(recorded)
+    heard = heard_channel(conversion, recorded)
     # As recorded: a filter's overshoot is no clipping.
     if len(heard):
         _require_usable(heard)

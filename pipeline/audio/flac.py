@@ -9,8 +9,9 @@ import numpy as np
 from jaxtyping import Float32
 
 from pipeline.audio.audio_file import AudioFile, Codec, Read, StatedMd5, require_known_length
-from pipeline.audio.conversion import AudioConversion
+from pipeline.audio.conversion import require_accepted
 from pipeline.audio.errors import AudioError
+from pipeline.settings import AudioConversion
 
 _HEADER_BYTES = 42  # the signature, a block header, and STREAMINFO, which must come first
 _STREAMINFO = b"\0\0\0\x22"  # a block of kind 0, 34 bytes long
@@ -71,7 +72,7 @@ def flac_blocks(
 def open_flac(content: bytes, conversion: AudioConversion) -> AudioFile:
     """Open a whole FLAC."""
     info = stream_info(content)
-    conversion.require_accepted(info.sample_rate_hz, info.num_channels)
+    require_accepted(conversion, info.sample_rate_hz, info.num_channels)
     require_known_length(info.num_samples or None)
     # The MD5 may be left open, or be of more bits than float32 holds.
     bits, digest = (int.from_bytes(content[20:22], "big") >> 4 & 31) + 1, content[26:42]

@@ -19,9 +19,9 @@ from pipeline.audio.audio_file import (
     read_whole,
     reader_of,
 )
-from pipeline.audio.conversion import AudioConversion
 from pipeline.audio.errors import AudioError, AudioReason
 from pipeline.filterbank import SAMPLE_RATE_HZ
+from pipeline.settings import AudioConversion
 
 _PADDING_FRAMES = 4
 """Encoder and decoder delay, the last frame's filling, and a frame without sound before all."""

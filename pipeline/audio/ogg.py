@@ -12,9 +12,9 @@ from pipeline.audio.audio_file import (
     open_by_libsndfile,
     require_decoded,
 )
-from pipeline.audio.conversion import AudioConversion
 from pipeline.audio.errors import AudioError
 from pipeline.filterbank import SAMPLE_RATE_HZ
+from pipeline.settings import AudioConversion
 
 _OGG_HEADER = struct.Struct("<4sBBqIIIB")
 _MAX_PAGE_BYTES = 27 + 255 + 255 * 255

@@ -27,9 +27,10 @@ from pipeline.audio.audio_file import (
     open_by_libsndfile,
     reader_of,
 )
-from pipeline.audio.conversion import AudioConversion
+from pipeline.audio.conversion import require_accepted
 from pipeline.audio.errors import AudioError
 from pipeline.filterbank import SAMPLE_RATE_HZ
+from pipeline.settings import AudioConversion
 
 _MAGICS = (b"RIFF", b"RF64", b"BW64")
 _OTHER_FILES = (*_MAGICS, b"fLaC", b"OggS")
@@ -225,7 +226,7 @@ def open_wav(content: bytes, conversion: AudioConversion) -> AudioFile:
     """Open a whole WAV."""
     read = reader_of(content)
     layout = wav_layout(read, len(content))
-    conversion.require_accepted(layout.rate_hz, layout.num_channels)
+    require_accepted(conversion, layout.rate_hz, layout.num_channels)
     layout.require_whole(read)
     if layout.is_pcm_16:
         stated = layout.rate_hz, layout.num_channels, layout.num_samples

@@ -24,7 +24,6 @@ from infra.store.object_store import (
     scan_checked,
 )
 from infra.store.uris import resolve_audio
-from pipeline.audio.conversion import ANY_AUDIO
 from pipeline.audio.errors import AudioError
 from pipeline.filters import SelectionFilters
 from pipeline.metadata import read_records
@@ -58,6 +57,7 @@ from pipeline.runs.names import (
     selection_step,
     task_name,
 )
+from pipeline.settings import ANY_AUDIO
 from pipeline.shards.container import Columns, read_plain_columns
 from pipeline.shards.targets import OFFSETS_ENTRY
 from pipeline.steps.audio_reads import WantedAudio, read_audio

@@ -13,7 +13,7 @@ last axis is the frame.
 import ctypes
 from collections.abc import Callable
 from functools import cache
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import scipy.sparse
@@ -27,6 +27,7 @@ from pipeline.filterbank import (
     SHIFT_SAMPLES,
     WINDOW_MS,
     WINDOW_SAMPLES,
+    Engine,
 )
 
 FFT_SAMPLES = 512
@@ -300,9 +301,6 @@ def _options() -> Any:  # noqa: ANN401
     options.mel_opts.high_freq = HIGH_HZ
     return options
 
-
-Engine = Literal["fast", "kaldi"]
-"""`kaldi` is kaldi-native-fbank, the reference; `fast` is the same to 1e-4 and 20 times as fast."""
 
 _ENGINES: dict[Engine, Callable[[np.ndarray], np.ndarray]] = {
     # The same bits; without a C compiler NumPy takes seven times as long.

@@ -9,7 +9,7 @@ import ctypes
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Float32, Float64, Int64, UInt64
@@ -39,8 +39,6 @@ def typed(library: ctypes.CDLL | None) -> ctypes.CDLL | None:
 
 _C = typed(compiled_library("pipeline.normalization._frame_sums"))
 
-
-MeanNormalization = Literal["causal", "none"]
 
 _BLOCK_FRAMES = 250  # a quarter of a megabyte of working memory, which stays in the L2 cache
 

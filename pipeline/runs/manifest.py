@@ -8,6 +8,7 @@ parts, since a million outputs take 240 MB, and 500 MB of memory in each reader.
 import hashlib
 import json
 import os
+from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -17,9 +18,6 @@ from importlib import metadata
 from itertools import accumulate
 from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any, overload
-
-import numpy as np
-from jaxtyping import Int32, Int64
 
 from infra.settings import printable
 from infra.spark.task_resources import local_folder
@@ -211,17 +209,16 @@ class LinesOnDisk:
 
     def __init__(self) -> None:
         self._file = TemporaryFile(dir=local_folder())  # noqa: SIM115 - closed when we are collected
-        self._places: dict[int, Int64[np.ndarray, " lines"]] = {}
-        self._lengths: dict[int, Int32[np.ndarray, " lines"]] = {}
+        self._places: dict[int, array[int]] = {}
+        self._lengths: dict[int, array[int]] = {}
 
     def __len__(self) -> int:
         return sum(map(len, self._places.values()))
 
     def add(self, group: int, data: bytes) -> None:
         """Add the lines of a group, whose number decides their place."""
-        lengths = np.array([len(line) + 1 for line in data.splitlines()], np.int32)
-        first_byte = self._file.tell()
-        self._places[group] = first_byte + np.cumsum(lengths, dtype=np.int64) - lengths
+        lengths = array("i", (len(line) + 1 for line in data.splitlines()))
+        self._places[group] = array("q", accumulate(lengths[:-1], initial=self._file.tell()))
         self._lengths[group] = lengths
         self._file.write(data)
         self._file.flush()
@@ -231,10 +228,12 @@ class LinesOnDisk:
         groups = sorted(self._places)
         if not groups:
             return
-        places = np.concatenate([self._places[group] for group in groups])
-        lengths = np.concatenate([self._lengths[group] for group in groups])
+        places, lengths = array("q"), array("i")
+        for group in groups:
+            places += self._places[group]
+            lengths += self._lengths[group]
         for number in order(range(len(places))):
-            yield os.pread(self._file.fileno(), int(lengths[number]), int(places[number]))
+            yield os.pread(self._file.fileno(), lengths[number], places[number])
 
 
 def to_document(outputs: Outputs) -> list[dict[str, Any]]:

@@ -1,5 +1,6 @@
 """The names of a run's steps, which are their folders below the run, and of files in them."""
 
+import re
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final
@@ -287,3 +288,13 @@ def metrics_file(job: str) -> str:
 def folder_of(step: str) -> str:
     """Return the first folder of a step's name: the kind of step that it is."""
     return step.partition("/")[0]
+
+
+SELECTED_PREFIX = "selected-"
+"""The names of the tasks that select begin so, those of the step's other tasks do not."""
+
+
+def bucket_of(uri: str) -> str:
+    """Return the speaker bucket that a metadata object's URI names, or the one of all objects."""
+    match = re.search(r"/speaker_bucket=([^/]+)/", uri)
+    return f"bucket-{match[1] if match else 'all'}"

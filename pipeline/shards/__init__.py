@@ -2,14 +2,12 @@
 
 from pipeline.shards.features import (
     FeatureRow,
-    Storage,
     as_stored,
     read_feature_texts,
     read_features,
     write_features,
 )
 from pipeline.shards.lattices import (
-    LATTICE_OFFSET,
     Lattice,
     LatticeRow,
     read_lattice_rows,
@@ -30,7 +28,6 @@ from pipeline.shards.partitions import (
 )
 from pipeline.shards.targets import (
     KBestAtAllOffsets,
-    Offsets,
     StoredKBest,
     TargetRow,
     read_targets,
@@ -39,16 +36,13 @@ from pipeline.shards.targets import (
 )
 
 __all__ = [
-    "LATTICE_OFFSET",
     "Alignment",
     "FeatureRow",
     "KBestAtAllOffsets",
     "Lattice",
     "LatticeRow",
-    "Offsets",
     "PartitionIndex",
     "PartitionRow",
-    "Storage",
     "StoredKBest",
     "TargetRow",
     "as_stored",

@@ -20,12 +20,11 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float32, Shaped
 
-from pipeline.filterbank import FRAME_SHIFT_MS, NUM_BINS, SAMPLE_RATE_HZ
+from pipeline.filterbank import FRAME_SHIFT_MS, NUM_BINS, SAMPLE_RATE_HZ, STACK
 from pipeline.kbest import best_probabilities
 from pipeline.shards.features import FeatureRow
 from pipeline.shards.partitions import Alignment, PartitionRow
 from pipeline.shards.targets import at_offset
-from pipeline.splicing import STACK
 
 _BINARY = b"\0B"
 _SPACE = re.compile(r"\s")

@@ -8,7 +8,7 @@ once are stored again without a further change: writing partitions costs no prec
 import io
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, BinaryIO, Literal, cast, get_args
+from typing import Any, BinaryIO, cast, get_args
 
 import numpy as np
 import pyarrow as pa
@@ -16,6 +16,7 @@ from jaxtyping import Float16, Float32, UInt8
 
 from pipeline.filterbank import FRAME_SHIFT_MS, NUM_BINS
 from pipeline.records import AudioPart, part_from_text, part_to_text
+from pipeline.settings import Storage
 from pipeline.shards.container import (
     FLOAT16,
     UINT8,
@@ -61,9 +62,6 @@ def dequantize(
     np.clip(values, low, high, out=values)
     return values.astype(np.float16)
 
-
-Storage = Literal["float16", "uint8"]
-"""How features lie in a shard; a cell of uint8 begins with each bin's range, float16 [2 bins]."""
 
 _INFINITY_BITS = 0x7C00
 _RANGES_BYTES = 2 * NUM_BINS * FLOAT16.itemsize

@@ -14,7 +14,8 @@ import numpy as np
 import pyarrow as pa
 from jaxtyping import Float32, Int32, Int64, Integer, UInt16
 
-from pipeline.filterbank import FRAME_SHIFT_MS
+from pipeline.filterbank import FRAME_SHIFT_MS, STACK
+from pipeline.settings import LATTICE_OFFSET
 from pipeline.shards.container import (
     FLOAT32,
     Format,
@@ -24,7 +25,6 @@ from pipeline.shards.container import (
     required,
     write_rows,
 )
-from pipeline.splicing import STACK
 
 MAX_RATIO = 64
 _PLAIN, _ZSTD = b"\0", b"\1"
@@ -73,9 +73,6 @@ def unpack_integers(cell: bytes, count: int, most: int, where: str) -> Int64[np.
         raise ValueError(f"{where}: {values.max()}: need at most {most}")
     return values
 
-
-LATTICE_OFFSET = 0
-"""The offset of the stacking whose low-rate frames lattices read, as decoding does."""
 
 # States of a level and frames since the last one; arcs of a state; of an arc the number of states
 # to its target, its label and its cost.

@@ -9,6 +9,8 @@ import numpy as np
 import pyarrow as pa
 from jaxtyping import Float16, Float64, Int64, UInt16
 
+from pipeline.filterbank import STACK
+from pipeline.settings import Storage
 from pipeline.shards.container import (
     FLOAT16,
     UINT16,
@@ -25,7 +27,6 @@ from pipeline.shards.container import (
 )
 from pipeline.shards.features import (
     FEATURE_FOOTER,
-    Storage,
     common_storage,
     features_from_cell,
     features_to_cell,
@@ -39,7 +40,6 @@ from pipeline.shards.targets import (
     offsets_of,
     stored_rows,
 )
-from pipeline.splicing import STACK
 
 _FORMAT = Format(
     pa.schema(

@@ -5,13 +5,14 @@ An utterance has targets at one offset of the low frame rate, or at all three (0
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 
-from pipeline.filterbank import FRAME_SHIFT_MS
-from pipeline.kbest import KBest, require_below_k
+from pipeline.filterbank import FRAME_SHIFT_MS, STACK
+from pipeline.kbest import KBest
+from pipeline.settings import Offsets, require_below_k
 from pipeline.shards.container import (
     Format,
     Row,
@@ -22,9 +23,7 @@ from pipeline.shards.container import (
     required,
     write_rows,
 )
-from pipeline.splicing import STACK, num_low_rate_frames
-
-Offsets = Literal["one", "all"]
+from pipeline.splicing import num_low_rate_frames
 
 OFFSETS_ENTRY = "offsets"
 """The footer's entry of a shard at all offsets; a shard without it is at one."""

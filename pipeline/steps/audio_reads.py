@@ -30,12 +30,13 @@ from infra.store.object_store import (
 from infra.store.objects import Admit, FetchedRange
 from pipeline.audio.audio_file import MAX_RECORDING_BYTES
 from pipeline.audio.codecs import codec_of
-from pipeline.audio.conversion import NO_CONVERSION, AudioConversion
+from pipeline.audio.conversion import require_accepted
 from pipeline.audio.decode import HEAD_BYTES, cut_recording, segment_samples
 from pipeline.audio.errors import AudioError, AudioReason
 from pipeline.audio.wav import WavLayout, is_wav, wav_layout
 from pipeline.records import AudioPart, Member, Segment
 from pipeline.runs.names import ACCESS_DENIED, MISSING_OBJECT, OUTSIDE_PREFIXES
+from pipeline.settings import NO_CONVERSION, AudioConversion
 
 WINDOW_BYTES = 64 * 2**20
 """The bytes that a window's utterances probably have: half an hour of 16 kHz audio."""
@@ -270,7 +271,7 @@ def _segments(store: ObjectStore, wanted: Sequence[WantedAudio], admit: Admit) -
             recording = ObjectRanges(store, uri, head)
             layout = wav_layout(recording.read, head.object_bytes)
             if layout.frame_bytes:
-                conversion.require_accepted(layout.rate_hz, layout.num_channels)
+                require_accepted(conversion, layout.rate_hz, layout.num_channels)
                 layout.require_whole(recording.read)
                 return _wav_segments(recording, layout, known, admit)
         elif head.data and not head.data.startswith(b"ID3"):

@@ -12,12 +12,12 @@ import numpy as np
 from jaxtyping import Float32
 
 from infra.store.object_store import ObjectStore
-from pipeline.audio.conversion import NO_CONVERSION, AudioConversion
 from pipeline.audio.decode import decode_audio
 from pipeline.audio.errors import AudioError
 from pipeline.filterbank import SHIFT_SAMPLES
 from pipeline.filterbank.log_mel import num_frames
 from pipeline.kbest import TeacherFailure
+from pipeline.settings import NO_CONVERSION, AudioConversion
 from pipeline.shards import FeatureRow
 from pipeline.splicing import num_low_rate_frames
 from pipeline.steps.audio_reads import AudioObjects, FoundAudio, require_audio

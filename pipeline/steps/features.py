@@ -9,19 +9,18 @@ is shuffled, and its moments are kept with the commit.
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Annotated, Any, get_args
+from typing import Any, get_args
 
 import numpy as np
 
-from infra.settings import Range, Seed, check_ranges, plain
+from infra.settings import plain
 from infra.store.object_store import ObjectStore, SizeBound
 from infra.store.uris import resolve_audio
-from pipeline.audio.conversion import NO_CONVERSION, AudioConversion
 from pipeline.audio.decode import MAX_DURATION_S, decode_utterance, max_file_bytes
 from pipeline.audio.errors import AudioError, AudioReason
-from pipeline.filterbank import FRAME_SHIFT_MS
-from pipeline.filterbank.log_mel import Engine, log_mel_energies
-from pipeline.normalization import CausalMean, MeanNormalization, Moments
+from pipeline.filterbank import FRAME_SHIFT_MS, STACK
+from pipeline.filterbank.log_mel import log_mel_energies
+from pipeline.normalization import CausalMean, Moments
 from pipeline.records import AudioPart, Quarantined, Tally, Utterance, parse_utterance
 from pipeline.runs.commit import Commit, StepContext, once
 from pipeline.runs.engine import (
@@ -40,9 +39,9 @@ from pipeline.runs.engine import (
 )
 from pipeline.runs.manifest import Manifest, Output, read_manifest
 from pipeline.runs.names import UNLABELLED, features_step, selection_step
-from pipeline.shards import FeatureRow, Storage, as_stored, write_features
+from pipeline.settings import NO_CONVERSION, AudioConversion, ExtractionConfig
+from pipeline.shards import FeatureRow, as_stored, write_features
 from pipeline.shuffling import shuffle, shuffled_order
-from pipeline.splicing import STACK
 from pipeline.steps.audio_reads import AudioObjects, FoundAudio, WantedAudio, require_audio
 from pipeline.steps.stream_means import NO_STREAMS, MeansPlace, Streams, merge_means, sum_late
 
@@ -53,25 +52,6 @@ PCM_BYTES_PER_SAMPLE = 2
 
 AUDIO_REASONS = get_args(AudioReason)
 """The reasons for which the ledger says that an utterance's audio could not be used."""
-
-
-@dataclass(frozen=True, slots=True)
-class ExtractionConfig:
-    """GETs in flight per task, the seed of both levels of the shuffle, engine, storage and mean.
-
-    At most so many GETs: fewer while long utterances are in flight, within 256 MB in all. By
-    default audio of another rate than 16 kHz, or of several channels, is quarantined. With the
-    mean "none" nothing is subtracted: for an ablation, or where gains never differ.
-    """
-
-    gets_in_flight: Annotated[int, Range(1, 64)]
-    seed: Seed
-    engine: Engine = "fast"
-    storage: Storage = "float16"
-    conversion: AudioConversion = NO_CONVERSION
-    mean: MeanNormalization = "causal"
-
-    __post_init__ = check_ranges
 
 
 def audio_objects(

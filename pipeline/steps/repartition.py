@@ -11,11 +11,9 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import pairwise
 from tempfile import TemporaryFile
-from typing import Annotated
 
 import numpy as np
 
-from infra.settings import Range, Seed, check_ranges
 from infra.spark.task_resources import local_folder
 from infra.store.object_store import ObjectStore
 from pipeline.kbest import KBest
@@ -34,6 +32,7 @@ from pipeline.runs.engine import (
 )
 from pipeline.runs.manifest import Manifest, Output, read_manifest
 from pipeline.runs.names import ONLY_ROUND, UNLABELLED, TargetsRound, features_step
+from pipeline.settings import RepartitionConfig
 from pipeline.shards import (
     Alignment,
     KBestAtAllOffsets,
@@ -104,17 +103,6 @@ def _with_tensors(row: PartitionRow, arrays: Sequence[np.ndarray]) -> PartitionR
     kbest = KBest(*columns, tail_samples=stored_rows(row.targets).tail_samples)
     is_at_all = isinstance(row.targets, KBestAtAllOffsets)
     return replace(row, features=features, targets=KBestAtAllOffsets(kbest) if is_at_all else kbest)
-
-
-@dataclass(frozen=True, slots=True)
-class RepartitionConfig:
-    """Training partitions of about `partition_hours` (the paper's 2), from groups of G shards."""
-
-    partition_hours: Annotated[float, Range(1e-6, 100)]
-    num_source_shards: Annotated[int, Range(1, 10_000)]
-    seed: Seed
-
-    __post_init__ = check_ranges
 
 
 @dataclass(frozen=True, slots=True)

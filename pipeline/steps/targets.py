@@ -10,22 +10,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
-from typing import Annotated, ClassVar, Protocol, runtime_checkable
+from typing import ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Float32
 
-from infra.settings import Range, Seed, check_ranges, plain
+from infra.settings import plain
 from infra.store.object_store import ObjectStore
-from pipeline.filterbank import SHIFT_SAMPLES
-from pipeline.kbest import (
-    KBest,
-    KBestWithoutLattice,
-    TeacherFailure,
-    require_below_k,
-    retained_mass,
-)
-from pipeline.placement_versions import Versions, distinct, heard_versions
+from pipeline.filterbank import SHIFT_SAMPLES, STACK
+from pipeline.kbest import KBest, KBestWithoutLattice, TeacherFailure, retained_mass
+from pipeline.placement_versions import distinct, heard_versions
 from pipeline.records import Quarantined, Tally
 from pipeline.runs.commit import Commit, Repetition, StepContext, once
 from pipeline.runs.engine import (
@@ -52,16 +46,16 @@ from pipeline.runs.names import (
     model_step,
 )
 from pipeline.sampling import sampling_priority
+from pipeline.settings import TargetsConfig
 from pipeline.shards import (
     FeatureRow,
     KBestAtAllOffsets,
-    Offsets,
     StoredKBest,
     TargetRow,
     read_features,
     write_targets,
 )
-from pipeline.splicing import STACK, splice
+from pipeline.splicing import splice
 
 SAMPLES_PER_FRAME = STACK * SHIFT_SAMPLES
 """The samples of 30 ms, from one low-rate frame's beginning to the next one's: 480."""
@@ -127,28 +121,6 @@ LATTICE_REASONS = "lattice_reasons"
 
 SEARCH_ENGINES = ("kaldi-decoder", "kaldifst", "scipy")
 """The distributions that lattices depend on."""
-
-
-@dataclass(frozen=True, slots=True)
-class TargetsConfig:
-    """`k` logits a frame; a batch of the teacher has at most `request_frames` low-rate frames.
-
-    The last `tail_samples` of the k are drawn from the senones beyond the best. An utterance has
-    targets at one of its offsets, which the seed draws, or at all three. Of one that ingest
-    simulated in several placements, the teacher hears each version itself, or for all of them the
-    clearest: what is clean to the teacher is then in a room to the student.
-    """
-
-    k: Annotated[int, Range(1, 255)]
-    request_frames: Annotated[int, Range(1, 1_000_000)]
-    seed: Seed
-    offsets: Offsets = "one"
-    versions: Versions = "own"
-    tail_samples: Annotated[int, Range(0, 254)] = 0
-
-    def __post_init__(self) -> None:
-        check_ranges(self)
-        require_below_k(self.tail_samples, self.k)
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,10 +28,11 @@ import soundfile
 from infra.store.object_store import join_uri
 from pipeline.audio import decode
 from pipeline.audio.decode import decode_audio
-from pipeline.filterbank import NUM_BINS, SAMPLE_RATE_HZ
-from pipeline.filterbank.log_mel import Engine, log_mel_energies
+from pipeline.filterbank import NUM_BINS, SAMPLE_RATE_HZ, Engine
+from pipeline.filterbank.log_mel import log_mel_energies
 from pipeline.records import Utterance
-from pipeline.steps.features import MAX_SHARD_FRAMES, ExtractionConfig
+from pipeline.settings import ExtractionConfig
+from pipeline.steps.features import MAX_SHARD_FRAMES
 from tests.benchmarks.an4_audio import Recording, recordings
 from tests.benchmarks.measure import Figure, interleaved, ratios, show
 from tests.long_speaker import extract, put_selection

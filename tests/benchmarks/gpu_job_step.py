@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from infra.store.object_store import ObjectStore
-from pipeline.splicing import NUM_INPUTS
+from pipeline.filterbank import NUM_INPUTS
 from tests.benchmarks.gpu_graphs import captured, synchronize
 from tests.benchmarks.measure import Figure, ratios
 from tests.benchmarks.reader import partitions

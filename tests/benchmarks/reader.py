@@ -24,14 +24,14 @@ import pytest
 import torch
 
 from infra.store.object_store import ObjectStore
-from pipeline.filterbank import NUM_BINS
+from pipeline.filterbank import NUM_BINS, NUM_INPUTS
 from pipeline.kbest import KBest
 from pipeline.records import Tally
 from pipeline.runs.commit import step_context
 from pipeline.runs.manifest import Output
 from pipeline.runs.names import PARTITIONS_STEP
-from pipeline.shards import Alignment, PartitionRow, Storage, write_partition
-from pipeline.splicing import NUM_INPUTS
+from pipeline.settings import Storage
+from pipeline.shards import Alignment, PartitionRow, write_partition
 from tests.benchmarks.measure import Figure, interleaved, ratios, show
 from tests.ceph_server import running_ceph
 from tests.s3_server import fresh_bucket

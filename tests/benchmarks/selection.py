@@ -30,11 +30,12 @@ from infra.store.object_store import ObjectStore, join_uri
 from pipeline.records import Tally
 from pipeline.runs.commit import step_context
 from pipeline.runs.manifest import Manifest, Output
+from pipeline.settings import SelectionConfig
 from pipeline.steps.hash_ranges import Gathered
 from pipeline.steps.selection.buckets import Bucket
 from pipeline.steps.selection.deduplicate import RangeTask
 from pipeline.steps.selection.id_index import FILES_A_TASK
-from pipeline.steps.selection.select import SelectionConfig, metadata_uri, select_utterances
+from pipeline.steps.selection.select import metadata_uri, select_utterances
 from tests.benchmarks.measure import Figure, show
 from tests.benchmarks.processes import ProcessWatch, peak_mb, with_core_seconds
 

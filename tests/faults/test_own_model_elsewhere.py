@@ -13,10 +13,11 @@ from infra.cluster import load_cluster
 from infra.devices.device_pool import DeviceError, DevicePool
 from infra.settings import canonical_json
 from infra.spark.session import TaskError, run_tasks, spark_session
+from pipeline.filterbank import NUM_INPUTS
 from pipeline.kbest import joined
 from pipeline.runs.names import ALIGNMENT_STEP, TEACHER, realignment_rounds
-from pipeline.splicing import NUM_INPUTS
-from pipeline.steps.targets import TargetsConfig, TeacherInput
+from pipeline.settings import TargetsConfig
+from pipeline.steps.targets import TeacherInput
 from tests.training.align.labelled_run import (
     Place,
     bootstrapped,

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from pipeline.splicing import NUM_INPUTS
+from pipeline.filterbank import NUM_INPUTS
 from training.data.minibatch import Minibatch, Targets
 from training.data.targets import HardTargets, SoftTargets
 from training.models.lstm import LstmModel

@@ -5,8 +5,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from pipeline.filterbank import NUM_INPUTS
 from pipeline.kbest import KBest, select_kbest
-from pipeline.splicing import NUM_INPUTS
 from tests.benchmarks.gtc_task import GtcTask
 from tests.gpu.small_training import student
 from training.algorithms.gtc import encoding

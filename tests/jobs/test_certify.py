@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from jobs.certify import format_certificate
-from pipeline.steps.repartition import RepartitionConfig, repartition
+from pipeline.settings import RepartitionConfig
+from pipeline.steps.repartition import repartition
 from tests.job_programs import RunJob
 from tests.small_corpus import local_store, serially
 from tests.written_run import write_run

@@ -35,8 +35,9 @@ from pipeline.runs.names import (
     sequence_trained,
     targets_rounds,
 )
-from pipeline.steps.repartition import RepartitionConfig, repartition
-from pipeline.steps.targets import TargetsConfig, generate_targets
+from pipeline.settings import RepartitionConfig, TargetsConfig
+from pipeline.steps.repartition import repartition
+from pipeline.steps.targets import generate_targets
 from tests.in_process_teacher import in_process
 from tests.job_programs import RunJob
 from tests.small_corpus import serially

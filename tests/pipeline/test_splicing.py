@@ -3,8 +3,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.filterbank import NUM_BINS
-from pipeline.splicing import NUM_INPUTS, low_rate_alignment, num_low_rate_frames, splice
+from pipeline.filterbank import NUM_BINS, NUM_INPUTS
+from pipeline.splicing import low_rate_alignment, num_low_rate_frames, splice
 
 NUM_FRAMES, OFFSETS = st.integers(0, 40), st.integers(0, 2)
 

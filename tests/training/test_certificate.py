@@ -14,8 +14,9 @@ from jobs.certify import format_certificate
 from pipeline.kbest import KBest
 from pipeline.records import parse_utterance
 from pipeline.runs.manifest import manifest_uri, read_manifest, read_output
+from pipeline.settings import RepartitionConfig
 from pipeline.shards import read_partition
-from pipeline.steps.repartition import RepartitionConfig, repartition
+from pipeline.steps.repartition import repartition
 from tests.small_corpus import local_store, serially
 from tests.written_run import write_run
 from training import certificate

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from infra.settings import ConfigurationError
-from pipeline.splicing import NUM_INPUTS
+from pipeline.filterbank import NUM_INPUTS
 from tests.training.fit.small_fits import copy_stopped, fit, small_fit, steps_saved, write_run
 from tests.training.trainers.ranks import RankPool
 from tests.whole_path.processes import TINY

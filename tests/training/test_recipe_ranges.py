@@ -31,7 +31,7 @@ from infra.store.s3 import MAX_CONNECTIONS
 from jobs.planning.calibration import read_published
 from jobs.scaling import read_scaling
 from jobs.synthesis.corpus import SynthesisConfig
-from pipeline.steps.features import ExtractionConfig
+from pipeline.settings import ExtractionConfig
 from training.certificate import CertificateConfig
 from training.settings.decoding import MemberConfig, OwnTeacherConfig
 from training.settings.models import FactoryConfig

@@ -12,12 +12,7 @@ from typing import Any
 from infra.log_lines import log
 from infra.prefetch import prefetch
 from infra.store.object_store import ObjectStore, scan_checked
-from pipeline.placement_versions import (
-    Versions,
-    distinct,
-    heard_versions,
-    shared_by_versions,
-)
+from pipeline.placement_versions import distinct, heard_versions, shared_by_versions
 from pipeline.records import Tally
 from pipeline.runs.commit import Commit, StepContext
 from pipeline.runs.engine import (
@@ -32,12 +27,11 @@ from pipeline.runs.engine import (
 from pipeline.runs.manifest import Manifest, Output, read_manifest, read_output
 from pipeline.runs.names import BOOTSTRAP_STEP, LABELLED, features_step, task_name
 from pipeline.sampling import sampling_priority
+from pipeline.settings import Versions
 from pipeline.shards import FeatureRow, read_feature_texts, read_features
 from training.align.labelled import (
     Alignments,
-    CorpusLexicon,
     Senones,
-    UnknownWords,
     commit_aligned,
     senone_statistics,
     sum_histograms,
@@ -46,6 +40,7 @@ from training.align.labelled import (
 )
 from training.align.monophone_hmm import bootstrap_alignment, speaker_cepstra
 from training.align.tree_growing import GrownTree, grow_tree
+from training.decode.corpus_lexicon import CorpusLexicon, UnknownWords
 from training.decode.lexicon import Lexicon
 from training.decode.senones import Unaligned, senone_alignment
 from training.settings.decoding import (

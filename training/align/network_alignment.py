@@ -12,12 +12,7 @@ import torch
 from jaxtyping import Float32
 
 from infra.store.object_store import ObjectStore
-from pipeline.placement_versions import (
-    Versions,
-    distinct,
-    heard_versions,
-    shared_by_versions,
-)
+from pipeline.placement_versions import distinct, heard_versions, shared_by_versions
 from pipeline.records import Tally
 from pipeline.runs.commit import Commit, Repetition, StepContext, once
 from pipeline.runs.engine import (
@@ -39,6 +34,7 @@ from pipeline.runs.names import (
     features_step,
     model_step,
 )
+from pipeline.settings import Versions
 from pipeline.shards import FeatureRow, PartitionRow, read_features
 from pipeline.splicing import num_low_rate_frames, splice
 from training.align.labelled import (

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 from jaxtyping import Float16, Float64, Int64, UInt16, UInt64
 
-from pipeline.filterbank import NUM_BINS
+from pipeline.filterbank import NUM_BINS, STACK
 from pipeline.filterbank.log_mel import HIGH_HZ, LOW_HZ, mel
 from pipeline.kbest import KBest
 from pipeline.shards import Alignment, KBestAtAllOffsets, PartitionRow, StoredKBest
-from pipeline.splicing import STACK, num_low_rate_frames
+from pipeline.splicing import num_low_rate_frames
 from pipeline.steps.features import MIN_FRAMES
 from training.settings.model_training import AugmentationConfig
 

@@ -9,8 +9,9 @@ import torch
 from jaxtyping import Float, Float16, Int64
 from torch import Tensor
 
+from pipeline.filterbank import STACK
 from pipeline.shards import Alignment, PartitionRow
-from pipeline.splicing import STACK, splice
+from pipeline.splicing import splice
 from training.data.augmentation import NO_AUGMENTATION, Augmenter
 from training.data.row_order import Segments
 from training.data.targets import (

@@ -10,10 +10,10 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from infra.settings import Range, Seed, check_ranges
 from infra.store.object_store import ObjectStore, normalize_uri
+from pipeline.filterbank import NUM_INPUTS, STACK
 from pipeline.runs.increment import store_of_chain
 from pipeline.runs.manifest import read_manifest
 from pipeline.runs.names import PARTITIONS_STEP
-from pipeline.splicing import NUM_INPUTS, STACK
 from training.data.dataset import Dataset, SubEpochReader
 from training.data.minibatch import Minibatch
 from training.data.sub_epochs import DataCursor, SubEpoch

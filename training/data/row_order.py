@@ -19,10 +19,10 @@ from jaxtyping import Bool, Int64
 
 from infra.prefetch import prefetch
 from infra.store.object_store import ObjectStore, scan_checked
+from pipeline.filterbank import STACK
 from pipeline.runs.manifest import Output
 from pipeline.sampling import sampling_priority
 from pipeline.shards import read_partition_index, read_partition_lengths, read_partition_speakers
-from pipeline.splicing import STACK
 from training.data.augmentation import NO_AUGMENTATION, Augmenter
 from training.data.sub_epochs import SubEpoch
 from training.settings.model_training import AugmentationConfig
@@ -91,7 +91,7 @@ def read_lengths(file: BinaryIO | io.IOBase, augmenter: Augmenter) -> Lengths:
     num_frames = index.num_frames
     if config.changes_speed:
         num_frames = augmenter.num_frames(index.utterance_ids, num_frames)
-    are_read = config.are_read(index.placements) if config.placements else None
+    are_read = np.array(config.are_read(index.placements)) if config.placements else None
     return Lengths(num_frames, index.offsets, are_read)
 
 

@@ -9,10 +9,10 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from infra.store.object_store import ObjectNotFound, ObjectStore
+from pipeline.filterbank import STACK
 from pipeline.runs.manifest import Manifest
 from pipeline.runs.sealed_json import read_sealed, typed_record
-from pipeline.shards import LATTICE_OFFSET
-from pipeline.splicing import STACK
+from pipeline.settings import LATTICE_OFFSET
 
 
 @dataclass(frozen=True, slots=True)

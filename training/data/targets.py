@@ -14,10 +14,11 @@ import torch
 from jaxtyping import Float, Float16, Float32, Float64, Int64, Shaped, UInt16
 from torch import Tensor
 
+from pipeline.filterbank import STACK
 from pipeline.kbest import KBest, best_probabilities, soft_targets
 from pipeline.shards import Alignment, KBestAtAllOffsets, Lattice, PartitionRow
 from pipeline.shards.targets import at_offset
-from pipeline.splicing import STACK, low_rate_alignment
+from pipeline.splicing import low_rate_alignment
 from training.models.losses import (
     NO_LABEL,
     ghost_cross_entropy,

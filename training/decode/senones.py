@@ -13,8 +13,8 @@ import numpy as np
 from jaxtyping import Float32, Int32, Int64, UInt16
 
 from infra.settings import printable
-from pipeline.kbest import MAX_SENONES
-from pipeline.splicing import STACK
+from pipeline.filterbank import STACK
+from pipeline.settings import MAX_SENONES
 from training.decode.lexicon import SILENCE_ID
 
 Side = Literal["left", "right"]

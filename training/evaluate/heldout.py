@@ -15,7 +15,7 @@ from jaxtyping import Float32
 
 from infra.settings import plain
 from infra.store.object_store import ObjectStore
-from pipeline.filterbank import FRAME_SHIFT_MS
+from pipeline.filterbank import FRAME_SHIFT_MS, STACK
 from pipeline.records import WITHOUT_PLACEMENT, Tally
 from pipeline.runs.commit import Commit, Repetition, once
 from pipeline.runs.engine import ScratchTasks, StepResult, StepRun, StepSpec, run_step
@@ -34,7 +34,7 @@ from pipeline.runs.names import (
     model_step,
 )
 from pipeline.shards import FeatureRow
-from pipeline.splicing import STACK, low_rate_alignment
+from pipeline.splicing import low_rate_alignment
 from training.align.labelled import read_lexicon
 from training.align.network_alignment import align_row, read_tree
 from training.decode.decoder import BestPath, DecoderConfig, Span, best_path, word_spans

@@ -15,7 +15,6 @@ from pipeline.records import Tally
 from pipeline.runs.commit import StepContext
 from pipeline.runs.manifest import Output, sha256
 from pipeline.runs.names import LANGUAGE_MODEL_SETTINGS
-from training.align.labelled import labelled_transcripts, transcript_reads
 from training.decode.lexicon import Lexicon
 from training.decode.ngrams import (
     UNKNOWN,
@@ -149,6 +148,8 @@ class LanguageModelFiles:
 
     def reads(self, store: ObjectStore, run_uri: str) -> list[str]:
         """Name the steps that the model reads, besides alignment."""
+        from training.align.labelled import transcript_reads  # noqa: PLC0415 - imports NumPy
+
         return [] if "arpa" in self.by_setting else transcript_reads(store, run_uri)
 
     def model(
@@ -158,6 +159,8 @@ class LanguageModelFiles:
 
         ValueError for a malformed ARPA, with its line.
         """
+        from training.align.labelled import labelled_transcripts  # noqa: PLC0415 - imports NumPy
+
         words = lexicon.pronunciations.keys()
         if (arpa := self.by_setting.get("arpa")) is not None:
             given = arpa.arpa(words)

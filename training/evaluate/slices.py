@@ -13,12 +13,13 @@ import torch
 from jaxtyping import Float32
 
 from infra.store.object_store import ObjectStore, scan_checked
+from pipeline.filterbank import STACK
 from pipeline.runs.commit import StepContext
 from pipeline.runs.engine import Distribute
 from pipeline.runs.manifest import Manifest, Output, read_manifest, read_output
 from pipeline.runs.names import ALIGNMENT_STEP, task_name
 from pipeline.shards import FeatureRow, read_feature_texts, read_features
-from pipeline.splicing import STACK, num_low_rate_frames
+from pipeline.splicing import num_low_rate_frames
 from training.align.labelled import read_lexicon
 from training.align.network_alignment import batched_log_likelihoods, read_tree
 from training.decode.decoder import DecoderConfig

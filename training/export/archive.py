@@ -32,7 +32,7 @@ from infra.settings import (
     printable,
     read_record,
 )
-from pipeline.filterbank.log_mel import Engine
+from pipeline.filterbank import Engine
 from training.decode.decoder import DecoderConfig
 from training.decode.graph import DecodingGraph
 from training.settings import AcousticScale

@@ -23,9 +23,8 @@ from torch import Tensor
 from infra.store.object_store import Fetched, ObjectStore, StoreError
 from pipeline.audio.decode import decode_utterance
 from pipeline.audio.errors import AudioError
-from pipeline.filterbank import NUM_BINS, SAMPLE_RATE_HZ
+from pipeline.filterbank import NUM_BINS, NUM_INPUTS, SAMPLE_RATE_HZ, STACK
 from pipeline.filterbank.log_mel import num_frames
-from pipeline.normalization import MeanNormalization
 from pipeline.records import Utterance, parse_utterance
 from pipeline.runs.manifest import read_manifest, read_output, subsets_of_run
 from pipeline.runs.names import (
@@ -36,8 +35,8 @@ from pipeline.runs.names import (
     model_step,
     selection_step,
 )
-from pipeline.splicing import NUM_INPUTS, STACK
-from pipeline.steps.features import MIN_FRAMES, ExtractionConfig, audio_objects
+from pipeline.settings import ExtractionConfig, MeanNormalization
+from pipeline.steps.features import MIN_FRAMES, audio_objects
 from training.align.labelled import read_lexicon
 from training.align.network_alignment import read_tree
 from training.decode.graph import GrammarWeights, decoding_graph

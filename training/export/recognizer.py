@@ -14,11 +14,13 @@ from scipy.special import log_softmax
 from pipeline.filterbank import (
     FRAME_SHIFT_MS,
     NUM_BINS,
+    NUM_INPUTS,
     SHIFT_SAMPLES,
+    STACK,
     WINDOW_SAMPLES,
+    Engine,
 )
-from pipeline.filterbank.log_mel import Engine, log_mel_energies, num_frames
-from pipeline.splicing import NUM_INPUTS, STACK
+from pipeline.filterbank.log_mel import log_mel_energies, num_frames
 from training.decode.decoder import BestPath, StreamingSearch
 from training.export.archive import ExportedModel
 

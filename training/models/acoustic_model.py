@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.utils.rnn import pad_sequence
 
+from pipeline.filterbank import NUM_INPUTS, STACK
 from pipeline.normalization import Moments
-from pipeline.splicing import NUM_INPUTS, STACK
 from training.settings.model_training import Precision
 from training.settings.models import ModelConfig
 

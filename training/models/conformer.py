@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 from torch.nn import functional
 
-from pipeline.splicing import NUM_INPUTS
+from pipeline.filterbank import NUM_INPUTS
 from training.settings.models import ConformerConfig
 
 

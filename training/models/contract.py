@@ -7,7 +7,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from infra.settings import ConfigurationError
-from pipeline.splicing import NUM_INPUTS
+from pipeline.filterbank import NUM_INPUTS
 from training.entry_point import described
 from training.models.acoustic_model import AcousticModel
 from training.models.losses import NO_LABEL, hard_cross_entropy

@@ -10,7 +10,7 @@ from torch.autograd.function import BackwardCFunction, FunctionCtx
 from torch.nn import functional
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from pipeline.splicing import NUM_INPUTS
+from pipeline.filterbank import NUM_INPUTS
 from training.models.acoustic_model import AcousticModel
 from training.models.precision import linear_in_bfloat16, lstm_in_bfloat16, summed_in_float32
 from training.settings.models import LstmConfig

@@ -3,7 +3,7 @@
 from functools import cache
 
 from infra.settings import ConfigurationError
-from pipeline.splicing import NUM_INPUTS
+from pipeline.filterbank import NUM_INPUTS
 from training.settings.models import LstmConfig, ModelConfig
 
 

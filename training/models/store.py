@@ -14,11 +14,11 @@ from torch import Tensor, nn
 
 from infra.settings import ConfigurationError, plain, printable
 from infra.store.object_store import ObjectStore
+from pipeline.filterbank import NUM_INPUTS
 from pipeline.records import Tally
 from pipeline.runs.engine import StepRun
 from pipeline.runs.manifest import Manifest, read_manifest, read_output
 from pipeline.runs.names import model_step
-from pipeline.splicing import NUM_INPUTS
 from training.entry_point import EntryPoint
 from training.models.acoustic_model import AcousticModel, NetworkModel
 from training.models.conformer import Conformer

@@ -22,14 +22,8 @@ from pipeline.runs.engine import (
 )
 from pipeline.runs.manifest import Manifest, Output, read_manifest, read_output
 from pipeline.runs.names import ALIGNMENT_STEP, BOOTSTRAP_STEP, lattices_step, model_step, task_name
-from pipeline.shards import (
-    LATTICE_OFFSET,
-    Alignment,
-    LatticeRow,
-    PartitionRow,
-    read_partition,
-    write_lattices,
-)
+from pipeline.settings import LATTICE_OFFSET
+from pipeline.shards import Alignment, LatticeRow, PartitionRow, read_partition, write_lattices
 from pipeline.splicing import low_rate_alignment
 from training.align.bootstrap import one_after_another
 from training.align.labelled import labelled_transcripts, read_lexicon, transcript_reads

@@ -8,11 +8,9 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Annotated, Any, Literal, TypeAlias, get_type_hints
 
 from infra.settings import IMPLIED, Items, Range, Text, canonical_json, check_ranges, plain
-from pipeline.kbest import MAX_SENONES
-from pipeline.placement_versions import Versions
 from pipeline.runs.names import LANGUAGE_MODEL_SETTINGS, UNKNOWN_WORDS_SETTING
 from pipeline.runs.sealed_json import typed_record
-from pipeline.steps.targets import TargetsConfig
+from pipeline.settings import MAX_SENONES, TargetsConfig, Versions
 from training.entry_point import EntryPoint, FactoryName, Settings, require_not_given
 from training.settings import MAX_ORDER, AcousticScale
 

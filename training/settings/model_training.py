@@ -7,9 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Literal, TypeAlias
 
-import numpy as np
-from jaxtyping import Bool
-
 from infra.settings import Items, Range, Seed, Text, check_ranges
 from pipeline.filterbank import NUM_BINS
 from pipeline.records import WITHOUT_PLACEMENT
@@ -63,10 +60,10 @@ class AugmentationConfig:
 
     __post_init__ = check_ranges
 
-    def are_read(self, placements: Sequence[str | None]) -> Bool[np.ndarray, " utterances"]:
+    def are_read(self, placements: Sequence[str | None]) -> list[bool]:
         """Return for utterances at these placements whether a model trains on them."""
         names = [each or WITHOUT_PLACEMENT for each in placements]
-        return np.array([not self.placements or name in self.placements for name in names], bool)
+        return [not self.placements or name in self.placements for name in names]
 
     @property
     def changes_speed(self) -> bool:

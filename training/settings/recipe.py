@@ -16,7 +16,6 @@ from infra.settings import (
     read_record,
     read_toml,
 )
-from pipeline.placement_versions import Versions
 from pipeline.runs.names import (
     TEACHER,
     TargetsRound,
@@ -24,9 +23,7 @@ from pipeline.runs.names import (
     labelling_models,
     section_of,
 )
-from pipeline.steps.features import ExtractionConfig
-from pipeline.steps.repartition import RepartitionConfig
-from pipeline.steps.selection.select import SelectionConfig
+from pipeline.settings import ExtractionConfig, RepartitionConfig, SelectionConfig, Versions
 from training.settings.decoding import (
     BootstrapConfig,
     EvaluationConfig,

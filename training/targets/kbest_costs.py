@@ -18,6 +18,7 @@ from jaxtyping import Bool, Float32, Float64, Int64
 from scipy.special import softmax
 
 from infra.store.object_store import ObjectStore
+from pipeline.filterbank import STACK
 from pipeline.kbest import TeacherFailure, select_kbest, soft_targets
 from pipeline.placement_versions import heard_versions
 from pipeline.records import WITHOUT_PLACEMENT, Tally
@@ -26,16 +27,10 @@ from pipeline.runs.engine import StepResult, StepRun, StepSpec, run_step
 from pipeline.runs.manifest import Manifest, Output, read_manifest, read_output
 from pipeline.runs.names import KBEST_COSTS_STEP, STUDENT, UNLABELLED, features_step, model_step
 from pipeline.sampling import sampling_priority
+from pipeline.settings import TargetsConfig
 from pipeline.shards import FeatureRow, read_features
-from pipeline.splicing import STACK, num_low_rate_frames
-from pipeline.steps.targets import (
-    FEATURES,
-    Frames,
-    FrameSource,
-    TargetsConfig,
-    spliced_frames,
-    tail_seed,
-)
+from pipeline.splicing import num_low_rate_frames
+from pipeline.steps.targets import FEATURES, Frames, FrameSource, spliced_frames, tail_seed
 from training.models.store import load_model, load_models
 from training.settings.decoding import LabellingTeacher, TrainedTeacherConfig, kbest_costs_settings
 from training.settings.models import ModelConfig

@@ -13,7 +13,7 @@ from jaxtyping import Float32
 from torch import Tensor
 
 from infra.settings import ConfigurationError, read_record
-from pipeline.splicing import NUM_INPUTS
+from pipeline.filterbank import NUM_INPUTS
 from pipeline.steps.targets import SAMPLES_PER_FRAME
 from training.entry_point import EntryPoint
 from training.models.precision import set_float32_products

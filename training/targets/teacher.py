@@ -24,11 +24,12 @@ from infra.devices.device_client import PoolAnswer, RequestFailure, RequestStrea
 from infra.devices.device_pool import DevicePool
 from infra.devices.messages import PoolRequest
 from infra.store.object_store import ObjectStore, join_uri
-from pipeline.kbest import MAX_SENONES, KBest, TeacherFailure, select_kbest
+from pipeline.filterbank import NUM_INPUTS
+from pipeline.kbest import KBest, TeacherFailure, select_kbest
 from pipeline.runs.increment import read_bases
 from pipeline.runs.names import MODELS_FOLDER, STEP_RECORDS_FOLDER, TEACHER
-from pipeline.splicing import NUM_INPUTS
-from pipeline.steps.targets import TargetsConfig, TeacherInput
+from pipeline.settings import MAX_SENONES, TargetsConfig
+from pipeline.steps.targets import TeacherInput
 from training.models.precision import fastest_precision, set_float32_products
 from training.models.store import load_model
 from training.settings.decoding import WindowsConfig

@@ -14,7 +14,6 @@ from itertools import chain
 from typing import Any
 
 from infra.store.object_store import ObjectStore, join_uri
-from pipeline.audio.conversion import NO_CONVERSION, AudioConversion
 from pipeline.records import Quarantined, Tally
 from pipeline.runs.commit import Commit, StepContext, once
 from pipeline.runs.engine import (
@@ -30,6 +29,7 @@ from pipeline.runs.engine import (
 from pipeline.runs.manifest import Manifest as StepManifest
 from pipeline.runs.manifest import Output
 from pipeline.runs.names import DEV, INGEST_STEP, LABELLED, METADATA_FOLDER
+from pipeline.settings import NO_CONVERSION, AudioConversion
 from pipeline.steps.ingestion.manifest_format import ManifestFormat
 from pipeline.steps.ingestion.manifest_records import (
     MetadataObjects,

@@ -19,7 +19,6 @@ from jaxtyping import Float32
 from infra.prefetch import prefetch
 from infra.settings import Seed, check_ranges
 from infra.store.object_store import ObjectStore, join_uri
-from pipeline.audio.conversion import NO_CONVERSION, AudioConversion
 from pipeline.audio.decode import decode_utterance
 from pipeline.audio.errors import AudioError
 from pipeline.audio.placements import Acoustics, record_flac
@@ -41,6 +40,7 @@ from pipeline.runs.names import (
     PLACEMENTS_SETTING,
 )
 from pipeline.sampling import sampling_priority
+from pipeline.settings import NO_CONVERSION, AudioConversion
 from pipeline.steps.audio_reads import FoundAudio, read_audio, require_audio
 from pipeline.steps.features import quarantine, wanted_audio
 from pipeline.steps.ingestion.manifest_records import output_of

@@ -36,7 +36,7 @@ from pipeline.runs.manifest import (
     read_manifest,
     sha256,
 )
-from pipeline.runs.names import ALL_SUBSETS, INGEST_STEP, METADATA_FOLDER, SUBSETS
+from pipeline.runs.names import ALL_SUBSETS, INGEST_STEP, METADATA_FOLDER, SUBSETS, bucket_of
 from pipeline.sampling import hash_name, sampling_priority
 from pipeline.steps.hash_ranges import is_among
 
@@ -201,12 +201,6 @@ def subsets_of(
 def is_mark(found: ObjectInfo) -> bool:
     """Return True for what writers leave beside metadata, and no selection reads."""
     return _MARKS.fullmatch(found.uri.rpartition("/")[2]) is not None
-
-
-def bucket_of(uri: str) -> str:
-    """Return the speaker bucket that a metadata object's URI names, or the one of all objects."""
-    match = re.search(r"/speaker_bucket=([^/]+)/", uri)
-    return f"bucket-{match[1] if match else 'all'}"
 
 
 def digest_buckets(

@@ -34,6 +34,7 @@ from pipeline.runs.manifest import Manifest, Output, read_manifest
 from pipeline.runs.names import INCREMENT_METADATA
 from pipeline.runs.sealed_json import read_sealed, seal, texts_of
 from pipeline.sampling import NUM_PRIORITIES
+from pipeline.settings import MAY_DIFFER
 from pipeline.steps.hash_ranges import (
     Gathered,
     gathered_objects,
@@ -48,9 +49,6 @@ SIZES = "metadata_bytes"
 
 LAST_PRIORITY = "last_priority"
 """The statistic of a selection with a budget: the last priority that it selected."""
-
-MAY_DIFFER = ("hours", "filters.created_before")
-"""The settings of a selection that may differ between an increment and its base."""
 
 _NAMES = "names"
 

@@ -9,15 +9,15 @@ buckets into files; index all by utterance id.
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from functools import partial
 from itertools import chain
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 
-from infra.settings import Range, Seed, check_ranges, plain
+from infra.settings import plain
 from infra.store.object_store import ObjectInfo, ObjectStore, join_uri
 from pipeline.filters import SelectionFilters
 from pipeline.packing import Balance, group_buckets, pack_speakers
@@ -37,8 +37,15 @@ from pipeline.runs.engine import (
 )
 from pipeline.runs.ledger import ledger_reasons
 from pipeline.runs.manifest import Manifest
-from pipeline.runs.names import LEDGER_SUFFIX, METADATA_FOLDER, UNLABELLED, selection_step
+from pipeline.runs.names import (
+    LEDGER_SUFFIX,
+    METADATA_FOLDER,
+    SELECTED_PREFIX,
+    UNLABELLED,
+    selection_step,
+)
 from pipeline.sampling import hash_name, within_speaker_cap
+from pipeline.settings import SelectionConfig
 from pipeline.shuffling import shuffle
 from pipeline.steps.hash_ranges import Gathered
 from pipeline.steps.selection.buckets import (
@@ -74,9 +81,6 @@ from pipeline.steps.selection.increment import (
 )
 from pipeline.steps.selection.subset_overlap import require_disjoint
 
-SELECTED = "selected-"
-"""The names of the tasks that select begin so, those of the step's other tasks do not."""
-
 
 @dataclass(frozen=True, slots=True)
 class SelectTask:
@@ -96,7 +100,7 @@ class SelectTask:
     @property
     def name(self) -> str:
         """The task's name, which differs from that of the bucket's index."""
-        return f"{SELECTED}{self.bucket.name}"
+        return f"{SELECTED_PREFIX}{self.bucket.name}"
 
 
 @once
@@ -217,30 +221,6 @@ def pack_files(task: PackTask) -> Commit:
         statistics={"balance": asdict(Balance.of(packed, durations_ms))},
     )
     return task.context.commit(record)
-
-
-@dataclass(frozen=True, slots=True)
-class SelectionConfig:
-    """`hours` to select from the unlabelled metadata (0 = all), in files of `file_hours`.
-
-    `filters` are for the unlabelled metadata too; they come before the budget. With `date_folders`
-    the folder `date=...` of a metadata object is the day of its records, UTC, so that objects of
-    days outside the filters' dates are not read.
-    """
-
-    # Fewer hours than 2e-7 round to 0 ms, which selects all.
-    hours: Annotated[float, Range(2e-7, 1e9, zero="all")]
-    file_hours: Annotated[float, Range(1e-6, 1000)]
-    seed: Seed
-    filters: SelectionFilters = field(default_factory=SelectionFilters)
-    date_folders: bool = False
-
-    __post_init__ = check_ranges
-
-    @property
-    def budget_ms(self) -> int:
-        """The budget in milliseconds; 0 selects all."""
-        return round(self.hours * 3_600_000)
 
 
 def select_utterances(

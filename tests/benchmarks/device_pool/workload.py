@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
-from pipeline.splicing import NUM_INPUTS
+from pipeline.filterbank import NUM_INPUTS
 from pipeline.steps.targets import TeacherInput
 from training.models.lstm import LstmModel
 from training.models.precision import fastest_precision, set_float32_products

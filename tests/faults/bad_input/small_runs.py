@@ -6,9 +6,10 @@ from typing import Any
 
 from infra.store.object_store import ObjectStore, join_uri
 from pipeline.runs.manifest import Manifest, Output, read_output
+from pipeline.settings import ExtractionConfig, SelectionConfig
 from pipeline.shards import FeatureRow, read_features
-from pipeline.steps.features import ExtractionConfig, extract_features
-from pipeline.steps.selection.select import SelectionConfig, metadata_uri, select_utterances
+from pipeline.steps.features import extract_features
+from pipeline.steps.selection.select import metadata_uri, select_utterances
 from tests.small_corpus import flac, serially, tone
 
 Record = dict[str, Any]

@@ -21,12 +21,12 @@ from infra.cluster import load_cluster
 from infra.spark.session import run_tasks, spark_session
 from infra.store.object_store import Fetched, ObjectStore, SizeBound
 from jobs.cli import spark_steps
-from pipeline.audio.conversion import ANY_AUDIO
 from pipeline.audio.decode import decode_audio
 from pipeline.metadata import read_records
 from pipeline.records import Tally, Utterance
 from pipeline.runs.engine import WatchedFunction
 from pipeline.runs.manifest import read_manifest, sha256
+from pipeline.settings import ANY_AUDIO
 from pipeline.steps.audio_reads import WantedAudio, read_audio
 from tests.job_programs import RunJob
 from tests.s3_server import CREDENTIALS

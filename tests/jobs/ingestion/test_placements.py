@@ -20,8 +20,9 @@ from pipeline.audio.decode import decode_audio, decode_utterance
 from pipeline.audio.placements import PLACEMENTS, noise_for
 from pipeline.records import Tally, Utterance, stream_order
 from pipeline.runs.manifest import read_manifest, sha256
+from pipeline.settings import ExtractionConfig
 from pipeline.shards import FeatureRow
-from pipeline.steps.features import ExtractionConfig, audio_objects, extract_rows
+from pipeline.steps.features import audio_objects, extract_rows
 from pipeline.steps.ingestion.placed_audio import PlacementChoice, Simulation, SubsetChoices
 from tests.job_programs import RunJob
 from tests.jobs.ingestion.conftest import Copied, append, copied, write

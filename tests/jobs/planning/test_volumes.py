@@ -16,10 +16,10 @@ from infra.task_metrics import REQUESTS
 from jobs.planning.run_plan import calibration_uri, compare_plan, planned_workload, run_workload
 from jobs.run_table import STEPS
 from jobs.volumes import Volume, Workload
+from pipeline.filterbank import NUM_INPUTS
 from pipeline.kbest import KBest, select_kbest
 from pipeline.records import Tally, Utterance
 from pipeline.runs.manifest import Manifest, Output, manifest_uri, sha256
-from pipeline.splicing import NUM_INPUTS
 from pipeline.steps.features import extract_features
 from pipeline.steps.repartition import repartition
 from pipeline.steps.selection.select import metadata_uri, select_utterances

@@ -8,15 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.signal import fftconvolve, firwin, kaiserord
 
-from pipeline.audio.conversion import (
-    RATES_HZ,
-    STOP_BAND_DB,
-    TRANSITION_SHARE,
-    AudioConversion,
-    low_pass,
-    resample,
-)
+from pipeline.audio.conversion import STOP_BAND_DB, TRANSITION_SHARE, low_pass, resample
 from pipeline.audio.decode import AudioError, decode_audio, decode_utterance, max_file_bytes
+from pipeline.settings import RATES_HZ, AudioConversion
 from tests import small_corpus
 
 ANY_RATE = AudioConversion(RATES_HZ)

@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 import soundfile
 
-from pipeline.audio.conversion import NO_CONVERSION
 from pipeline.audio.decode import MD5_ONE_IN, AudioError, decode_utterance
 from pipeline.audio.flac import StreamInfo, flac_blocks, open_flac, stream_info
-from pipeline.filterbank.log_mel import Engine
+from pipeline.filterbank import Engine
+from pipeline.settings import NO_CONVERSION
 from tests import small_corpus
 
 

@@ -5,10 +5,10 @@ import pytest
 import soundfile
 
 from pipeline.audio.codecs import open_audio
-from pipeline.audio.conversion import NO_CONVERSION
 from pipeline.audio.decode import decode_audio
 from pipeline.audio.errors import AudioError
 from pipeline.audio.wav import is_open_length, wav_file, wav_layout
+from pipeline.settings import NO_CONVERSION
 from tests.small_corpus import encode
 
 WAV = encode(np.random.default_rng(0).standard_normal(400) * 0.1)

@@ -15,9 +15,10 @@ from pipeline.audit.trace import StepTrace, Trace, UnknownUtteranceError, trace
 from pipeline.kbest import KBest, KBestWithoutLattice
 from pipeline.runs.manifest import Manifest, manifest_uri, read_manifest, sha256
 from pipeline.runs.names import DEV_ALIGNMENT_STEP
+from pipeline.settings import TargetsConfig
 from pipeline.shards import read_features, read_partition, read_targets
 from pipeline.splicing import splice
-from pipeline.steps.targets import TargetsConfig, generate_targets
+from pipeline.steps.targets import generate_targets
 from tests.four_steps import label
 from tests.in_process_teacher import teacher_of
 from tests.pipeline.runs.small_commits import set_small_bounds

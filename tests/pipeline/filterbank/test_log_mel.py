@@ -12,8 +12,8 @@ import soundfile
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.filterbank import NUM_BINS
-from pipeline.filterbank.log_mel import BLOCK_FRAMES, Engine, log_mel_energies, num_frames
+from pipeline.filterbank import NUM_BINS, Engine
+from pipeline.filterbank.log_mel import BLOCK_FRAMES, log_mel_energies, num_frames
 
 ENGINES = get_args(Engine)
 

@@ -18,9 +18,10 @@ from pipeline.runs.engine import (
     TaskPlan,
 )
 from pipeline.runs.manifest import manifest_uri, read_manifest
+from pipeline.settings import ExtractionConfig, SelectionConfig
 from pipeline.steps import audio_reads, features
-from pipeline.steps.features import ExtractionConfig, extract_features
-from pipeline.steps.selection.select import SelectionConfig, metadata_uri, select_utterances
+from pipeline.steps.features import extract_features
+from pipeline.steps.selection.select import metadata_uri, select_utterances
 from tests.faults.bad_input.small_runs import ledger, lines_of
 from tests.four_steps import selected_corpus
 from tests.pipeline.runs.small_commits import run_plan

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.filterbank import NUM_BINS
+from pipeline.filterbank import NUM_BINS, STACK
 from pipeline.kbest import KBest, select_kbest
 from pipeline.runs.manifest import read_output
 from pipeline.runs.names import PARTITIONS_STEP, TARGETS_STEP
+from pipeline.settings import Offsets, RepartitionConfig, TargetsConfig
 from pipeline.shards import (
     KBestAtAllOffsets,
-    Offsets,
     PartitionRow,
     StoredKBest,
     TargetRow,
@@ -28,9 +28,9 @@ from pipeline.shards import (
 )
 from pipeline.shards.container import read_plain_columns
 from pipeline.shards.targets import StoredForm, num_stored_rows
-from pipeline.splicing import STACK, low_rate_alignment, num_low_rate_frames
-from pipeline.steps.repartition import RepartitionConfig, SpilledRows, repartition
-from pipeline.steps.targets import TargetsConfig, TeacherInput, generate_targets, tail_seed
+from pipeline.splicing import low_rate_alignment, num_low_rate_frames
+from pipeline.steps.repartition import SpilledRows, repartition
+from pipeline.steps.targets import TeacherInput, generate_targets, tail_seed
 from tests.four_steps import rows_of
 from tests.small_corpus import serially
 from tests.small_run import SEED, copy_run, make_run, outputs

@@ -11,8 +11,9 @@ from infra.store.object_store import Fetched, ObjectDenied, ObjectNotFound, Obje
 from infra.store.objects import Admit, admit_all
 from pipeline.runs.commit import read_commits
 from pipeline.runs.manifest import Manifest, manifest_uri
+from pipeline.settings import ExtractionConfig
 from pipeline.steps import audio_reads
-from pipeline.steps.features import ExtractionConfig, extract_features
+from pipeline.steps.features import extract_features
 from tests.faults.bad_input.small_runs import ledger
 from tests.four_steps import selected_corpus
 from tests.long_speaker import serially_cut

@@ -12,7 +12,6 @@ import soundfile
 
 from infra.store.object_store import ObjectStore
 from infra.task_metrics import REQUESTS
-from pipeline.audio.conversion import AudioConversion
 from pipeline.audio.decode import HEAD_BYTES, decode_audio, segment_samples
 from pipeline.audio.errors import AudioError
 from pipeline.records import (
@@ -26,9 +25,10 @@ from pipeline.records import (
     part_from_text,
     part_to_text,
 )
+from pipeline.settings import AudioConversion, ExtractionConfig
 from pipeline.shards import FeatureRow, read_features, write_features
 from pipeline.steps import audio_reads
-from pipeline.steps.features import ExtractionConfig, audio_objects, extract_rows
+from pipeline.steps.features import audio_objects, extract_rows
 from tests.small_corpus import encode, flac, tone, wav
 
 RATE = 16_000

@@ -13,15 +13,10 @@ from pipeline.filterbank.log_mel import log_mel_energies
 from pipeline.kbest import KBest, select_kbest
 from pipeline.runs.manifest import Manifest, manifest_uri
 from pipeline.runs.names import BOOTSTRAP_STEP, UNLABELLED, features_step
-from pipeline.shards import Offsets
+from pipeline.settings import Offsets, TargetsConfig
 from pipeline.steps import audio_reads
 from pipeline.steps.audio_source import AudioSource, audio_frames
-from pipeline.steps.targets import (
-    TargetsConfig,
-    TeacherInput,
-    generate_targets,
-    tail_seed,
-)
+from pipeline.steps.targets import TeacherInput, generate_targets, tail_seed
 from tests.faults.bad_input.small_runs import ledger
 from tests.four_steps import four_steps, rows_of
 from tests.small_corpus import flac, local_store, serially, tone, write_versions

@@ -10,28 +10,22 @@ import numpy as np
 import pytest
 
 from infra.store.object_store import ObjectStore, join_uri
-from pipeline.audio.conversion import AudioConversion
 from pipeline.audio.decode import decode_audio, decode_utterance
 from pipeline.filterbank.log_mel import log_mel_energies
 from pipeline.normalization import CausalMean, Moments
 from pipeline.records import Quarantined, Utterance
 from pipeline.runs.manifest import Manifest, read_manifest, read_output
-from pipeline.shards import (
-    FeatureRow,
-    Storage,
-    read_features,
-    read_partition,
-    write_partition,
-)
-from pipeline.steps.features import (
+from pipeline.settings import (
+    AudioConversion,
     ExtractionConfig,
-    audio_objects,
-    extract_features,
-    extract_rows,
-    size_bound,
+    RepartitionConfig,
+    Storage,
+    TargetsConfig,
 )
-from pipeline.steps.repartition import RepartitionConfig, repartition
-from pipeline.steps.targets import TargetsConfig, generate_targets
+from pipeline.shards import FeatureRow, read_features, read_partition, write_partition
+from pipeline.steps.features import audio_objects, extract_features, extract_rows, size_bound
+from pipeline.steps.repartition import repartition
+from pipeline.steps.targets import generate_targets
 from tests.four_steps import put_teacher, rows_of, selected_corpus, teacher
 from tests.long_speaker import measured, serially_cut
 from tests.small_corpus import encode, serially

@@ -14,9 +14,9 @@ from pipeline.filterbank import NUM_BINS
 from pipeline.kbest import select_kbest
 from pipeline.records import Tally
 from pipeline.runs.manifest import Output, read_manifest, read_output
+from pipeline.settings import RepartitionConfig
 from pipeline.shards import PartitionRow, read_partition, write_partition
 from pipeline.steps.repartition import (
-    RepartitionConfig,
     SpilledRows,
     balance,
     num_partitions,

@@ -9,12 +9,10 @@ from infra.store.object_store import ObjectStore
 from pipeline.kbest import KBest
 from pipeline.runs.manifest import read_manifest
 from pipeline.runs.names import PARTITIONS_STEP
-from pipeline.shards import (
-    KBestAtAllOffsets,
-    Offsets,
-)
+from pipeline.settings import Offsets, TargetsConfig
+from pipeline.shards import KBestAtAllOffsets
 from pipeline.splicing import splice
-from pipeline.steps.targets import TargetsConfig, generate_targets
+from pipeline.steps.targets import generate_targets
 from tests import small_run
 from tests.four_steps import four_steps, label, manifests, put_teacher, rows_of
 from tests.in_process_teacher import teacher_of

@@ -7,15 +7,17 @@ import numpy as np
 import pytest
 
 from infra.store.object_store import ObjectStore
+from pipeline.filterbank import STACK
 from pipeline.kbest import KBest, KBestWithoutLattice
 from pipeline.runs.manifest import Manifest, read_manifest
 from pipeline.runs.names import PARTITIONS_STEP, TARGETS_STEP
+from pipeline.settings import RepartitionConfig, TargetsConfig
 from pipeline.shards import (
     KBestAtAllOffsets,
 )
-from pipeline.splicing import STACK, splice
-from pipeline.steps.repartition import RepartitionConfig, repartition
-from pipeline.steps.targets import TargetsConfig, generate_targets
+from pipeline.splicing import splice
+from pipeline.steps.repartition import repartition
+from pipeline.steps.targets import generate_targets
 from tests.four_steps import label, rows_of, teacher
 from tests.in_process_teacher import teacher_of
 from tests.small_corpus import serially

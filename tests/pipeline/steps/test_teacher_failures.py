@@ -16,10 +16,11 @@ from pipeline.records import Tally
 from pipeline.runs.engine import LossBudgetExceededError
 from pipeline.runs.ledger import find_lost_rows, take_back
 from pipeline.runs.manifest import read_output
-from pipeline.shards import Offsets, read_targets
+from pipeline.settings import Offsets, RepartitionConfig, TargetsConfig
+from pipeline.shards import read_targets
 from pipeline.splicing import splice
-from pipeline.steps.repartition import RepartitionConfig, repartition
-from pipeline.steps.targets import TargetsConfig, TeacherInput, generate_targets
+from pipeline.steps.repartition import repartition
+from pipeline.steps.targets import TeacherInput, generate_targets
 from tests.faults.bad_input.small_runs import ledger
 from tests.four_steps import four_steps, label, put_teacher, rows_of
 from tests.small_corpus import local_store, serially, write_corpus

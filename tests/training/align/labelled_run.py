@@ -8,10 +8,10 @@ import torch
 
 from infra.store.object_store import ObjectStore, join_uri
 from pipeline.filterbank import NUM_BINS
-from pipeline.placement_versions import Versions
 from pipeline.records import Tally
 from pipeline.runs.engine import StepSpec, run_step
 from pipeline.runs.names import BOOTSTRAP_STEP, LABELLED, LEXICON_FILE, features_step, model_step
+from pipeline.settings import Versions
 from pipeline.shards import FeatureRow, write_features
 from tests.small_corpus import local_store
 from tests.training.decode.toy_language import LEXICON_TXT

@@ -23,12 +23,8 @@ from tests.training.sequence_training.toy_run import (
     rows_of,
     write_toy_run,
 )
-from training.align.labelled import (
-    UnknownWords,
-    labelled_transcripts,
-    similar_words,
-    transcript_reads,
-)
+from training.align.labelled import labelled_transcripts, transcript_reads
+from training.decode.corpus_lexicon import UnknownWords, similar_words
 from training.decode.lexicon import Lexicon, parse_lexicon
 from training.decode.ngrams import read_arpa
 from training.decode.senones import SenoneTree

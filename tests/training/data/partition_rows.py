@@ -7,14 +7,14 @@ from pathlib import Path
 import numpy as np
 
 from infra.store.object_store import ObjectStore
-from pipeline.filterbank import NUM_BINS
+from pipeline.filterbank import NUM_BINS, STACK
 from pipeline.kbest import KBest, select_kbest
 from pipeline.records import Tally
 from pipeline.runs.commit import step_context
 from pipeline.runs.manifest import Output
 from pipeline.runs.names import PARTITIONS_STEP
 from pipeline.shards import Alignment, KBestAtAllOffsets, PartitionRow, write_partition
-from pipeline.splicing import STACK, num_low_rate_frames
+from pipeline.splicing import num_low_rate_frames
 from training.data.dataset import Dataset
 
 

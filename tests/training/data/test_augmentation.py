@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.signal import resample_poly
 
-from pipeline.filterbank import NUM_BINS
+from pipeline.filterbank import NUM_BINS, STACK
 from pipeline.filterbank.log_mel import log_mel_energies
 from pipeline.kbest import KBest
-from pipeline.splicing import STACK, num_low_rate_frames
+from pipeline.splicing import num_low_rate_frames
 from training.data.augmentation import (
     Augmenter,
     alignment_at_speed,

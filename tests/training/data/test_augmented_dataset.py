@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.filterbank import NUM_BINS
+from pipeline.filterbank import NUM_BINS, STACK
 from pipeline.shards import PartitionRow
-from pipeline.splicing import STACK, num_low_rate_frames
+from pipeline.splicing import num_low_rate_frames
 from tests.training.data.partition_rows import dataset_in, row
 from training.data.augmentation import Augmenter
 from training.data.dataset import Dataset, SubEpochPlan, reshard

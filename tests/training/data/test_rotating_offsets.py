@@ -11,10 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.filterbank import NUM_BINS
+from pipeline.filterbank import NUM_BINS, STACK
 from pipeline.kbest import KBest
 from pipeline.shards import KBestAtAllOffsets, PartitionRow
-from pipeline.splicing import STACK
 from tests.training.data.partition_rows import dataset_in, row, row_at_all_offsets
 from training.data.dataset import Dataset, SubEpochPlan
 from training.data.minibatch import Minibatch

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from infra.store.object_store import ObjectStore
+from pipeline.filterbank import NUM_INPUTS
 from pipeline.runs.manifest import read_manifest
-from pipeline.splicing import NUM_INPUTS
 from tests.training.fit.host_reads import look_late
 from tests.training.fit.small_fits import ALIGNMENT_STEP, NUM_SENONES, small_fit, write_run
 from training.checkpoints.checkpointer import Checkpointer

@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from jobs.cli.job import recipe_path
+from pipeline.filterbank import NUM_INPUTS
 from pipeline.kbest import select_kbest
 from pipeline.records import Tally
 from pipeline.runs.engine import StepSpec, run_step
 from pipeline.runs.names import DEV_ALIGNMENT_STEP, PARTITIONS_STEP
 from pipeline.shards import KBestAtAllOffsets, read_partition, write_partition
-from pipeline.splicing import NUM_INPUTS
 from tests.training.fit.small_fits import (
     DECAY,
     NUM_SENONES,

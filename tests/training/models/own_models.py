@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from infra.settings import Range
-from pipeline.splicing import NUM_INPUTS
+from pipeline.filterbank import NUM_INPUTS
 
 
 class Tdnn(nn.Module):

@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.filterbank import NUM_BINS
+from pipeline.filterbank import NUM_BINS, NUM_INPUTS
 from pipeline.normalization import Moments
-from pipeline.splicing import NUM_INPUTS
 from training.models.lstm import LstmModel
 from training.models.store import TrainedModel, decode_model, encode_model
 from training.settings.models import LstmConfig

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional
 
-from pipeline.splicing import NUM_INPUTS
+from pipeline.filterbank import NUM_INPUTS
 from training.models.acoustic_model import AcousticModel
 from training.models.conformer import ChunkedAttention
 from training.models.store import make_model

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from infra.settings import ConfigurationError, canonical_json
-from pipeline.splicing import NUM_INPUTS
+from pipeline.filterbank import NUM_INPUTS
 from training.models.contract import check_contract
 from training.models.parameter_count import num_parameters
 from training.models.store import TrainedModel, decode_model, encode_model, make_model

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pipeline.splicing import NUM_INPUTS
+from pipeline.filterbank import NUM_INPUTS
 from training.models.acoustic_model import AcousticModel
 from training.models.lstm import LstmModel
 from training.models.precision import fastest_precision, lstm_in_bfloat16, set_float32_products

@@ -6,8 +6,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pipeline.filterbank import NUM_INPUTS
 from pipeline.shards import Lattice
-from pipeline.splicing import NUM_INPUTS
 from tests.training.sequence_training.random_lattices import (
     NUM_SENONES,
     paths_of,

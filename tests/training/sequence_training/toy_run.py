@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from infra.store.object_store import ObjectStore
-from pipeline.filterbank import NUM_BINS
+from pipeline.filterbank import NUM_BINS, NUM_INPUTS
 from pipeline.normalization import Moments
 from pipeline.records import Tally
 from pipeline.runs.commit import step_context
@@ -25,7 +25,6 @@ from pipeline.runs.names import (
     sequence_trained,
 )
 from pipeline.shards import Alignment, PartitionRow, write_partition
-from pipeline.splicing import NUM_INPUTS
 from tests.training.decode.toy_language import LEXICON_TXT, senones_of, toy_tree
 from tests.training.training_settings import training_settings
 from training.data.sub_epochs import sequence_sub_epochs

@@ -17,8 +17,9 @@ from pipeline.records import WITHOUT_PLACEMENT, Tally
 from pipeline.runs.engine import StepResult, StepRun, StepSpec, run_step
 from pipeline.runs.manifest import Manifest, read_manifest
 from pipeline.runs.names import STUDENT, TEACHER, UNLABELLED, features_step, model_step
+from pipeline.settings import TargetsConfig
 from pipeline.shards import FeatureRow, write_features
-from pipeline.steps.targets import FEATURES, FramesAt, TargetsConfig
+from pipeline.steps.targets import FEATURES, FramesAt
 from training.models.losses import ghost_cross_entropy, kbest_cross_entropy
 from training.models.store import TrainedModel, make_model, store_model
 from training.settings.decoding import OwnTeacherConfig

@@ -17,9 +17,10 @@ from pipeline.records import Tally
 from pipeline.runs.engine import LossBudgetExceededError
 from pipeline.runs.manifest import Manifest, read_manifest, read_output
 from pipeline.runs.names import TARGETS_GRAPH_STEP, TARGETS_TUNING_STEP, TEACHER
+from pipeline.settings import TargetsConfig
 from pipeline.shards import TargetRow, read_targets
 from pipeline.splicing import splice
-from pipeline.steps.targets import TargetsConfig, generate_targets
+from pipeline.steps.targets import generate_targets
 from tests.in_process_teacher import in_process, stream_alone
 from tests.small_corpus import serially
 from tests.training.decode.toy_language import toy_lexicon

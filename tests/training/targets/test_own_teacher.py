@@ -12,9 +12,10 @@ from scipy.special import softmax
 
 from infra.devices.device_pool import DevicePool, _private_directory
 from infra.settings import ConfigurationError, canonical_json, plain, read_record
+from pipeline.filterbank import NUM_INPUTS
 from pipeline.kbest import KBest, TeacherFailure, joined, select_kbest
-from pipeline.splicing import NUM_INPUTS
-from pipeline.steps.targets import TargetsConfig, TeacherInput
+from pipeline.settings import TargetsConfig
+from pipeline.steps.targets import TeacherInput
 from tests.in_process_teacher import answer_alone
 from tests.training.targets.own_teachers import weights
 from tests.whole_path.processes import TINY

@@ -16,14 +16,15 @@ from infra.devices.device_pool import DevicePool, _private_directory
 from infra.settings import canonical_json
 from infra.store.object_store import ObjectStore, join_uri
 from infra.task_metrics import FAULTS
+from pipeline.filterbank import STACK
 from pipeline.kbest import KBest, joined
 from pipeline.runs.engine import LossBudgetExceededError
 from pipeline.runs.manifest import Manifest, is_finished, read_output
 from pipeline.runs.names import TARGETS_STEP
 from pipeline.sampling import sampling_priority
+from pipeline.settings import TargetsConfig
 from pipeline.shards import FeatureRow, read_targets
-from pipeline.splicing import STACK
-from pipeline.steps.targets import TargetsConfig, generate_targets, tail_seed
+from pipeline.steps.targets import generate_targets, tail_seed
 from tests.in_process_teacher import in_batches
 from tests.infra.devices.device_clients import wait_until
 from tests.small_corpus import serially

@@ -12,11 +12,11 @@ from hypothesis.extra.numpy import arrays
 
 from infra.settings import canonical_json
 from infra.store.object_store import ObjectStore
+from pipeline.filterbank import NUM_INPUTS
 from pipeline.kbest import KBest, select_kbest
 from pipeline.records import Tally
 from pipeline.runs.engine import StepSpec, run_step
 from pipeline.runs.names import model_step, teachers
-from pipeline.splicing import NUM_INPUTS
 from pipeline.steps.targets import TeacherInput
 from training.models.lstm import LstmModel
 from training.models.precision import set_float32_products

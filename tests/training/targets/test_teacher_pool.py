@@ -16,12 +16,13 @@ from hypothesis import strategies as st
 from infra.devices.device_pool import DevicePool, _private_directory
 from infra.settings import canonical_json
 from infra.store.object_store import ObjectStore
+from pipeline.filterbank import NUM_INPUTS
 from pipeline.kbest import KBest, TeacherFailure, joined
 from pipeline.records import Tally
 from pipeline.runs.engine import StepSpec, run_step
 from pipeline.runs.names import model_step
-from pipeline.splicing import NUM_INPUTS
-from pipeline.steps.targets import TargetsConfig, TeacherInput
+from pipeline.settings import TargetsConfig
+from pipeline.steps.targets import TeacherInput
 from tests.in_process_teacher import in_batches, in_process
 from training.models.lstm import LstmModel
 from training.models.store import TrainedModel, store_model

@@ -10,10 +10,11 @@ from infra.store.object_store import ObjectStore, join_uri
 from pipeline.kbest import KBest
 from pipeline.runs.increment import begin_increment, inherit
 from pipeline.runs.manifest import Manifest, own_outputs
-from pipeline.steps.features import ExtractionConfig, extract_features
-from pipeline.steps.repartition import RepartitionConfig, repartition
-from pipeline.steps.selection.select import SelectionConfig, metadata_uri, select_utterances
-from pipeline.steps.targets import TargetsConfig, generate_targets
+from pipeline.settings import ExtractionConfig, RepartitionConfig, SelectionConfig, TargetsConfig
+from pipeline.steps.features import extract_features
+from pipeline.steps.repartition import repartition
+from pipeline.steps.selection.select import metadata_uri, select_utterances
+from pipeline.steps.targets import generate_targets
 from tests.faults.bad_input.small_runs import ledger, lines_of
 from tests.four_steps import SEED, Distribute, put_teacher, rows_of, teacher
 from tests.small_corpus import flac, serially, tone

@@ -21,8 +21,9 @@ from pipeline.records import Tally
 from pipeline.runs.ledger import ledger_reasons
 from pipeline.runs.manifest import Manifest
 from pipeline.sampling import sampling_priority
+from pipeline.settings import SelectionConfig
 from pipeline.steps.hash_ranges import ENTRY_BYTES
-from pipeline.steps.selection.select import SelectionConfig, metadata_uri, select_utterances
+from pipeline.steps.selection.select import metadata_uri, select_utterances
 from tests.faults.bad_input import small_runs
 from tests.faults.bad_input.small_runs import ledger, lines_of
 from tests.small_corpus import local_store, serially

@@ -12,9 +12,10 @@ from pipeline.filters import SelectionFilters
 from pipeline.runs.engine import Distribute
 from pipeline.runs.manifest import manifest_uri
 from pipeline.runs.names import ALL_SUBSETS, selection_step
+from pipeline.settings import SelectionConfig
 from pipeline.steps.selection import subset_overlap
 from pipeline.steps.selection.buckets import require_known_subsets
-from pipeline.steps.selection.select import SelectionConfig, metadata_uri, select_utterances
+from pipeline.steps.selection.select import metadata_uri, select_utterances
 from tests.faults.bad_input.small_runs import lines_of, record
 from tests.small_corpus import local_store, serially
 
