@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from infra.cluster import INSTANCE_TYPES, Cluster, require_dependencies
+from infra.extras import how_to_install, lacking
 from infra.settings import AUTO, ConfigurationError, mebibytes, printable
 from infra.spark.host_environment import find_java_home, require_environment
 from infra.store.object_store import AccessDenied, StoreError, join_uri
@@ -43,7 +44,6 @@ from jobs.run_table import (
     INGEST,
     SELECT_UTTERANCES,
     STEPS,
-    spark_steps,
     written_steps,
 )
 from pipeline.runs.engine import LossBudgetExceededError
@@ -122,21 +122,13 @@ def check(arguments: argparse.Namespace) -> tuple[Job, Sequence[str]]:
     jobs = list(by_step.values())
     for section, num_ranks in ranks.items():
         check_ranks(jobs[0].recipe, section, num_ranks)
-        choose_device(arguments.device, 0, num_ranks, gpus_for(arguments.device))
         if section in jobs[0].recipe.sequence_training.models:
             check_ranks(jobs[0].recipe, "sequence_training", num_ranks)
-    on_spark = [by_step[step].cluster for step in spark_steps()]
-    for cluster in on_spark:
-        require_environment(cluster)
-    if any(cluster.is_local for cluster in on_spark):
-        find_java_home()
     for job in jobs:
         for name in written_steps(job.recipe, job.name):
             prefixes = map(resolve_prefix, job.cluster.writable(job.run_uri, job.corpus_uri))
             require_within(manifest_uri(job.run_uri, name), list(prefixes))
-        require_dependencies(job.cluster)
-        if job.cluster.is_local:
-            _check_host(job.cluster)
+    notes = list(_host_notes(jobs, arguments.device, ranks.values()))
     _check_factories(jobs[0].recipe, ranks, by_step[GENERATE_TARGETS].cluster)
     _check_own_teacher(jobs[0].recipe)
     _check_models(jobs[0].recipe, ranks)
@@ -146,7 +138,7 @@ def check(arguments: argparse.Namespace) -> tuple[Job, Sequence[str]]:
             remedy = "name what to ingest by --kaldi-dir or --manifest, or set corpus.uri"
             raise ConfigurationError(f"{metadata} holds no metadata: {remedy}")
     require_base(jobs)
-    notes = _language_notes(by_step, arguments)
+    notes += _language_notes(by_step, arguments)
     try:
         jobs[0].store.check(join_uri(jobs[0].run_uri, STORE_CHECK_FOLDER))
     except AccessDenied as error:
@@ -251,6 +243,26 @@ def _ranks(arguments: argparse.Namespace) -> Mapping[str, int]:
     supervised = arguments.supervised_ranks
     student: int = arguments.student_ranks
     return {ALIGNER: 1, BASELINE: supervised, TEACHER: supervised, STUDENT: student}
+
+
+def _host_notes(jobs: Sequence[Job], device: str, ranks: Iterable[int]) -> Iterator[str]:
+    """Check what the steps need of this host, and yield which of them lack an extra here."""
+    missing = lacking(extra for job in jobs for extra in STEPS[job.name].extras)
+    startable = [job for job in jobs if not {*STEPS[job.name].extras} & {*missing}]
+    if others := [job.name for job in jobs if job not in startable]:
+        yield f"cannot start here: {', '.join(others)}: {how_to_install(missing)}"
+    if "train" not in missing:
+        gpus = gpus_for(device)
+        for num_ranks in ranks:
+            choose_device(device, 0, num_ranks, gpus)
+    for job in startable:
+        if STEPS[job.name].is_on_spark:
+            require_environment(job.cluster)
+        require_dependencies(job.cluster)
+        if job.cluster.is_local:
+            _check_host(job.cluster)
+    if any(STEPS[job.name].is_on_spark and job.cluster.is_local for job in startable):
+        find_java_home()
 
 
 def _check_host(cluster: Cluster) -> None:

@@ -6,6 +6,7 @@ megahour export --recipe demo --run runs/demo --out student.zip
 from pathlib import Path
 from typing import Any, Literal
 
+from infra.extras import how_to_install
 from infra.settings import ConfigurationError
 from jobs.cli.command_line import Answer, Query, main
 from jobs.cli.job import Job
@@ -23,12 +24,10 @@ def export(job: Job) -> Answer:
         raise ConfigurationError(f"--out {path}: {what}: name a file, such as student.zip")
     if name not in (names := recipe.evaluated_models):
         raise ConfigurationError(f"--model {name}: need one of {', '.join(names)}")
-    try:
-        # Other commands need no ONNX.
-        from training.export.archive import read_archive, write_archive  # noqa: PLC0415
-        from training.export.export_model import export_model, score_heldout  # noqa: PLC0415
-    except ImportError as error:
-        raise ConfigurationError(str(error)) from error
+    # `--help` needs no ONNX.
+    from training.export.archive import read_archive, write_archive  # noqa: PLC0415
+    from training.export.export_model import export_model, score_heldout  # noqa: PLC0415
+
     precision: Literal["int8", "float32"] = "int8" if job.arguments.int8 else "float32"
     place = job.store, job.run_uri, job.corpus_uri
     exported = export_model(*place, recipe, name, precision)
@@ -66,8 +65,8 @@ QUERY = Query(
     description="Export a model for devices. The archive holds the network as ONNX, with its "
     "normalization, causal mean and all state as inputs and outputs, the decoding graph, words and "
     "settings of the evaluation. `megahour transcribe` recognizes speech with it as it arrives. "
-    "Models that need whole utterances, such as a bidirectional teacher, are refused. Needs pip "
-    "install megahour[deploy].",
+    "Models that need whole utterances, such as a bidirectional teacher, are refused. Needs "
+    f"{how_to_install(['deploy', 'train'])}.",
     exit_codes="0 written, 1 failed or cannot be exported, 2 bad usage or recipe.",
     answer=export,
 )

@@ -10,6 +10,7 @@ from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from infra.extras import how_to_install
 from infra.settings import ConfigurationError
 from jobs.cli.arguments import (
     HELDOUT_PLACEMENTS,
@@ -109,7 +110,7 @@ def draw(seed: int, subsets: Collection[str]) -> dict[str, Acoustics]:
         for name in SIMULATORS:
             version(name)
     except PackageNotFoundError as error:
-        remedy = "simulated placements need it: pip install megahour[demo]"
+        remedy = f"simulated placements need it: {how_to_install(['demo'])}"
         raise ConfigurationError(f"{TRAINING_PLACEMENTS}: {error.name}: {remedy}") from error
     return draw_acoustics(seed, subsets)
 

@@ -13,11 +13,12 @@ from math import ceil
 from pathlib import Path
 
 from infra.cluster import Cluster, load_cluster
+from infra.extras import how_to_install, lacking
 from infra.settings import ConfigurationError, printable
 from infra.store.object_store import ObjectStore, StoreError, normalize_uri
 from jobs.cli.arguments import Parser, add_recipe_arguments, recipe_path
 from jobs.cli.command_line import fail
-from jobs.planning.calibration import Calibration, read_calibration
+from jobs.planning.calibration import TWO_CORES, Calibration, read_calibration
 from jobs.planning.run_plan import (
     DOLLARS_A_GIGABYTE_MONTH,
     LABELLED_SHARE,
@@ -42,7 +43,8 @@ from training.settings.recipe import Recipe, read_recipe
 
 EPILOG = """\
 Core-hours count the time that cores compute; instances are paid for by wall-clock time. Without
---calibration, the plan times the steps of the pipeline here, on synthetic speech, for 20 seconds;
+--calibration, the plan times the steps of the pipeline here, on synthetic speech, for 20 seconds,
+where the extras spark and train are installed, and takes two_cores elsewhere.
 GPUs that this machine does not have, and searches of real speech (alignment, lattices, decoding),
 come from published figures (jobs/calibrations/published.toml).
 To plan for another machine, run --calibrate-to FILE there, and give the file to --calibration here.
@@ -75,7 +77,8 @@ def parser() -> Parser:
     add("--utterances-per-request", type=float, default=1.0, help=f"{together}; default 1")
     add("--run", help="take the hours of this run, and store plan and calibration in <run>/plan")
     source = found.add_mutually_exclusive_group()
-    source.add_argument("--calibration", metavar="FILE", help="JSON or TOML; measure nothing")
+    given = "JSON or TOML, or a name in jobs/calibrations, such as two_cores; measure nothing"
+    source.add_argument("--calibration", metavar="FILE", help=given)
     source.add_argument("--calibrate-to", metavar="FILE", help="store the measurement as JSON")
     add("--json", action="store_true", help="print one JSON object")
     return found
@@ -155,6 +158,12 @@ def choose_calibration(arguments: argparse.Namespace, recipe: Recipe) -> Calibra
     """Read the given calibration, or measure this machine."""
     if arguments.calibration:
         return read_calibration(arguments.calibration)
+    if (missing := lacking(("spark", "train"))) and not arguments.calibrate_to:
+        print(
+            f"plan: --calibration {TWO_CORES}; to measure this machine, {how_to_install(missing)}",
+            file=sys.stderr,
+        )
+        return read_calibration(TWO_CORES)
     # Here, as a plan from a file measures nothing and needs no torch.
     from jobs.planning.measurement import calibrate  # noqa: PLC0415
 

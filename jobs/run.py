@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from infra.extras import how_to_install, lacking
 from infra.log_lines import begin_log, elapsed_text, log, report_error, report_interrupt
 from infra.settings import ConfigurationError, holds_password, printable
 from infra.spark.session import spark_environment
@@ -271,6 +272,8 @@ def check_and_run(arguments: argparse.Namespace) -> int:
 def run_chosen(steps: Sequence[Launch], arguments: argparse.Namespace) -> int:
     """Run the steps that the command line chooses, or list what they would do."""
     chosen = chosen_steps(steps, arguments)
+    if missing := lacking(extra for launch in chosen for extra in STEPS[launch.step].extras):
+        raise ConfigurationError(f"steps need what is not installed: {how_to_install(missing)}")
     shared = shared_arguments(arguments.recipe, arguments)
     return dry_run(chosen, shared) if arguments.dry_run else run_steps(chosen, shared)
 

@@ -12,6 +12,7 @@ from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal
 
+from infra.extras import Extra
 from infra.settings import plain
 from jobs.volumes import (
     PlannedStep,
@@ -113,6 +114,12 @@ class Step:
         """True if a Spark cluster may run it: ingest too, where it reads manifests."""
         return self.starter == "Spark" or self.also_on_spark
 
+    @property
+    def extras(self) -> tuple[Extra, ...]:
+        """Return the extras of megahour that it needs: for Spark, and for models."""
+        of_spark: tuple[Extra, ...] = ("spark",) if self.is_on_spark else ()
+        return of_spark if self.name in _WITHOUT_MODELS else (*of_spark, "train")
+
     def reads(self, recipe: "Recipe") -> tuple[str, ...]:
         """Return the steps whose manifests it reads, without those that it writes itself."""
         written = sorted(self.writes(recipe), key=lambda each: each.is_optional)
@@ -130,6 +137,8 @@ INGEST, SELECT_UTTERANCES, EXTRACT_FEATURES = "ingest", "select_utterances", "ex
 ALIGN, TRAIN_BASELINE, TRAIN_TEACHER = "align", "train_baseline", "train_teacher"
 GENERATE_TARGETS, REPARTITION, TRAIN_STUDENT = "generate_targets", "repartition", "train_student"
 EVALUATE, CERTIFY, REPORT = "evaluate", "certify", "report"
+
+_WITHOUT_MODELS = (INGEST, SELECT_UTTERANCES, EXTRACT_FEATURES, REPARTITION)
 
 _FEATURES = features_step(LABELLED), features_step(UNLABELLED)
 _ALIGNED = (ALIGNMENT_STEP, DEV_ALIGNMENT_STEP, *_FEATURES)

@@ -9,7 +9,6 @@ import sys
 import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from importlib.resources import files
 from importlib.resources.abc import Traversable
 from math import isfinite
 from pathlib import Path
@@ -19,7 +18,7 @@ from infra.settings import ConfigurationError, read_file, read_record, read_toml
 from jobs.cli.arguments import Parser, recipe_path
 from jobs.cli.command_line import fail
 from jobs.plan import LINE_WIDTH, aligned, count, size
-from jobs.planning.calibration import json_object
+from jobs.planning.calibration import CALIBRATIONS, json_object
 from training.cost_model.step_time import CostModel, ScalingCalibration, ScalingWorkload
 from training.cost_model.trainer_choice import (
     ANY_RANKS,
@@ -148,7 +147,6 @@ def scale_and_print(arguments: argparse.Namespace) -> None:
     print(json.dumps(scaling.to_json()) if arguments.json else format_scaling(scaling))
 
 
-CALIBRATIONS = files("jobs") / "calibrations"
 MAX_RANKS = 1 << 16
 NETWORK_OPTIONS = (
     "ranks_per_host",

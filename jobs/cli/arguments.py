@@ -13,6 +13,7 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import NoReturn
 
+from infra.extras import how_to_install
 from infra.log_lines import LOG_FORMATS, log_format
 from infra.settings import ConfigurationError, Range, printable
 from infra.store.uris import normalize_uri
@@ -198,7 +199,7 @@ def add_placement_arguments(parser: argparse.ArgumentParser) -> None:
         help="simulate each utterance in these placements, such as clean,DP1,DP3 (clean is the "
         "audio as it is), in N of DP1 to DP5, or in N of these, such as 2:clean,DP1,DP3, drawn for "
         "each utterance; default: the audio alone. Of manifests, clean audio stays where it is. "
-        "Needs pip install megahour[demo]",
+        f"Needs {how_to_install(['demo'])}",
     )
     parser.add_argument(
         HELDOUT_PLACEMENTS,

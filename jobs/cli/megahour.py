@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from importlib.resources import files
 from typing import Any, NoReturn
 
+from infra.extras import Extra, how_to_install
 from infra.log_lines import report_error
 from infra.settings import printable
 from jobs.run_table import STEPS
@@ -29,6 +30,18 @@ STORY: Mapping[str, Collection[str]] = {
     "After a run": ("export", "transcribe", "export_shards"),
 }
 """All commands by chapter."""
+
+_EXTRAS: Mapping[str, tuple[Extra, ...]] = {
+    **{name: step.extras for name, step in STEPS.items()},
+    **dict.fromkeys(("plan", CHECK, "run", "verify"), ("spark", "train")),
+    **dict.fromkeys(("package", "request_cluster", "workflow"), ("spark",)),
+    **dict.fromkeys((INSPECT, "inspect_utterance", "retry", "export_shards"), ("spark",)),
+    **dict.fromkeys(("synthesize", "demo"), ("demo",)),
+    "scaling": ("train",),
+    "export": ("deploy", "train"),
+    "transcribe": ("deploy",),
+}
+"""The extras that commands need; plan and check need theirs for some options alone."""
 
 CLOSED_PIPE = 141
 """The exit code if the reader of our output ended first: 128 + SIGPIPE, as of other programs."""
@@ -70,6 +83,11 @@ def _start(arguments: Sequence[str] | None) -> None:
     sys.argv = [name, *options]
     try:
         runpy.run_module(f"jobs.{module_of(name)}", run_name="__main__", alter_sys=True)
+    except ModuleNotFoundError as error:
+        if name not in _EXTRAS:
+            raise
+        report_error(name, f"{error.name} is not installed: {how_to_install(_EXTRAS[name])}")
+        sys.exit(2)
     except KeyboardInterrupt:  # while it imports
         report_error(name, "interrupted: the same command resumes")
         sys.exit(130)

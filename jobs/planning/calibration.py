@@ -20,7 +20,11 @@ from infra.settings import (
     read_toml,
 )
 
-PUBLISHED = files("jobs") / "calibrations" / "published.toml"
+CALIBRATIONS = files("jobs") / "calibrations"
+PUBLISHED = CALIBRATIONS / "published.toml"
+TWO_CORES = "two_cores"
+"""The calibration that comes with the package: two x86-64 cores, which had other work too."""
+
 HERE = "here"
 """Key of the measured device in `Calibration.devices`; the other keys are instance types."""
 
@@ -172,10 +176,18 @@ class Calibration:
         return found
 
 
-def read_calibration(path: str) -> Calibration:
-    """Read a calibration from JSON, as --calibrate-to writes it, or from TOML."""
-    table = read_toml(path) if path.endswith(".toml") else json_object(read_file(path), path)
-    return read_record(Calibration, table, path)
+def read_calibration(calibration: str) -> Calibration:
+    """Read a calibration: JSON, as --calibrate-to writes it, TOML, or a name in jobs/calibrations.
+
+    Raises ConfigurationError for a file that is none.
+    """
+    if calibration.endswith(".toml"):
+        table: Mapping[str, object] = read_toml(calibration)
+    else:
+        ours = CALIBRATIONS / f"{calibration}.json"
+        data = ours.read_bytes() if ours.is_file() else read_file(calibration)
+        table = json_object(data, calibration)
+    return read_record(Calibration, table, calibration)
 
 
 def json_object(data: bytes, where: str) -> Mapping[str, object]:

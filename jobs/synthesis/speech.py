@@ -15,6 +15,7 @@ import numpy as np
 from jaxtyping import Float32
 from scipy.signal import firwin, resample_poly
 
+from infra.extras import how_to_install
 from pipeline.filterbank import SAMPLE_RATE_HZ
 
 
@@ -36,7 +37,7 @@ def _import(name: str) -> ModuleType:
         return import_module(name)
     except ImportError as error:
         needed = "the synthetic corpus and simulated placements need it"
-        raise ImportError(f"{name}: {needed}: pip install megahour[demo]") from error
+        raise ImportError(f"{name}: {needed}: {how_to_install(['demo'])}") from error
 
 
 SILENCE = "SIL"

@@ -218,7 +218,8 @@ class LinesOnDisk:
     def add(self, group: int, data: bytes) -> None:
         """Add the lines of a group, whose number decides their place."""
         lengths = array("i", (len(line) + 1 for line in data.splitlines()))
-        self._places[group] = array("q", accumulate(lengths[:-1], initial=self._file.tell()))
+        *places, _ = accumulate(lengths, initial=self._file.tell())
+        self._places[group] = array("q", places)
         self._lengths[group] = lengths
         self._file.write(data)
         self._file.flush()

@@ -96,7 +96,7 @@ def test_missing_demo_package_is_named(
 ) -> None:
     """Without the demo extra, the message says what to install, and the command exits with 1."""
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(ImportError, match=rf"{package}: .*pip install megahour\[demo\]"):
+    with pytest.raises(ImportError, match=rf"{package}: .*pip install 'megahour\[demo\]'"):
         synthesize(TINY, tmp_path / "corpus")
     assert main(["--out", str(tmp_path / "corpus")]) == 1
 
