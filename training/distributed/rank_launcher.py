@@ -3,6 +3,7 @@
 python -m training.distributed.rank_launcher --nproc-per-node 4 -- jobs/train_student.py OPTIONS
 """
 
+import os
 import sys
 from collections.abc import Iterable
 
@@ -18,6 +19,8 @@ STEP_CODES = (2, 3)
 
 def main() -> None:
     """Run torchrun with this command line; exit with 0, a failed rank's code, or 128 + a signal."""
+    # What torchrun sets for several ranks, with a warning.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
     try:
         run.main(sys.argv[1:])
     except ChildFailedError as error:

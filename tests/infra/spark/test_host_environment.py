@@ -156,9 +156,25 @@ def test_without_java_the_wheel_s_own_is_used() -> None:
 def test_java_home_wins_when_it_is_new_enough(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """JAVA_HOME is used from Java 17 on."""
+    """JAVA_HOME is used from Java 17 on, without the module of which a Java warns."""
+    home = _fake_java(tmp_path / "new", "echo 'openjdk version \"17.0.1\" 2021' $* >&2")
+    monkeypatch.setenv("JAVA_HOME", str(home))
+    found = find_java_home()
+    command = [str(found / "bin" / "java"), "--add-modules=jdk.incubator.vector", "-Da=b", "-x"]
+    answer = subprocess.run(command, check=True, capture_output=True, text=True)
+    assert answer.stderr == 'openjdk version "17.0.1" 2021 -Da=b -x\n'
+    monkeypatch.setenv("JAVA_HOME", str(found))  # as steps of a run have it
+    assert find_java_home() == found
+
+
+def test_an_environment_of_another_owner_runs_the_java_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where no shim can be written, JAVA_HOME is used as it is."""
     home = _fake_java(tmp_path / "new", "echo 'openjdk version \"17.0.1\" 2021' >&2")
     monkeypatch.setenv("JAVA_HOME", str(home))
+    (tmp_path / "share").touch()
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
     assert find_java_home() == home
 
 
@@ -167,7 +183,6 @@ def test_java_home_wins_when_it_is_new_enough(
     [
         ("echo 'java version \"1.8.0_1\"' >&2; [ $# = 1 ]", "Java 8"),
         ("echo 'openjdk version \"11.0.2\"' >&2", "Java 11"),
-        ("echo 'openjdk version \"21\"' >&2; exit 1", "it does not start with --add-modules=jdk."),
         ("exit 0", "it does not say its version"),
         (None, "no bin/java there"),
     ],
@@ -206,4 +221,4 @@ def test_java_on_path_is_followed_to_its_home(
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "java").symlink_to(home / "bin" / "java")
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
-    assert find_java_home() == home
+    assert str(home / "bin" / "java") in (find_java_home() / "bin" / "java").read_text()

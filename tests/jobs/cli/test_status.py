@@ -305,6 +305,11 @@ def test_log_lines_have_time_and_step(
     assert list(progress_bar([1, 2], description="long")) == [1, 2]
     lines = [json.loads(each) for each in capsys.readouterr().err.splitlines()]
     assert lines[-1]["message"].startswith("long: 2 of 2 tasks,")
+    with progress_bar(description="by hand", total=2) as bar:
+        bar.update()
+        bar.update()
+    said = [json.loads(each)["message"] for each in capsys.readouterr().err.splitlines()]
+    assert [each[:15] for each in said if "2 of 2" in each] == ["by hand: 2 of 2"]
 
 
 def test_steps_of_a_run_are_chosen() -> None:
