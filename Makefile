@@ -43,6 +43,7 @@ setup: $(VENV)/.developed
 INSTALLED_BY = pyproject.toml constraints.txt $(wildcard */*/*.c */*/*/*.c)
 # Python compiles what is imported; to compile all that is installed took a third of the CPU.
 define install
+	@echo 'Installing Python packages for $(PURPOSE) into $(VENV). This takes MINUTES.'
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or later is needed: make PYTHON=python3.11")'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt --editable '.[$(EXTRAS)]'
@@ -51,11 +52,13 @@ define install
 endef
 
 $(VENV)/.ready: EXTRAS = demo
+$(VENV)/.ready: PURPOSE = all steps and the synthetic corpus
 $(VENV)/.ready: $(INSTALLED_BY)
 	$(install)
 
 # Tests and linters, beside all that a run needs.
-$(VENV)/.developed: EXTRAS = demo,dev,docs
+$(VENV)/.developed: EXTRAS = dev,docs
+$(VENV)/.developed: PURPOSE = all steps, tests and linters
 $(VENV)/.developed: $(INSTALLED_BY)
 	$(install)
 	touch $@

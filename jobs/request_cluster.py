@@ -78,7 +78,8 @@ def make_request(arguments: argparse.Namespace, cluster: Cluster) -> LaunchReque
     parameters = step_arguments(arguments)
     if STEPS[arguments.step].is_on_spark:
         # The driver draws rooms and noises; tasks read them from the corpus.
-        extras = ("demo",) if arguments.step == INGEST and arguments.placements else ()
+        needs_demo = arguments.step == INGEST and arguments.placements
+        extras = ("demo",) if needs_demo else STEPS[arguments.step].extras
         return emr_request(*given, parameters, extras)
     module = f"jobs.{arguments.step}"
     if STEPS[arguments.step].starter == "python":

@@ -1,14 +1,16 @@
-"""The wheel that `make dist` builds is whole: its trainers run where neither Spark nor Kaldi is."""
+"""The wheel that `make dist` builds is whole: alone it plans, its trainers need no Spark."""
 
 import os
 import shutil
 import subprocess
 import sys
 import zipfile
+from importlib.metadata import Distribution
 from pathlib import Path
 
 import pytest
 
+from infra.spark.packaging import closure
 from tests.source_trees import PACKAGES, REPOSITORY
 from tests.training.trainers.test_library import HEAVY
 
@@ -62,12 +64,37 @@ def test_the_wheel_holds_what_the_tree_holds(wheel: Path) -> None:
     needed = {
         str(path.relative_to(REPOSITORY))
         for package in PACKAGES
-        for ending in ("*.py", "*.toml", "*.html", "*.css", "py.typed")
+        for ending in ("*.py", "*.toml", "*.json", "*.html", "*.css", "py.typed")
         for path in (REPOSITORY / package).rglob(ending)
     }
     assert needed - names == set()
     assert {f"{package}/py.typed" for package in PACKAGES} <= names
     assert {name.partition("/")[0] for name in names if name.startswith("tests")} == set()
+
+
+def test_installed_alone_it_checks_and_plans(wheel: Path, tmp_path: Path) -> None:
+    """In an environment of its own, with what it requires and no extra: no index is asked."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv"], check=True)
+    python = tmp_path / "venv" / "bin" / "python"
+    options = ("install", "--no-deps", "--no-index", wheel)
+    subprocess.run([*PIP[:3], "--python", python, *PIP[3:], *options], check=True)
+    (site,) = (tmp_path / "venv").glob("lib/python*/site-packages")
+    (metadata,) = site.glob("megahour-*.dist-info")
+    requires = Distribution.at(metadata).requires or ()
+    for each in closure([each for each in requires if "extra ==" not in each]).values():
+        for file in each.files or ():
+            if file.parts[0] not in ("..", "__pycache__"):
+                (site / file).parent.mkdir(parents=True, exist_ok=True)
+                (site / file).symlink_to(str(each.locate_file(file)))
+    done = subprocess.run(
+        [python, "-P", REPOSITORY / "tests" / "installed_package.py"],
+        cwd=tmp_path,
+        env={"PATH": os.defpath},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_its_trainers_need_neither_spark_nor_kaldi(wheel: Path, tmp_path: Path) -> None:

@@ -1,5 +1,5 @@
 # The image of drivers and executors on Kubernetes. Build it from the repository's root:
-# docker build --file infra/docker/spark.Dockerfile --tag megahour/spark:0.1.0 .
+# docker build --file infra/docker/spark.Dockerfile --tag megahour/spark .
 FROM python:3.11-slim-bookworm AS build
 # Debian keeps one version of a package: the base's tag pins it.
 # hadolint ignore=DL3008
@@ -19,7 +19,7 @@ RUN apt-get update \
 # pyspark's wheel is a whole Spark, in the version that constraints.txt pins.
 RUN --mount=type=bind,from=build,source=/wheels,target=/wheels \
     --mount=type=bind,source=constraints.txt,target=/constraints.txt \
-    pip install --no-cache-dir --constraint /constraints.txt /wheels/*.whl
+    pip install --no-cache-dir --constraint /constraints.txt "$(echo /wheels/*.whl)[spark,train]"
 COPY jobs/*.py /opt/megahour/jobs/
 COPY infra/docker/gpu_addresses.sh /opt/megahour/infra/docker/
 COPY infra/docker/spark_entrypoint.sh /opt/

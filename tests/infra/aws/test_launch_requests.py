@@ -190,7 +190,7 @@ def test_manifests_are_ingested_on_a_cluster(run_job: RunJob) -> None:
     (step,), (install,) = asked["Steps"], asked["BootstrapActions"]
     assert install["ScriptBootstrapAction"]["Args"][1:] == [CODE, "demo"]
     plain = json.loads(request(run_job, "ingest", *MANIFEST).out)["BootstrapActions"]
-    assert plain[0]["ScriptBootstrapAction"]["Args"][1:] == [CODE]
+    assert plain[0]["ScriptBootstrapAction"]["Args"][1:] == [CODE, "spark"]
     on_emr = step["HadoopJarStep"]["Args"]
     shared = ("--recipe", "hours_1m", "--run", RUN)
     kubernetes = ("--kubernetes", "k8s://https://host:443", "--image", "m:1")
