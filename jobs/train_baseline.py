@@ -1,6 +1,6 @@
 """Train the supervised baseline on labelled data (003 VII-C7).
 
-torchrun --nproc-per-node 2 -- jobs/train_baseline.py --recipe demo --run runs/demo
+torchrun --nproc-per-node 2 --module -- jobs.train_baseline --recipe demo --run runs/demo
 """
 
 from jobs.cli.command_line import Step, StepResults

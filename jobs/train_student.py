@@ -1,6 +1,6 @@
 """Train the student on targets and labelled data in turn (003 V-D).
 
-torchrun --nproc-per-node 4 -- jobs/train_student.py --recipe demo --run runs/demo
+torchrun --nproc-per-node 4 --module -- jobs.train_student --recipe demo --run runs/demo
 """
 
 from jobs.cli.command_line import Step, StepResults

@@ -1,6 +1,6 @@
 """Train the bidirectional teacher on labelled data (003 V-A, VII-C4).
 
-torchrun --nproc-per-node 2 -- jobs/train_teacher.py --recipe demo --run runs/demo
+torchrun --nproc-per-node 2 --module -- jobs.train_teacher --recipe demo --run runs/demo
 """
 
 from jobs.cli.command_line import Step, StepResults

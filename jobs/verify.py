@@ -1,7 +1,7 @@
 """Verify sizes, digests and counts of all objects of a run.
 
 megahour verify --recipe demo --run runs/demo [--sweep] [--audio]
-spark-submit jobs/verify.py --cluster CLUSTER.toml ... lets a cluster's tasks read the objects.
+spark-submit dist/verify.py --cluster CLUSTER.toml ... lets a cluster's tasks read the objects.
 """
 
 from dataclasses import asdict

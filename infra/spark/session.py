@@ -225,6 +225,9 @@ getent hosts "$(uname -n)" > /dev/null 2>&1 || : "${{SPARK_LOCAL_IP:=127.0.0.1}}
 [ -f /dev/stderr ] && [ ! /dev/stdout -ef /dev/stderr ] && exec 2>> /dev/stderr
 """
 
+_OF_PYSPARK = Path(pyspark.__file__).parent / "conf"
+"""The settings that spark-submit reads by default; wheels of pyspark lack them."""
+
 _JAVA_TEMPORARY = "-Djava.io.tmpdir="
 
 _LOG4J2 = """\
@@ -242,8 +245,12 @@ appender.stderr.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n%ex{3}
 def spark_environment() -> dict[str, str]:
     """Copy the environment and add what a child's pyspark and spark-submit need: Java and Python.
 
+    The first call in an environment makes it ready for spark-submit, where it may write there.
     Raises JavaError if there is no Java.
     """
+    if "SPARK_CONF_DIR" not in os.environ and not _OF_PYSPARK.exists():
+        with suppress(OSError):
+            configure()
     scripts = str(Path(sys.executable).parent)  # spark-submit calls find-spark-home and python3
     path = os.environ.get("PATH", os.defpath).split(os.pathsep)
     options = os.environ.get("SPARK_SUBMIT_OPTS", "")
@@ -264,8 +271,7 @@ def configure() -> Path:
     Returns the directory that spark-submit will read: SPARK_CONF_DIR, or else `conf` in pyspark.
     Raises JavaError if there is no Java.
     """
-    of_pyspark = Path(pyspark.__file__).parent / "conf"  # absent from wheels
-    directory = Path(os.environ.get("SPARK_CONF_DIR") or of_pyspark)
+    directory = Path(os.environ.get("SPARK_CONF_DIR") or _OF_PYSPARK)
     directory.mkdir(parents=True, exist_ok=True)
     java_home, python = shlex.quote(str(find_java_home())), shlex.quote(sys.executable)
     environment = _SPARK_ENV.format(java_home=java_home, python=python)

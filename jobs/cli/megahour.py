@@ -57,9 +57,9 @@ usage: megahour COMMAND [OPTIONS]
 FOOT = """\
 Numbers such as 003 IV-B2 are papers and their sections: see the README.
 Spark     starts Spark here, as the cluster file of the step says. On a cluster:
-          spark-submit jobs/NAME.py OPTIONS (megahour package writes what it needs).
+          spark-submit dist/NAME.py OPTIONS; megahour package writes dist.
 torchrun  trains alone, on one rank. For four ranks:
-          torchrun --nproc-per-node 4 -- jobs/NAME.py OPTIONS
+          torchrun --nproc-per-node 4 --module -- jobs.NAME OPTIONS
 """
 
 

