@@ -3,7 +3,6 @@
 import ast
 import importlib.util
 import re
-import tomllib
 from pathlib import Path
 
 import numpy as np
@@ -191,11 +190,10 @@ def test_glossary_defines_each_word_once_with_its_source() -> None:
     assert [entry for entry in entries if not source.search(entry)] == []
 
 
-def test_citation_has_the_version_of_the_project() -> None:
-    """CITATION.cff cites the version that pyproject.toml gives, and the four papers."""
+def test_citation_names_the_four_papers() -> None:
+    """And no version, which pyproject.toml alone states."""
     citation = text_of(ROOT / "CITATION.cff")
-    version = tomllib.loads(text_of(ROOT / "pyproject.toml"))["project"]["version"]
-    assert re.findall(r"^version: (.*)", citation, re.M) == [version]
+    assert re.findall(r"^version:", citation, re.M) == []
     assert len(re.findall(r"^  - type:", citation, re.M)) == 4
 
 

@@ -60,9 +60,9 @@ def test_commands_of_tables_and_sentences_are_found() -> None:
     lines = {" ".join(command.words) for command in COMMANDS}
     assert {
         "python -m jobs.plan --hours 1e6",
-        "python -m jobs.report --compare RUN",
-        "spark-submit jobs/ingest.py --manifest URI",
-        "torchrun --nproc-per-node 4 -- jobs/train_student.py --trainer htm",
+        "megahour report --compare RUN",
+        "spark-submit dist/ingest.py --manifest URI",
+        "torchrun --nproc-per-node 4 --module -- jobs.train_student --trainer htm",
         "torchrun --nnodes 2 -m jobs.scaling --measure-link",
         "megahour inspect ID --recipe demo --run URI",
     } <= lines

@@ -1,6 +1,6 @@
 """Start ranks by torchrun, and end with the exit code of the rank that failed.
 
-python -m training.distributed.rank_launcher --nproc-per-node 4 --module -- jobs.train_student OPTIONS
+python -m training.distributed.rank_launcher --nproc-per-node 4 --module -- jobs.train_student ...
 """
 
 import os
