@@ -43,7 +43,7 @@ setup: $(VENV)/.developed
 INSTALLED_BY = pyproject.toml constraints.txt $(wildcard */*/*.c */*/*/*.c)
 # Python compiles what is imported; to compile all that is installed took a third of the CPU.
 define install
-	@echo 'Installing Python packages for $(PURPOSE) into $(VENV). This takes MINUTES.'
+	@echo 'Installing Python packages for $(PURPOSE) into $(VENV). This takes about 5 minutes: torch and Spark are large.'
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or later is needed: make PYTHON=python3.11")'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt --editable '.[$(EXTRAS)]'

@@ -82,6 +82,7 @@ def test_torchrun_ends_as_the_rank_that_failed(tmp_path: Path, how: str, code: i
     assert done.code == code, done.err
     named = "was killed by signal 9 (SIGKILL), perhaps out of memory" in done.err
     assert named == (how == "killed")
+    assert "OMP_NUM_THREADS" not in done.err, "torchrun warns of what it sets itself"
 
 
 @pytest.mark.parametrize(
