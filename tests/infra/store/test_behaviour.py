@@ -41,7 +41,7 @@ def server(running: tuple[str, QuirkySettings], monkeypatch: pytest.MonkeyPatch)
     return settings
 
 
-def test_a_store_that_behaves_is_checked_by_seven_objects(server: QuirkySettings) -> None:
+def test_a_store_that_behaves_is_checked_by_eleven_objects(server: QuirkySettings) -> None:
     """A later check, or another driver's, writes nothing and asks thrice."""
     STORE.check(CHECKED)
     keys = sorted(key.removeprefix("run/steps/store_check/") for key in server.objects)
