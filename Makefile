@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 AIRFLOW := .venv-airflow
+STORES := .venv-stores
 BIN := $(VENV)/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 # Each process of a run would compile all modules again: half a second of a core at each start.
@@ -28,7 +29,7 @@ help:
 	@echo '                          LEXICON=URI, and perhaps LANGUAGE_MODEL=URI; or on the corpus at corpus.uri'
 	@echo 'make setup                the environment of tests and linters, in .venv; demo and run need less'
 	@echo 'make test                 all tests but those below'
-	@echo 'make faults               tests on a Spark cluster, Ceph, sclite, Chromium, PortAudio (apt), every step in an S3'
+	@echo 'make faults               tests on a Spark cluster, Ceph, Swift, rclone, sclite, Chromium, PortAudio (apt), every step in an S3'
 	@echo 'make chaos                those of make faults, and the long ones: KILLS=200, all schedules, Airflow'
 	@echo 'make gpu                  tests on a CUDA device, which needs a CUDA build of torch in .venv'
 	@echo 'make dist                 code and dependencies for spark-submit on a cluster'
@@ -78,13 +79,19 @@ $(AIRFLOW)/.ready: infra/airflow/constraints.txt
 	$(AIRFLOW)/bin/python -m pip install --quiet --disable-pip-version-check --constraint $< apache-airflow apache-airflow-providers-standard
 	touch $@
 
+# S3 servers, with what they need.
+$(STORES)/.ready: tests/infra/store/servers.txt
+	$(PYTHON) -m venv $(STORES)
+	$(STORES)/bin/python -m pip install --quiet --disable-pip-version-check --requirement $<
+	touch $@
+
 packages:
 	sh tests/install_packages.sh || echo 'Ceph, sclite, PortAudio or Chromium cannot be installed here: tests that need the first three are skipped'
 
-faults: setup packages
+faults: setup packages $(STORES)/.ready
 	$(PYTEST) --numprocesses 2 -m 'cluster and not chaos' -rs
 
-chaos: setup packages $(AIRFLOW)/.ready
+chaos: setup packages $(STORES)/.ready $(AIRFLOW)/.ready
 	$(PYTEST) --numprocesses 4 -m 'cluster or chaos' --kills $(KILLS) -rs
 	FUZZ_EXAMPLES=1000 $(PYTEST) --numprocesses 4 tests/fuzzing tests/pipeline tests/training/algorithms
 
@@ -117,4 +124,4 @@ audit: setup
 	$(BIN)/python -m tests.dependency_audit
 
 clean:
-	rm -rf $(VENV) $(AIRFLOW) build training/algorithms/gtc/*.so dist runs .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(AIRFLOW) $(STORES) build training/algorithms/gtc/*.so dist runs .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -96,8 +96,9 @@ def _parser() -> argparse.ArgumentParser:
         "there is a lexicon for the manifests' transcripts, and the "
         "installed versions. A model of your own is made and tried on a small minibatch: shapes, "
         "gradients, determinism, padding, look-ahead. A teacher of your own is imported, and its "
-        "settings are compared with its signature. A run in S3 gets three small objects, which "
-        "show whether the store has conditional writes and lists by key; nothing else is written.",
+        "settings are compared with its signature. A run in S3 gets eleven small objects, "
+        "which show whether one of several conditional writes wins and listings are in the order "
+        "of keys; nothing else is written.",
         "0 all is well, 2 something is not.",
     )
     add = parser.add_argument

@@ -20,6 +20,9 @@ CREDENTIALS = {
     "AWS_DEFAULT_REGION": "us-east-1",
 }
 
+# moto looks for an object and then writes it; between the two its threads are not to change.
+_MOTO = "import sys, moto.server; sys.setswitchinterval(10); moto.server.main()"
+
 OTHER_SETTINGS = ("AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL_S3")
 """Variables that would lead to another server or account."""
 
@@ -40,7 +43,7 @@ def free_port() -> int:
 def running_s3_server(log: Path = Path(os.devnull)) -> Iterator[str]:
     """Run moto's server in its own process, write requests to `log`, and yield its URL."""
     port = free_port()
-    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    command = [sys.executable, "-c", _MOTO, "-H", "127.0.0.1", "-p", str(port)]
     environment = {**os.environ, **CREDENTIALS}
     with log.open("ab") as output:
         server = subprocess.Popen(command, env=environment, stdout=output, stderr=output)
@@ -78,11 +81,15 @@ def s3_bucket(s3_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> str:
     return fresh_bucket(s3_endpoint, monkeypatch)
 
 
-def fresh_bucket(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> str:
+def fresh_bucket(
+    endpoint: str, monkeypatch: pytest.MonkeyPatch, key_id: str = CREDENTIALS["AWS_ACCESS_KEY_ID"]
+) -> str:
     """Point the environment to the server at `endpoint`, and make a bucket there."""
     set_endpoint(endpoint, monkeypatch)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", key_id)
     bucket = f"test-{time.time_ns()}"
-    boto3.client("s3").create_bucket(Bucket=bucket)
+    # The default session would keep the credentials of the first server.
+    boto3.session.Session().client("s3").create_bucket(Bucket=bucket)
     return bucket
 
 

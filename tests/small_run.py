@@ -54,6 +54,13 @@ def copy_run(run_uri: str, folder: Path) -> tuple[ObjectStore, str]:
     return store, copied
 
 
+def upload_run(local_uri: str, uri: str) -> None:
+    """Copy a run to a URI in S3."""
+    store = ObjectStore((uri,))
+    for path in Path(local_uri).rglob("*.*"):
+        store.put(f"{uri}/{path.relative_to(local_uri).as_posix()}", path.read_bytes())
+
+
 def outputs(store: ObjectStore, run_uri: str, step: str) -> tuple[Output, ...]:
     """Return a step's objects."""
     return read_manifest(store, run_uri, f"{step}/{SUBSET}").outputs

@@ -304,9 +304,9 @@ class ObjectStore:
         return backend.leftovers(prefix)
 
     def check(self, folder: str) -> None:
-        """Raise StoreError unless the store has conditional writes, and lists in order all it has.
+        """Raise StoreError unless conditional writes have one winner, and listings are in order.
 
-        In S3 this leaves three small objects below `folder`; local paths need no check.
+        In S3 this leaves eleven small objects below `folder`; local paths need no check.
         """
         backend, folder = self._route(folder)
         backend.check(folder)

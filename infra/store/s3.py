@@ -4,9 +4,9 @@ A listing is the only answer of S3 without a digest, and a key that is lost from
 audio. So each page is confirmed by a second answer. Pages continue after the last key, so a store
 that does not list in the order of keys is refused.
 
-Some stores that speak S3's protocol ignore If-None-Match, so that two attempts both commit, or list
-by walking directories, so that pages lose objects. No answer shows it, so `check_behaviour` tries
-both before a run writes to the store.
+Some stores that speak S3's protocol ignore If-None-Match, or check it before they write and not as
+they write, so that two attempts both commit. Some list by walking directories, so that pages lose
+objects. No answer shows it, so `check_behaviour` tries all this before a run writes to the store.
 """
 
 import base64
@@ -14,6 +14,7 @@ import hashlib
 import io
 import os
 import threading
+import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 from urllib3.exceptions import HTTPError
 
+from infra.prefetch import prefetch
 from infra.store.objects import (
     Admit,
     Fetched,
@@ -64,6 +66,7 @@ from infra.store.s3_errors import (
     store_error,
 )
 from infra.store.s3_limits import PacedRequests, place_of, rates_of_host
+from infra.store.s3_settings import S3Settings, s3_settings
 from infra.store.uris import join_uri, split_s3
 from infra.task_metrics import REQUESTS, RequestCounts
 
@@ -155,43 +158,56 @@ NAMES = ("B", "a-b", "a/b")
 _TEXT = b"megahour writes this object to find out whether the store refuses a second write of it.\n"
 _SUITABLE = "such as AWS S3 or Ceph"
 
+NUM_RACES, NUM_WRITERS = 8, 8
+"""So often, so many write a new object at once: in one race in five Swift has a single winner."""
+
 
 def check_behaviour(store: "S3Store", folder: str) -> None:
     """Write a few objects below `folder`; StoreError names what the store does not do.
 
-    It must refuse the second of two conditional writes, and list what was written in the order of
-    keys. The objects stay, so that a later check changes nothing, and no right to delete is needed.
+    It must take one of several conditional writes that come at once, refuse one that comes later,
+    and list what was written in the order of keys. The objects stay, so that a later check writes
+    nothing, and no right to delete is needed.
     """
     uris = [join_uri(folder, name) for name in NAMES]
-    _require_conditional_writes(store, uris[0])
-    if absent := _not_listed(store, folder, uris):
-        for uri in absent:
-            store.put_if_absent(uri, _TEXT)
+    if _not_listed(store, folder, uris):
+        for _ in range(NUM_RACES):
+            _require_one_winner(store, join_uri(folder, "race", uuid.uuid4().hex))
+        for uri in uris:
+            _write_once(store, uri)
         if absent := _not_listed(store, folder, uris):
             raise StoreError(
                 f"{folder}: a listing by the store at {endpoint()} lacks {absent[0]}, which was "
                 "written before, and so would lose speech: use a store whose listings hold all "
                 f"that was written, {_SUITABLE}"
             )
+    # The store may be another version of the one that an earlier check wrote to.
+    if _write_once(store, uris[0]):
+        raise _unsuitable(uris[0], f"at {endpoint()} ignores them: it took a second write")
 
 
-def _require_conditional_writes(store: "S3Store", uri: str) -> None:
-    """Write twice unless the object is there; concurrent checks may share it."""
+def _require_one_winner(store: "S3Store", uri: str) -> None:
+    """Let several writers write one new object; StoreError if more than one is told that it did."""
+    writes = prefetch(lambda _: _write_once(store, uri), range(NUM_WRITERS), NUM_WRITERS)
+    if (num_winners := sum(is_ours for _, is_ours in writes)) > 1:
+        won = f"{num_winners} of {NUM_WRITERS} writes of one object at once"
+        raise _unsuitable(uri, f"at {endpoint()} does not keep them apart: it took {won}")
+
+
+def _write_once(store: "S3Store", uri: str) -> bool:
+    """Write the object unless there is one; StoreError where the store refuses the condition."""
     try:
-        # A first write whose answer was lost is refused as a second one is.
-        is_second_taken = store.put_if_absent(uri, _TEXT) and store.put_if_absent(uri, _TEXT)
+        return store.put_if_absent(uri, _TEXT)
     except RequestRefused as error:
         store.put(uri, _TEXT)  # raises where it is not the condition that is refused
         raise _unsuitable(uri, f"refuses them: {error.answer}") from error
-    if is_second_taken:
-        raise _unsuitable(uri, f"at {endpoint()} ignores them: it took a second write")
 
 
 def _unsuitable(uri: str, what: str) -> StoreError:
     return StoreError(
         f"{uri}: need conditional writes (PUT with If-None-Match), without which two attempts at a "
         f"task could both commit; the store {what}: use a store, or a version of it, that answers "
-        f"412 to the second, {_SUITABLE}"
+        f"412 to all but one, {_SUITABLE}"
     )
 
 
@@ -416,9 +432,11 @@ class S3Store:
     def _make_client(self, connect_timeout_s: float, read_timeout_s: float) -> Any:  # noqa: ANN401
         with self._making_client:  # a session's client factory is not thread-safe
             self._session = self._session or boto3.session.Session()
-            config = _config(connect_timeout_s, read_timeout_s)
+            settings = s3_settings()
+            config = _config(settings, connect_timeout_s, read_timeout_s)
+            region = settings.default_region or None
             try:
-                client = self._session.client("s3", config=config)
+                client = self._session.client("s3", region_name=region, config=config)
             except BotoCoreError:  # some of them are ValueErrors
                 raise
             except ValueError as error:  # its text is the URL, which may hold a password
@@ -427,6 +445,10 @@ class S3Store:
         watch_requests(client)
         client.meta.events.register("before-send.s3", _begin_request)
         client.meta.events.register_last("before-parameter-build.s3", _follow_no_head)
+        if payer := settings.request_payer:
+            client.meta.events.register(
+                "before-parameter-build.s3", partial(_name_payer, payer=payer)
+            )
         return client
 
 
@@ -454,14 +476,14 @@ def _watched(attempt: Callable[[], R]) -> R:
             raise CorruptTransferError(f"an answer that cannot be read ({error!r:.80})") from error
 
 
-def _config(connect_timeout_s: float, read_timeout_s: float) -> Config:
+def _config(settings: S3Settings, connect_timeout_s: float, read_timeout_s: float) -> Config:
     return Config(
+        **settings.config,
         # infra/store/retry.py retries; it also covers broken bodies, conflicts and corruption.
         retries={"mode": "standard", "total_max_attempts": 1},
         connect_timeout=connect_timeout_s,
         read_timeout=read_timeout_s,
         max_pool_connections=MAX_CONNECTIONS,
-        request_checksum_calculation="when_required",  # we send Content-MD5, which all servers know
     )
 
 
@@ -470,6 +492,11 @@ def _follow_no_head(model: Any, context: dict[str, Any], **_: object) -> None:  
     # redirect without an end.
     if model.name == "HeadBucket":
         context["s3_redirect"]["redirected"] = True
+
+
+def _name_payer(model: Any, params: dict[str, Any], payer: str, **_: object) -> None:  # noqa: ANN401
+    if "RequestPayer" in model.input_shape.members:  # HeadBucket has no payer
+        params["RequestPayer"] = payer
 
 
 def _begin_request(event_name: str, request: AWSPreparedRequest, **_: object) -> None:

@@ -71,8 +71,8 @@ _REMEDIES = {
     "proxies that alter headers",
 }
 _CHECK_POLICY = (
-    "check the credentials and the bucket's policy (an absent object is refused too, "
-    "without s3:ListBucket; so is any in a bucket whose requester pays, which is not supported)"
+    "check the credentials and the bucket's policy (an absent object is refused too, without "
+    "s3:ListBucket; so is any whose requester pays, without AWS_REQUEST_PAYER=requester)"
 )
 _REDIRECTS = {301, 302, 307, 308}
 _OTHER_REGION_CODES = {

@@ -48,7 +48,7 @@ _PARTIAL = re.compile(r"(.*/)?\.partial-[^/]+")
 _OF_A_TASK = re.compile(rf"{_STORED}|{CHECKPOINTS_FOLDER}/\d+-rank-\d+-[0-9a-f]{{16}}\.npz")
 _NOTE = re.compile(
     rf"{STEP_RECORDS_FOLDER}/(started/[a-z_]+\.json|[a-z_]+\.prom|increment/[a-z]+\.json)"
-    rf"|{STORE_CHECK_FOLDER}/[Ba]([-/]b)?"
+    rf"|{STORE_CHECK_FOLDER}/([Ba]([-/]b)?|race/[0-9a-f]{{32}})"
 )
 _SCRATCH = re.compile(rf"{SCRATCH_FOLDER}/({COMMITS_FOLDER}/[^/]+\.json|{_STORED})")
 _TASK = re.compile(r"group-\d+|\d+")

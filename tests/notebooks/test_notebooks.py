@@ -5,9 +5,8 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from infra.store.object_store import ObjectStore
 from tests.notebooks.execution import NOTEBOOKS, SHOWN, read_notebook, require_shown
-from tests.small_run import make_run
+from tests.small_run import make_run, upload_run
 
 
 def test_all_notebooks_are_there() -> None:
@@ -35,7 +34,12 @@ def test_shards_of_a_run_in_s3(s3_bucket: str, tmp_path: Path) -> None:
     """
     _, local_uri = make_run(tmp_path)
     uri = f"s3://{s3_bucket}/runs/small"
-    store = ObjectStore((uri,))
-    for path in Path(local_uri).rglob("*.*"):
-        store.put(f"{uri}/{path.relative_to(local_uri).as_posix()}", path.read_bytes())
+    upload_run(local_uri, uri)
     assert "features/unlabelled" in require_shown("inspect_shards", uri, tmp_path / "jupyter")
+
+
+def test_targets_of_a_run_on_local_paths(tmp_path: Path) -> None:
+    """The mass of each k comes from target shards, the placement from one column of features."""
+    _, local_uri = make_run(tmp_path)
+    printed = require_shown("kbest_mass", local_uri, tmp_path / "jupyter")
+    assert "k = 4\nk =   1: mean mass 0." in printed

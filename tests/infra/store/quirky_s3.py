@@ -1,9 +1,11 @@
 """An S3 in memory with the quirks of stores that speak its protocol and keep it in part."""
 
 import threading
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from email.message import Message
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, unquote, urlsplit
 from xml.sax.saxutils import escape
@@ -23,17 +25,21 @@ def by_walk(key: str) -> object:
 class QuirkySettings:
     """The objects of one bucket, and how the store behaves; a test may change both at any time.
 
+    `decides_late` lets a conditional write through that no other had finished before it came.
     `refusal` is the status and code of the answer to a conditional write. `page_of` chooses the
     keys of a page and whether it is the last, of all keys in order and the one to begin behind.
+    `headers` are those of each GET.
     """
 
     objects: dict[str, bytes] = field(default_factory=dict)
     order: Callable[[str], object] = by_bytes
     page_size: int = 1000
     ignores_condition: bool = False
+    decides_late: bool = False
     refusal: tuple[int, str] = (0, "")
     hidden: str = ""
     page_of: Callable[[list[str], str], tuple[list[str], bool]] | None = None
+    headers: list[Message] = field(default_factory=list)
 
     def page(self, prefix: str, after: str) -> tuple[list[str], bool]:
         """Return the keys of a page, and whether it is the last."""
@@ -49,6 +55,12 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     wbufsize = -1  # an answer in two packets takes 40 ms
     settings: QuirkySettings
+    writing = threading.Lock()
+
+    def handle_expect_100(self) -> bool:
+        super().handle_expect_100()
+        self.wfile.flush()  # otherwise boto3 waits a second for it
+        return True
 
     def log_message(self, *_: object) -> None:
         pass
@@ -65,18 +77,24 @@ class _Handler(BaseHTTPRequestHandler):
     def do_PUT(self) -> None:
         data = self.rfile.read(int(self.headers["Content-Length"]))
         settings, key = self.settings, unquote(urlsplit(self.path).path).split("/", 2)[2]
-        status, code = 0, ""
-        if "If-None-Match" in self.headers:
-            status, code = settings.refusal
-            if key in settings.objects and not settings.ignores_condition and not status:
-                status, code = 412, "PreconditionFailed"
-        if status:
-            self._answer(status, f"<Error><Code>{code}</Code></Error>".encode())
-            return
-        settings.objects[key] = data
-        self._answer(200)
+        with nullcontext() if settings.decides_late else self.writing:
+            status, code = self._refusal(key)
+            if settings.decides_late:
+                time.sleep(0.02)
+            if not status:
+                settings.objects[key] = data
+        self._answer(status or 200, f"<Error><Code>{code}</Code></Error>".encode() * bool(status))
+
+    def _refusal(self, key: str) -> tuple[int, str]:
+        settings = self.settings
+        if "If-None-Match" not in self.headers:
+            return 0, ""
+        if key in settings.objects and not settings.ignores_condition and not settings.refusal[0]:
+            return 412, "PreconditionFailed"
+        return settings.refusal
 
     def do_GET(self) -> None:
+        self.settings.headers.append(self.headers)
         parts = urlsplit(self.path)
         query = parse_qs(parts.query)
         if "list-type" not in query:
@@ -92,12 +110,16 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(200, f"<ListBucketResult>{more}{contents}</ListBucketResult>".encode())
 
 
+class _Server(ThreadingHTTPServer):
+    request_queue_size = 64  # of five, a connection that waits is tried again only after a second
+
+
 @contextmanager
 def quirky_s3() -> Iterator[tuple[str, QuirkySettings]]:
     """Serve a store that has no quirks yet; yield its URL and its settings."""
     settings = QuirkySettings()
     handler = type("_Handler", (_Handler,), {"settings": settings})
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+    with _Server(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}", settings
         server.shutdown()

@@ -140,7 +140,7 @@ LASTING = [
     (403, "InvalidObjectState", "restore the object from its archive"),
     (403, "InvalidAccessKeyId", "check AWS_ACCESS_KEY_ID"),
     (403, "SignatureDoesNotMatch", "check AWS_SECRET_ACCESS_KEY"),
-    (403, "AccountProblem", "check the credentials .*whose requester pays"),
+    (403, "AccountProblem", "check the credentials .*AWS_REQUEST_PAYER=requester"),
     (404, "NoSuchBucket", "create it, or correct its name"),
     (404, "NoSuchAccessPoint", "check the URI and AWS_ENDPOINT_URL"),
     (405, "MethodNotAllowed", "check the URI and AWS_ENDPOINT_URL"),

@@ -1,12 +1,13 @@
 """Stores whose listings or conditional writes are not S3's are refused by name."""
 
+import re
 from collections.abc import Iterator
 
 import pytest
 
 from infra.store import retry
 from infra.store.object_store import ObjectStore, StoreError
-from infra.store.s3 import NAMES, s3_store
+from infra.store.s3 import NAMES, NUM_RACES, s3_store
 from infra.task_metrics import REQUESTS
 from tests.infra.store.quirky_s3 import QuirkySettings, by_walk, quirky_s3
 from tests.s3_server import CREDENTIALS
@@ -40,10 +41,12 @@ def server(running: tuple[str, QuirkySettings], monkeypatch: pytest.MonkeyPatch)
     return settings
 
 
-def test_a_store_that_behaves_is_checked_by_three_objects(server: QuirkySettings) -> None:
+def test_a_store_that_behaves_is_checked_by_eleven_objects(server: QuirkySettings) -> None:
     """A later check, or another driver's, writes nothing and asks thrice."""
     STORE.check(CHECKED)
-    assert sorted(server.objects) == [f"run/steps/store_check/{name}" for name in NAMES]
+    keys = sorted(key.removeprefix("run/steps/store_check/") for key in server.objects)
+    assert [key for key in keys if not re.fullmatch(r"race/[0-9a-f]{32}", key)] == list(NAMES)
+    assert len(keys) == len(NAMES) + NUM_RACES
     before, objects = REQUESTS.total(), dict(server.objects)
     STORE.check(CHECKED)
     made = REQUESTS.total() - before
@@ -55,7 +58,22 @@ def test_a_store_that_ignores_the_condition_is_refused(server: QuirkySettings) -
     """At the first check, and at a later one of a run that began on another version."""
     server.ignores_condition = True
     for _ in range(2):
-        with pytest.raises(StoreError, match=r"store_check/B: need conditional writes .*ignores"):
+        with pytest.raises(StoreError, match=r"race/\w+: need conditional writes .*took 8 of 8"):
+            STORE.check(CHECKED)
+    server.ignores_condition = False
+    STORE.check(CHECKED)
+    server.ignores_condition = True
+    with pytest.raises(StoreError, match=r"store_check/B: need conditional writes .*ignores them"):
+        STORE.check(CHECKED)
+
+
+def test_a_store_that_looks_before_it_writes_is_refused(server: QuirkySettings) -> None:
+    """It refuses each write that comes later, and takes several that come at once."""
+    server.decides_late = True
+    assert STORE.put_if_absent(f"{RUN}/x", b"1")
+    assert not STORE.put_if_absent(f"{RUN}/x", b"2")
+    for _ in range(2):
+        with pytest.raises(StoreError, match=r"not keep them apart: it took [2-8] of 8 writes"):
             STORE.check(CHECKED)
 
 
