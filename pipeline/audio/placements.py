@@ -56,7 +56,7 @@ class Acoustics:
             for index, response in enumerate(responses)
         }
         noises = {f"noise-{index}": noise for index, noise in enumerate(self.noises)}
-        np.savez(file, allow_pickle=False, **rooms, **noises)
+        np.savez(file, **rooms, **noises)
 
     @classmethod
     def load(cls, file: Path | io.BytesIO) -> "Acoustics":
