@@ -356,7 +356,7 @@ def run_tasks(
 def _inheriting_thread(session: SparkSession) -> Callable[[Callable[[], R]], Callable[[], R]]:
     """Return a decorator for functions of threads that have this thread's local properties."""
     if pyspark.__version__ < "4":  # Spark 3 takes the function, and Spark 4 the session
-        return inheritable_thread_target  # type: ignore[no-any-return]
+        return inheritable_thread_target
     return inheritable_thread_target(session)
 
 

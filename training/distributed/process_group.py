@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from jaxtyping import Shaped
 from torch import Tensor
-from torch._C._distributed_c10d import DebugLevel, PrefixStore, get_debug_level
+from torch._C._distributed_c10d import DebugLevel, HashStore, PrefixStore, get_debug_level
 from torch.distributed import ProcessGroup as ProcessGroup  # noqa: PLC0414 - exported, for annotations
 from torch.distributed.rendezvous import rendezvous as open_store
 
@@ -60,7 +60,7 @@ def open_world(time_limit_s: float = 1800.0, device: torch.device = CPU) -> Iter
         else:
             dist.init_process_group(
                 _backends(),
-                store=dist.HashStore(),  # of this process: no other rank needs an address
+                store=HashStore(),  # of this process: no other rank needs an address
                 rank=0,
                 world_size=1,
                 timeout=time_limit,

@@ -54,7 +54,8 @@ def without_tf32() -> Iterator[None]:
 
 def _switches() -> list[tuple[Any, str]]:
     """Return torch's switches of matrices, LSTMs and convolutions, and their attribute's name."""
-    matrices, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    matrices: Any = torch.backends.cuda.matmul
+    cudnn: Any = torch.backends.cudnn
     if not hasattr(cudnn, "rnn"):  # before torch 2.9
         return [(matrices, "allow_tf32"), (cudnn, "allow_tf32")]
     return [(each, "fp32_precision") for each in (matrices, cudnn.rnn, cudnn.conv)]
