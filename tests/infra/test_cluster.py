@@ -1,5 +1,7 @@
+import tomllib
 from dataclasses import replace
 from importlib.metadata import version
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -7,6 +9,7 @@ import pytest
 import infra
 from infra.cluster import load_cluster, require_dependencies
 from infra.settings import ConfigurationError
+from tests.source_trees import REPOSITORY
 
 NAMES = tuple(path.stem for path in Path(infra.__file__).with_name("clusters").glob("*.toml"))
 
@@ -158,6 +161,13 @@ def test_missing_dependencies_are_named() -> None:
         require_dependencies(cluster)
     with pytest.raises(ConfigurationError, match="need a distribution and its versions"):
         replace(cluster, python_dependencies=("--index-url x",))
+
+
+def test_cluster_files_and_the_package_need_the_same_versions() -> None:
+    """`make compat` tests the lowest versions of pyproject.toml: cluster files name no others."""
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+    known = {*project["dependencies"], *chain(*project["optional-dependencies"].values())}
+    assert {*chain(*(load_cluster(name).python_dependencies for name in NAMES))} <= known
 
 
 def test_installed_versions_are_compared() -> None:

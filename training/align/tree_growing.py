@@ -67,7 +67,8 @@ def triphone_statistics(
     segments = np.concatenate([alignments[name].triphones for name in names])
     durations = np.concatenate([alignments[name].durations for name in names]).astype(np.float64)
     # Add up the segments of equal triphones.
-    triphones, rows = np.unique(segments, axis=0, return_inverse=True)
+    triphones, inverse = np.unique(segments, axis=0, return_inverse=True)
+    rows = inverse.reshape(-1)  # NumPy 2.0.0 returns a column
     moments = []
     for power in (1, 2):
         of_segments = [

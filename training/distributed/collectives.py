@@ -56,7 +56,7 @@ def maximum(value: int, group: ProcessGroup) -> int:
     """Return the largest of the ranks' values on every rank."""
     values = torch.empty(group.size(), dtype=torch.int64)
     with explaining_failure("maximum", group):
-        group.all_gather_single(values, torch.tensor([value])).wait()
+        group._allgather_base(values, torch.tensor([value])).wait()
     return int(values.max())
 
 
@@ -92,7 +92,7 @@ def all_to_all(
     count_sent(values.nbytes - parts[group.rank()].nbytes, group)
     sizes, exchange = [len(part) for part in parts], f"all-to-all of {purpose}"
     with explaining_failure(exchange, group):
-        work = group.all_to_all_single(output, values, list(received_sizes), sizes)
+        work = group.alltoall_base(output, values, list(received_sizes), sizes)
         wait_for(work, output, exchange)
     return list(output.split_with_sizes(list(received_sizes)))
 
@@ -181,7 +181,7 @@ def _gather_directly(
     # For 8 KB this takes less than half the time of gather_equal's ring, which needs a round for
     # each rank. The ring sends each message only once over a link between hosts.
     gathered = values.new_empty(group.size() * len(values))
-    work = group.all_to_all_single(gathered, values.repeat(group.size()), [], [])
+    work = group.alltoall_base(gathered, values.repeat(group.size()), [], [])
     wait_for(work, values, f"gather of {purpose}")
     return gathered.view(group.size(), len(values))
 
@@ -199,7 +199,7 @@ def _gather_rows(
 ) -> Int32[Tensor, "ranks values"]:
     gathered = values.new_empty(group.size() * len(values))
     with explaining_failure(f"gather of {purpose}", group):
-        wait_for(group.all_gather_single(gathered, values), values, f"gather of {purpose}")
+        wait_for(group._allgather_base(gathered, values), values, f"gather of {purpose}")
     return gathered.view(group.size(), len(values))
 
 
@@ -364,7 +364,7 @@ class PendingGather:
         self._shape = group.size(), len(values)
         gathered = values.new_empty(group.size() * len(values))
         self._pending = PendingExchange(
-            lambda: group.all_gather_single(gathered, values),
+            lambda: group._allgather_base(gathered, values),
             gathered,
             group,
             f"gather of {purpose}",

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from jaxtyping import Shaped
 from torch import Tensor
-from torch._C._distributed_c10d import DebugLevel, PrefixStore, get_debug_level
+from torch._C._distributed_c10d import DebugLevel, HashStore, PrefixStore, get_debug_level
 from torch.distributed import ProcessGroup as ProcessGroup  # noqa: PLC0414 - exported, for annotations
 from torch.distributed.rendezvous import rendezvous as open_store
 
@@ -60,7 +60,7 @@ def open_world(time_limit_s: float = 1800.0, device: torch.device = CPU) -> Iter
         else:
             dist.init_process_group(
                 _backends(),
-                init_method="tcp://127.0.0.1:0",
+                store=HashStore(),  # of this process: no other rank needs an address
                 rank=0,
                 world_size=1,
                 timeout=time_limit,
@@ -105,6 +105,9 @@ def _init_launched_group(time_limit: timedelta, device: torch.device) -> None:
         # torch tries a store that does not answer twice for the limit: 40 s for one of 20.
         store, rank, world_size = next(open_store("env://", timeout=time_limit / 2))
         store.set_timeout(time_limit)
+        # Stores of torch 2.6 have no clone(), but their own process may connect to them again.
+        can_clone = hasattr(store, "clone")
+        second = store.clone() if can_clone else next(open_store("env://", timeout=time_limit))[0]
     except RuntimeError as error:
         raise CollectiveError(
             f"rank {launched_rank()} cannot reach the rendezvous store: {error}. Check that "
@@ -120,7 +123,7 @@ def _init_launched_group(time_limit: timedelta, device: torch.device) -> None:
         )
     limit_s = time_limit.total_seconds()
     _failure_detector = FailureDetector(
-        store.clone(), members, rank, limit_s, watches_devices="cuda" in _backends()
+        second, members, rank, limit_s, watches_devices="cuda" in _backends()
     )
     with _explaining_failure(rank, world_size, "rendezvous"):
         dist.init_process_group(

@@ -559,7 +559,7 @@ class SimulatedGroup(dist.ProcessGroup):
         return self._exchange.scheduler.start_thread(work)
 
     # torch passes options to these operations; `collectives` and its neighbours use none.
-    def all_gather_single(  # type: ignore[override]
+    def _allgather_base(  # type: ignore[override]
         self, output: Shaped[Tensor, " all_values"], values: Shaped[Tensor, " values"]
     ) -> dist.Work:
         """Concatenate every rank's `values`, equally many."""
@@ -571,7 +571,7 @@ class SimulatedGroup(dist.ProcessGroup):
         )
         return self._start(operation, [values], output)
 
-    def all_to_all_single(  # type: ignore[override]
+    def alltoall_base(  # type: ignore[override]
         self,
         output: Shaped[Tensor, " all_parts"],
         values: Shaped[Tensor, " parts"],

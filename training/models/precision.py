@@ -5,7 +5,7 @@ would then need a scaler: so bfloat16 is asked for layer by layer, the same on e
 """
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -27,29 +27,38 @@ def fastest_precision(device: torch.device) -> Precision:
     return "bfloat16" if has_bfloat16 else "float32"
 
 
+_SETTINGS: Mapping[str, tuple[Any, Any]] = {
+    "fp32_precision": ("ieee", "tf32"),
+    "allow_tf32": (False, True),
+}
+"""The values without and with TF32 of each switch's attribute."""
+
+
 def set_float32_products(precision: Precision) -> None:
     """Let this process's products on GPUs use TF32, or not; by default LSTMs and filters do."""
-    for switch in _switches():
-        switch.fp32_precision = "tf32" if precision == "tf32" else "ieee"
+    for switch, attribute in _switches():
+        setattr(switch, attribute, _SETTINGS[attribute][precision == "tf32"])
 
 
 @contextmanager
 def without_tf32() -> Iterator[None]:
     """Compute products of float32 numbers in float32 within; then the switches are as before."""
-    switches = _switches()
-    before = [each.fp32_precision for each in switches]
+    before = [(*each, getattr(*each)) for each in _switches()]
     set_float32_products("float32")
     try:
         yield
     finally:
-        for switch, value in zip(switches, before, strict=True):
-            switch.fp32_precision = value
+        for switch, attribute, value in before:
+            setattr(switch, attribute, value)
 
 
-def _switches() -> list[Any]:
-    """Return torch's switches of matrices, LSTMs and convolutions."""
+def _switches() -> list[tuple[Any, str]]:
+    """Return torch's switches of matrices, LSTMs and convolutions, and their attribute's name."""
+    matrices: Any = torch.backends.cuda.matmul
     cudnn: Any = torch.backends.cudnn
-    return [torch.backends.cuda.matmul, cudnn.rnn, cudnn.conv]
+    if not hasattr(cudnn, "rnn"):  # before torch 2.9
+        return [(matrices, "allow_tf32"), (cudnn, "allow_tf32")]
+    return [(each, "fp32_precision") for each in (matrices, cudnn.rnn, cudnn.conv)]
 
 
 def lstm_in_bfloat16(lstm: nn.LSTM) -> nn.LSTM:

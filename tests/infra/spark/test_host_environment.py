@@ -179,6 +179,25 @@ def test_an_environment_of_another_owner_runs_the_java_itself(
 
 
 @pytest.mark.parametrize(
+    ("spark", "java", "is_used"),
+    [("3.5.9", 25, False), ("4.0.5", 24, False), ("4.0.5", 21, True), ("4.1.0", 25, True)],
+)
+@pytest.mark.usefixtures("java_free")
+def test_java_home_is_not_too_new_for_spark(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spark: str, java: int, is_used: bool
+) -> None:
+    """Spark before 4.1 fails on Java 24 at its first call of Hadoop: the error says so before."""
+    home = _fake_java(tmp_path / "new", f"echo 'openjdk version \"{java}.0.1\" 2026' >&2")
+    monkeypatch.setenv("JAVA_HOME", str(home))
+    monkeypatch.setattr(host_environment, "version", lambda _: spark)
+    if is_used:
+        assert find_java_home() == home
+        return
+    with pytest.raises(JavaError, match=f"Java {java}, on which Spark {spark} does not start: ne"):
+        find_java_home()
+
+
+@pytest.mark.parametrize(
     ("script", "said"),
     [
         ("echo 'java version \"1.8.0_1\"' >&2; [ $# = 1 ]", "Java 8"),
@@ -198,7 +217,7 @@ def test_java_home_of_no_use_is_named(
     with pytest.raises(JavaError) as caught:
         find_java_home()
     assert str(caught.value).startswith(f"JAVA_HOME = {home}: {said}")
-    assert str(caught.value).endswith(": need Java 17 or later, or unset it")
+    assert str(caught.value).endswith(": need Java 17 or 21, or unset it")
 
 
 @pytest.mark.usefixtures("java_free")
