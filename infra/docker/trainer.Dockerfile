@@ -1,5 +1,5 @@
-# The image of training hosts, and of the steps that run on one host. From the repository's root:
-# docker build --file infra/docker/trainer.Dockerfile --tag megahour/trainer:0.1.0 .
+# The image of training hosts, and of what runs on one host, for amd64 and arm64. From the
+# repository's root: docker build --file infra/docker/trainer.Dockerfile --tag megahour/trainer:0.1.0 .
 FROM python:3.11-slim-bookworm AS build
 # Debian keeps one version of a package: the base's tag pins it.
 # hadolint ignore=DL3008
@@ -11,10 +11,11 @@ COPY . .
 RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
 
 FROM python:3.11-slim-bookworm
+ARG EXTRAS=deploy
 # torch's wheels bring CUDA; the host brings the driver and NVIDIA's container runtime.
 RUN --mount=type=bind,from=build,source=/wheels,target=/wheels \
     --mount=type=bind,source=constraints.txt,target=/constraints.txt \
-    pip install --no-cache-dir --constraint /constraints.txt /wheels/*.whl
+    pip install --no-cache-dir --constraint /constraints.txt "$(echo /wheels/*.whl)[$EXTRAS]"
 ENV NVIDIA_VISIBLE_DEVICES=all \
     NVIDIA_DRIVER_CAPABILITIES=compute,utility \
     OPENBLAS_NUM_THREADS=1

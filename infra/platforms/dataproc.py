@@ -1,0 +1,77 @@
+"""Google Dataproc: a Spark step is a workflow whose cluster lives for this one job.
+
+The code lies in Google's storage, and the run in S3: `environment` and `initialization_action`
+give hosts its endpoint and credentials.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+from infra.platforms.platform import CodeUri, Environment, StepLaunch, spark_package
+from infra.settings import Text, check_ranges
+from infra.spark.packaging import DEPENDENCIES
+
+
+@dataclass(frozen=True)
+class Dataproc:
+    """Dataproc names an image, a network, an account, and what makes hosts reach S3."""
+
+    platform: Literal["dataproc"]
+    image_version: Annotated[str, Text(3, 60, r"\d+\.\d+(\.\d+)?(-\w+)*", "2.3-debian12")]
+    subnetwork: Annotated[str, Text(1, 400)]
+    service_account: Annotated[str, Text(6, 200, r"\S+@\S+", "megahour@p.iam.gserviceaccount.com")]
+    code_uri: CodeUri
+    initialization_action: Annotated[str, Text(6, 1024, r"gs://\S+", "gs://b/code/s3.sh")]
+    driver_instance_type: Annotated[str, Text(1, 100)] = "n2-standard-8"
+    environment: Environment = field(default_factory=dict)
+
+    __post_init__ = check_ranges
+
+    def request(self, launch: StepLaunch) -> str:
+        """Return a workflow template as `gcloud` instantiates it; only Spark steps have one."""
+        launch.require_spark("dataproc")
+        launch.require_cpus("dataproc")
+        cluster, package = launch.cluster, spark_package(self.code_uri, launch)
+        job = {
+            "mainPythonFileUri": package.program,
+            "args": list(launch.arguments),
+            "pythonFileUris": [package.code],
+            "properties": {
+                **package.settings,
+                "spark.submit.deployMode": "cluster",  # the driver unpacks the archive, too
+                "spark.archives": package.dependencies,
+                "spark.yarn.appMasterEnv.PYTHONPATH": DEPENDENCIES,
+                **_variables("spark.yarn.appMasterEnv", self.environment),
+                **_variables("spark.executorEnv", self.environment),
+            },
+        }
+        config = {
+            "gceClusterConfig": {
+                "subnetworkUri": self.subnetwork,
+                "serviceAccount": self.service_account,
+                "serviceAccountScopes": ["https://www.googleapis.com/auth/cloud-platform"],
+            },
+            # The driver runs on a worker: one more than the cluster file has.
+            "masterConfig": _hosts(1, self.driver_instance_type, cluster.disk_gibibytes),
+            "workerConfig": _hosts(
+                max(cluster.num_instances + 1, 2), cluster.instance_type, cluster.disk_gibibytes
+            ),
+            "softwareConfig": {"imageVersion": self.image_version},
+            "initializationActions": [{"executableFile": self.initialization_action}],
+        }
+        template = {
+            "placement": {"managedCluster": {"clusterName": launch.name, "config": config}},
+            "jobs": [{"stepId": launch.name, "pysparkJob": job}],
+        }
+        return json.dumps(template, indent=2)
+
+
+def _hosts(count: int, kind: str, gibibytes: int) -> dict[str, Any]:
+    disk = {"bootDiskType": "pd-balanced", "bootDiskSizeGb": max(gibibytes, 30)}
+    return {"numInstances": count, "machineTypeUri": kind, "diskConfig": disk}
+
+
+def _variables(prefix: str, environment: Mapping[str, str]) -> dict[str, str]:
+    return {f"{prefix}.{name}": value for name, value in environment.items()}
