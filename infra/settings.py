@@ -23,7 +23,7 @@ from dataclasses import MISSING, dataclass, fields, is_dataclass
 from enum import StrEnum
 from functools import cache
 from numbers import Integral, Real
-from typing import Annotated, Any, Literal, Protocol, TypeAlias, TypeVar, cast
+from typing import Annotated, Any, Literal, Protocol, TypeAlias, TypeVar, cast, runtime_checkable
 
 # A password may hold slashes; a user alone may be a token.
 _PASSWORD = re.compile(r"(?<=://)(?:[^/\s:@]*:\S*|[^/\s@]*)@")
@@ -253,6 +253,7 @@ class ConfigurationError(ValueError):
     """ConfigurationError names the file and the key that cannot be used, and a remedy."""
 
 
+@runtime_checkable
 class Readable(Protocol):
     """A Readable has the bytes of a file that lies elsewhere: packed with the code, or in S3."""
 

@@ -7,9 +7,11 @@ FROM python:3.11-slim-bookworm AS build
 RUN apt-get update \
     && apt-get install --yes --no-install-recommends gcc libc6-dev \
     && rm -rf /var/lib/apt/lists/*
+ARG EXTRAS=demo
 WORKDIR /source
 COPY . .
-RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
+# All wheels are made here: for arm64 some have to be compiled.
+RUN pip wheel --no-cache-dir --constraint constraints.txt --wheel-dir /wheels ".[$EXTRAS]"
 
 FROM python:3.11-slim-bookworm
 # tini reaps Python's workers, which a JVM as the first process would not.
@@ -18,11 +20,9 @@ RUN apt-get update \
     && apt-get install --yes --no-install-recommends openjdk-17-jre-headless tini \
     && rm -rf /var/lib/apt/lists/* \
     && ln -s "java-17-openjdk-$(dpkg --print-architecture)" /usr/lib/jvm/java-17
-ARG EXTRAS=demo
 # pyspark's wheel is a whole Spark, in the version that constraints.txt pins.
 RUN --mount=type=bind,from=build,source=/wheels,target=/wheels \
-    --mount=type=bind,source=constraints.txt,target=/constraints.txt \
-    pip install --no-cache-dir --constraint /constraints.txt "$(echo /wheels/*.whl)[$EXTRAS]"
+    pip install --no-cache-dir --no-index /wheels/*.whl
 COPY jobs/*.py /opt/megahour/jobs/
 COPY infra/docker/gpu_addresses.sh /opt/megahour/infra/docker/
 COPY infra/docker/spark_entrypoint.sh /opt/

@@ -6,16 +6,16 @@ FROM python:3.11-slim-bookworm AS build
 RUN apt-get update \
     && apt-get install --yes --no-install-recommends gcc libc6-dev \
     && rm -rf /var/lib/apt/lists/*
+ARG EXTRAS=deploy
 WORKDIR /source
 COPY . .
-RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
+# All wheels are made here: for arm64 some have to be compiled.
+RUN pip wheel --no-cache-dir --constraint constraints.txt --wheel-dir /wheels ".[$EXTRAS]"
 
 FROM python:3.11-slim-bookworm
-ARG EXTRAS=deploy
 # torch's wheels bring CUDA; the host brings the driver and NVIDIA's container runtime.
 RUN --mount=type=bind,from=build,source=/wheels,target=/wheels \
-    --mount=type=bind,source=constraints.txt,target=/constraints.txt \
-    pip install --no-cache-dir --constraint /constraints.txt "$(echo /wheels/*.whl)[$EXTRAS]"
+    pip install --no-cache-dir --no-index /wheels/*.whl
 ENV NVIDIA_VISIBLE_DEVICES=all \
     NVIDIA_DRIVER_CAPABILITIES=compute,utility \
     OPENBLAS_NUM_THREADS=1

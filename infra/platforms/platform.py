@@ -6,7 +6,7 @@ A platform is a record of its account file, and returns what its own command lin
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
-from typing import Annotated, Literal, Protocol
+from typing import Annotated, Literal, Protocol, runtime_checkable
 
 from infra.cluster import Cluster
 from infra.settings import ConfigurationError, Items, Text
@@ -92,6 +92,7 @@ class StepLaunch:
             raise ConfigurationError(f"{platform}: {self.step}: its hosts have no GPU: {remedy}")
 
 
+@runtime_checkable
 class Platform(Protocol):
     """A Platform is the record of an account file."""
 
