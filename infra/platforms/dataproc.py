@@ -1,7 +1,7 @@
 """Google Dataproc: a Spark step is a workflow whose cluster lives for this one job.
 
-The code lies in Google's storage, and the run in S3: `environment` and `initialization_action`
-give hosts its endpoint and credentials.
+The code lies in Google's storage, and the run in S3, whose credentials hosts take from a secret
+when they start (`dataproc_credentials.sh`).
 """
 
 import json
@@ -13,17 +13,19 @@ from infra.platforms.platform import CodeUri, Environment, StepLaunch, spark_pac
 from infra.settings import Text, check_ranges
 from infra.spark.packaging import DEPENDENCIES
 
+_CREDENTIALS = "/etc/megahour/s3_credentials"
+
 
 @dataclass(frozen=True)
 class Dataproc:
-    """Dataproc names an image, a network, an account, and what makes hosts reach S3."""
+    """Dataproc names an image, a network, the hosts' account, and the secret of S3's credentials."""
 
     platform: Literal["dataproc"]
     image_version: Annotated[str, Text(3, 60, r"\d+\.\d+(\.\d+)?(-\w+)*", "2.3-debian12")]
     subnetwork: Annotated[str, Text(1, 400)]
     service_account: Annotated[str, Text(6, 200, r"\S+@\S+", "megahour@p.iam.gserviceaccount.com")]
     code_uri: CodeUri
-    initialization_action: Annotated[str, Text(6, 1024, r"gs://\S+", "gs://b/code/s3.sh")]
+    secret: Annotated[str, Text(1, 255, r"[\w-]+", "megahour-s3")]
     driver_instance_type: Annotated[str, Text(1, 100)] = "n2-standard-8"
     environment: Environment = field(default_factory=dict)
 
@@ -34,6 +36,7 @@ class Dataproc:
         launch.require_spark("dataproc")
         launch.require_cpus("dataproc")
         cluster, package = launch.cluster, spark_package(self.code_uri, launch)
+        variables = {**self.environment, "AWS_SHARED_CREDENTIALS_FILE": _CREDENTIALS}
         job = {
             "mainPythonFileUri": package.program,
             "args": list(launch.arguments),
@@ -43,14 +46,15 @@ class Dataproc:
                 "spark.submit.deployMode": "cluster",  # the driver unpacks the archive, too
                 "spark.archives": package.dependencies,
                 "spark.yarn.appMasterEnv.PYTHONPATH": DEPENDENCIES,
-                **_variables("spark.yarn.appMasterEnv", self.environment),
-                **_variables("spark.executorEnv", self.environment),
+                **_variables("spark.yarn.appMasterEnv", variables),
+                **_variables("spark.executorEnv", variables),
             },
         }
         config = {
             "gceClusterConfig": {
                 "subnetworkUri": self.subnetwork,
                 "serviceAccount": self.service_account,
+                "metadata": {"megahour-s3-secret": self.secret},
                 "serviceAccountScopes": ["https://www.googleapis.com/auth/cloud-platform"],
             },
             # The driver runs on a worker: one more than the cluster file has.
@@ -59,7 +63,9 @@ class Dataproc:
                 max(cluster.num_instances + 1, 2), cluster.instance_type, cluster.disk_gibibytes
             ),
             "softwareConfig": {"imageVersion": self.image_version},
-            "initializationActions": [{"executableFile": self.initialization_action}],
+            "initializationActions": [
+                {"executableFile": f"{self.code_uri}/dataproc_credentials.sh"}
+            ],
         }
         template = {
             "placement": {"managedCluster": {"clusterName": launch.name, "config": config}},
