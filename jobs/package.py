@@ -31,6 +31,13 @@ from jobs.run_table import INGEST, spark_steps
 
 PACKAGE = "package"
 
+_FOR_HOSTS = (
+    "aws/install_host.sh",
+    "platforms/databricks_step.py",
+    "platforms/dataproc_credentials.sh",
+)
+"""What hosts of EMR and of Dataproc run when they start, and Databricks in place of a step."""
+
 SPARK = f"""\
 for Spark {version("pyspark")}, Python {sys.version_info.major}.{sys.version_info.minor} and \
 {sysconfig.get_platform()}"""
@@ -38,8 +45,9 @@ for Spark {version("pyspark")}, Python {sys.version_info.major}.{sys.version_inf
 
 HELP = f"""\
 Write what a cluster needs to run the Spark steps and `verify`, and print the commands for these:
-megahour-VERSION.zip (the code), the program of each step, and dependencies-DIGEST.tar.gz, one for
-each set that the cluster files of the steps name, in the versions installed here.
+megahour-VERSION.zip (the code), the program of each step, dependencies-DIGEST.tar.gz, one for each
+set that the cluster files of the steps name, in the versions installed here, and what hosts of EMR,
+Databricks and Dataproc start.
 
 These are {SPARK}; the hosts of the cluster need the same Python.
 The driver runs in an environment like this one, from any directory: it reads the code from the zip.
@@ -74,6 +82,9 @@ def package_steps(folder: Path, clusters: Mapping[str, str]) -> dict[str, Packag
     `clusters` has cluster files of the user's own by step.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    for name in _FOR_HOSTS:
+        with as_file(files("infra") / name) as source:
+            shutil.copy(source, folder)
     code = write_code(folder)
     log(f"{code}: {code.stat().st_size >> 10} kB")
     programs = (*spark_steps(), "verify")  # those whose tasks a cluster runs

@@ -1,6 +1,6 @@
 """Print what starts a step on a platform, or on AWS send it.
 
-megahour request_cluster --step extract_features --recipe R --run URI --account account.toml
+megahour request_cluster --step extract_features --recipe R --run URI --account emr.toml
 """
 
 import argparse

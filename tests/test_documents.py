@@ -16,7 +16,7 @@ from tests.training.forked_programs import Program, run_forked
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("pipeline", "training", "jobs", "infra")
-PAGES = sorted((ROOT / "docs").glob("*.md"))
+PAGES = sorted(path for part in ("*.md", "running/*.md") for path in (ROOT / "docs").glob(part))
 GUIDES = [
     *sorted(path for name in (*PACKAGES, "tests") for path in (ROOT / name).rglob("*.md")),
     *PAGES,

@@ -14,7 +14,7 @@ from infra.platforms.platform import CodeUri, StepLaunch
 from infra.settings import ConfigurationError, Text, check_ranges
 
 PROGRAM = "databricks_step.py"
-"""The program of a task, which `make dist` copies from beside this file."""
+"""The program of a task, which `megahour package` copies from beside this file."""
 
 
 @dataclass(frozen=True)

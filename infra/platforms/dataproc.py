@@ -18,7 +18,7 @@ _CREDENTIALS = "/etc/megahour/s3_credentials"
 
 @dataclass(frozen=True)
 class Dataproc:
-    """Dataproc names an image, a network, the hosts' account, and the secret of S3's credentials."""
+    """Dataproc names image, network, the hosts' account, and the secret with S3's credentials."""
 
     platform: Literal["dataproc"]
     image_version: Annotated[str, Text(3, 60, r"\d+\.\d+(\.\d+)?(-\w+)*", "2.3-debian12")]
