@@ -34,7 +34,7 @@ DOCUMENTS = [
 ELSEWHERE = re.compile(
     r"(runs|selection|features|corpus|report|certificate|conf|scratch|dist)/"
     r"|(manifest|report)\.json|(example|inspect|my_models|my_teachers)\.py|spark-env\.sh"
-    r"|(data|clips)/|mine\.toml"
+    r"|(data|clips)/|(mine|emr|emr_serverless|databricks|dataproc|kubernetes|slurm)\.toml"
 )
 # Names of other software, and of the Makefile.
 FOREIGN = {
@@ -42,6 +42,9 @@ FOREIGN = {
     "EnforceNotMet",
     "KALDI_DIR",
     "connectFullMesh",
+    "imagePullSecrets",
+    "objectViewer",
+    "secretAccessor",
     "predict_batch_udf",
 }
 WORD = re.compile(r"\b(?:[A-Za-z]\w*_\w+|\w*[a-z][A-Z]\w*)\b")

@@ -22,8 +22,8 @@ _SCRIPT = """\
 #SBATCH --output={logs}/%x-%j.log
 # {title}: a requeued job resumes from its last checkpoint.
 set -euo pipefail
-{exports}leader=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
-export leader
+{exports}hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST")
+export leader="${{hosts%%[[:space:]]*}}"
 # Each host finds `python` in the environment that all of them see.
 export PATH={environment}/bin:$PATH
 srun --kill-on-bad-exit=1 {command}

@@ -156,7 +156,7 @@ def host_run(folder: Path, script: str, **environment: str) -> subprocess.Comple
 
 def test_each_host_finds_the_leader_and_starts_its_ranks(run_job: RunJob, tmp_path: Path) -> None:
     """The script of 8 hosts joins 64 ranks at the first host's address, whatever is in --set."""
-    setting = "student.seed=5; touch $(oops)'"
+    setting = "corpus.uri=s3://speech/it's; touch $(oops)"
     said = request(run_job, "train_student", "--set", setting)
     script = json.loads(said.out)["UserData"]
     done = host_run(tmp_path, script)

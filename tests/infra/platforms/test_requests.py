@@ -253,12 +253,14 @@ esac
 @pytest.mark.parametrize("step", OTHERS)
 def test_slurm_takes_scripts(run_job: RunJob, tmp_path: Path, step: str) -> None:
     """shellcheck has no complaint; each host starts its ranks, which meet at the first host."""
-    said = request(run_job, "slurm", step, "--set", "student.seed=5; touch $(oops)'")
     script = tmp_path / "step.sh"
-    script.write_text(said.out.replace("/shared/megahour/venv", str(tmp_path)))
+    script.write_text(request(run_job, "slurm", step).out)
     checker = Path(sys.executable).with_name("shellcheck")
     checked = subprocess.run([checker, script], capture_output=True, text=True, check=False)
     assert (checked.returncode, checked.stdout) == (0, "")
+    setting = "corpus.uri=s3://speech/it's; touch $(oops)"
+    said = request(run_job, "slurm", step, "--set", setting)
+    script.write_text(said.out.replace("/shared/megahour/venv", str(tmp_path)))
     options = dict(re.findall(r"^#SBATCH --([\w-]+)=(\S+)$", said.out, re.M))
     cluster = load_cluster(step)
     assert options["nodes"] == str(cluster.num_instances)
@@ -275,13 +277,13 @@ def test_slurm_takes_scripts(run_job: RunJob, tmp_path: Path, step: str) -> None
     if cluster.num_instances > 1:
         assert words[words.index("--rdzv-endpoint") + 1] == "node7:29400"
         assert words[words.index("--rdzv-id") + 1] == "42"
-    assert words[-2:] == ["--set", "student.seed=5; touch $(oops)'"]
+    assert words[-2:] == ["--set", setting]
 
 
 def test_slurm_hosts_share_files(run_job: RunJob, tmp_path: Path) -> None:
     """A run may be a folder, and a recipe a file, both named for any working directory."""
     recipe = tmp_path / "mine.toml"
-    recipe.write_text((ROOT / "jobs/recipes/recorded.toml").read_text())
+    recipe.write_text((ROOT / "jobs/recipes/hours_1m.toml").read_text())
     said = run_job(
         "request_cluster",
         *("--step", "report", "--recipe", str(recipe), "--run", str(tmp_path / "run")),
