@@ -6,7 +6,7 @@ FROM python:3.11-slim-bookworm AS build
 RUN apt-get update \
     && apt-get install --yes --no-install-recommends gcc libc6-dev \
     && rm -rf /var/lib/apt/lists/*
-ARG EXTRAS=deploy
+ARG EXTRAS=spark,train,deploy
 WORKDIR /source
 COPY . .
 # All wheels are made here: for arm64 some have to be compiled.

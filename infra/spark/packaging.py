@@ -104,7 +104,7 @@ def with_drivers(requirements: Sequence[str]) -> tuple[str, ...]:
 
 
 def extra_requirements(extra: str) -> tuple[str, ...]:
-    """Return the distributions that an extra of megahour adds to it."""
+    """Return the distributions that an extra of megahour adds to it, without other extras."""
     found = [Requirement(text) for text in requires("megahour") or ()]
     added = [
         each
@@ -112,6 +112,7 @@ def extra_requirements(extra: str) -> tuple[str, ...]:
         if each.marker
         and each.marker.evaluate({"extra": extra})
         and not each.marker.evaluate({"extra": ""})
+        and canonicalize_name(each.name) != "megahour"
     ]
     return tuple(f"{each.name}{each.specifier}" for each in added)
 
