@@ -106,7 +106,7 @@ dist: $(VENV)/.ready
 	$(BIN)/python -m jobs.package --folder dist
 	rm -rf build
 	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
-	cp constraints.txt infra/aws/install_host.sh dist
+	cp constraints.txt dist
 
 docs: setup
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

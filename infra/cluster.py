@@ -16,6 +16,7 @@ from infra.settings import (
     Items,
     MemorySize,
     Range,
+    Readable,
     Text,
     check_ranges,
     mebibytes,
@@ -223,17 +224,19 @@ class Cluster:
 
     @property
     def gpus_per_instance(self) -> int:
-        """Return the GPUs of an instance, 0 if it has none or is not known."""
-        return self._instance.num_gpus if self._instance else 0
+        """Return the GPUs of an instance; of a type that is not known, those among its devices."""
+        if self._instance:
+            return self._instance.num_gpus
+        return sum(device.startswith("cuda") for device in self.devices)
 
 
-def load_cluster(name_or_path: str) -> Cluster:
-    """Read a cluster of this package by its name, or your own by the path of its .toml file.
+def load_cluster(name_or_path: str | Readable) -> Cluster:
+    """Read a cluster of this package by its name, or your own by its .toml file.
 
     Raises ConfigurationError for an unknown name, and for a file that `read_record` refuses.
     """
-    if name_or_path.endswith(".toml"):
-        return read_record(Cluster, read_toml(name_or_path), name_or_path)
+    if not isinstance(name_or_path, str) or name_or_path.endswith(".toml"):
+        return read_record(Cluster, read_toml(name_or_path), str(name_or_path))
     known = sorted(file.name.removesuffix(".toml") for file in _CLUSTERS.iterdir())
     if name_or_path not in known:
         remedy = f"need a path to a .toml file, or one of {', '.join(known)}"

@@ -22,9 +22,8 @@ from copy import deepcopy
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from enum import StrEnum
 from functools import cache
-from importlib.resources.abc import Traversable
 from numbers import Integral, Real
-from typing import Annotated, Any, Literal, TypeAlias, TypeVar, cast
+from typing import Annotated, Any, Literal, Protocol, TypeAlias, TypeVar, cast, runtime_checkable
 
 # A password may hold slashes; a user alone may be a token.
 _PASSWORD = re.compile(r"(?<=://)(?:[^/\s:@]*:\S*|[^/\s@]*)@")
@@ -254,8 +253,16 @@ class ConfigurationError(ValueError):
     """ConfigurationError names the file and the key that cannot be used, and a remedy."""
 
 
-def read_toml(path: str | Traversable) -> dict[str, object]:
-    """Read a TOML file by its path, or one that is packed with the code.
+@runtime_checkable
+class Readable(Protocol):
+    """A Readable has the bytes of a file that lies elsewhere: packed with the code, or in S3."""
+
+    def read_bytes(self) -> bytes:
+        """Return all bytes."""
+
+
+def read_toml(path: str | Readable) -> dict[str, object]:
+    """Read a TOML file by its path, or one that lies elsewhere.
 
     Raises ConfigurationError if the file is absent or malformed.
     """

@@ -9,23 +9,34 @@ import shlex
 import shutil
 import sys
 import sysconfig
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from importlib.resources import as_file, files
 from pathlib import Path
 
-from infra.cluster import load_cluster
+from infra.cluster import Cluster, load_cluster
 from infra.log_lines import begin_log, log, progress_bar, report_error
 from infra.settings import ConfigurationError
-from infra.spark.packaging import write_code, write_dependencies
+from infra.spark.packaging import (
+    DEPENDENCIES,
+    with_drivers,
+    write_code,
+    write_dependencies,
+)
 from infra.spark.session import launch_options
 from jobs.cli.arguments import add_log_argument
+from jobs.plan import step_clusters
 from jobs.run_table import INGEST, spark_steps
 
 PACKAGE = "package"
 
-DEPENDENCIES = "dependencies"
-"""The folder in an executor's working directory to which Spark unpacks the archive."""
+_FOR_HOSTS = (
+    "aws/install_host.sh",
+    "platforms/databricks_step.py",
+    "platforms/dataproc_credentials.sh",
+)
+"""What hosts of EMR and of Dataproc run when they start, and Databricks in place of a step."""
 
 SPARK = f"""\
 for Spark {version("pyspark")}, Python {sys.version_info.major}.{sys.version_info.minor} and \
@@ -34,13 +45,15 @@ for Spark {version("pyspark")}, Python {sys.version_info.major}.{sys.version_inf
 
 HELP = f"""\
 Write what a cluster needs to run the Spark steps and `verify`, and print the commands for these:
-megahour-VERSION.zip (the code), the program of each step, and dependencies-DIGEST.tar.gz, one for
-each set that the cluster files of the steps name, in the versions installed here.
+megahour-VERSION.zip (the code), the program of each step, dependencies-DIGEST.tar.gz, one for each
+set that the cluster files of the steps name, in the versions installed here, and what hosts of EMR,
+Databricks and Dataproc start.
 
-These are {SPARK}; the hosts of the cluster need the same. The
-driver runs in an environment like this one, from any directory: it reads the code from the zip.
+These are {SPARK}; the hosts of the cluster need the same Python.
+The driver runs in an environment like this one, from any directory: it reads the code from the zip.
 Executors unpack the archive when they start. Where that is too slow (torch), unpack it once on
-every host, leave --archives out, and set spark.executorEnv.PYTHONPATH to that folder.
+every host, leave --archives out, and set spark.executorEnv.PYTHONPATH to that folder. Platforms on
+which the driver runs elsewhere take the same files: docs/running.
 """
 
 
@@ -63,20 +76,28 @@ class Package:
         ]
 
 
-def package_steps(folder: Path) -> dict[str, Package]:
-    """Write all packages into `folder`; return them by step."""
+def package_steps(folder: Path, clusters: Mapping[str, str]) -> dict[str, Package]:
+    """Write all packages into `folder`; return them by step.
+
+    `clusters` has cluster files of the user's own by step.
+    """
     folder.mkdir(parents=True, exist_ok=True)
+    for name in _FOR_HOSTS:
+        with as_file(files("infra") / name) as source:
+            shutil.copy(source, folder)
     code = write_code(folder)
     log(f"{code}: {code.stat().st_size >> 10} kB")
     programs = (*spark_steps(), "verify")  # those whose tasks a cluster runs
     steps = progress_bar(programs, description="packages", unit="step")
-    return {step: package_step(step, code, folder) for step in steps}
+    return {
+        step: package_step(step, load_cluster(clusters.get(step, step)), code, folder)
+        for step in steps
+    }
 
 
-def package_step(step: str, code: Path, folder: Path) -> Package:
+def package_step(step: str, cluster: Cluster, code: Path, folder: Path) -> Package:
     """Write the program and the dependencies of one step into `folder`, beside the `code`."""
-    cluster = load_cluster(step)
-    dependencies = write_dependencies(cluster.python_dependencies, folder)
+    dependencies = write_dependencies(with_drivers(cluster.python_dependencies), folder)
     program = folder / f"{step}.py"
     with as_file(files("jobs") / f"{step}.py") as source:
         shutil.copyfile(source, program)
@@ -94,12 +115,16 @@ def main() -> None:
     parser.add_argument(
         "--folder", type=Path, default=Path("dist"), help="folder to write into, default dist"
     )
+    text = "a cluster file of your own for one step, whose dependencies are packed; repeatable"
+    parser.add_argument(
+        "--step-cluster", action="append", default=[], metavar="STEP=CLUSTER", help=text
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     add_log_argument(parser)
     arguments = parser.parse_args()
     begin_log(PACKAGE, arguments.log_format)
     try:
-        packages = package_steps(arguments.folder)
+        packages = package_steps(arguments.folder, step_clusters(arguments.step_cluster))
     except (ConfigurationError, OSError) as error:
         report_error(PACKAGE, error)
         sys.exit(1)

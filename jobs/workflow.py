@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from infra.platforms.accounts import load_account
+from infra.platforms.emr import Emr
 from infra.settings import ConfigurationError, printable
 from infra.store.object_store import StoreError
 from infra.store.uris import normalize_uri
@@ -115,6 +117,9 @@ def describe(arguments: argparse.Namespace) -> dict[str, object]:
         remedy = "give --kaldi-dir, --manifest, or where the corpus is there, --first"
         raise ConfigurationError(f"nothing to {INGEST}: {remedy} {order[1]}")
     require_source_options(arguments)
+    if arguments.account and not isinstance(load_account(arguments.account), Emr):
+        need = "need one of emr, whose clusters request_cluster launches"
+        raise ConfigurationError(f"--account {arguments.account}: {need}")
     recipe = read_recipe(recipe_path(arguments.recipe), arguments.set)
     # A worker has another working directory.
     arguments.run = normalize_uri(arguments.run)
@@ -149,7 +154,7 @@ def _parser() -> argparse.ArgumentParser:
     add_recipe_arguments(parser)
     add("--run", required=True, help="folder or s3:// URI that holds the run; may have a template")
     add("--cluster", help="cluster TOML, or a name in infra/clusters, for all steps")
-    add("--account", metavar="FILE", help="TOML file of the AWS account: a cluster for each step")
+    add("--account", metavar="FILE", help="TOML file of an account of emr: a cluster for each step")
     names = ", ".join(STEPS)
     add("--first", choices=STEPS, default=next(iter(STEPS)), metavar="STEP", help=f"of {names}")
     add("--last", choices=STEPS, default=list(STEPS)[-1], metavar="STEP", help="of the same")

@@ -15,7 +15,7 @@ from tests.training.forked_programs import Program, run_forked
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("pipeline", "training", "jobs", "infra")
-PAGES = sorted((ROOT / "docs").glob("*.md"))
+PAGES = sorted(path for part in ("*.md", "running/*.md") for path in (ROOT / "docs").glob(part))
 GUIDES = [
     *sorted(path for name in (*PACKAGES, "tests") for path in (ROOT / name).rglob("*.md")),
     *PAGES,
@@ -33,7 +33,7 @@ DOCUMENTS = [
 ELSEWHERE = re.compile(
     r"(runs|selection|features|corpus|report|certificate|conf|scratch|dist)/"
     r"|(manifest|report)\.json|(example|inspect|my_models|my_teachers)\.py|spark-env\.sh"
-    r"|(data|clips)/|mine\.toml"
+    r"|(data|clips)/|(mine|emr|emr_serverless|databricks|dataproc|kubernetes|slurm)\.toml"
 )
 # Names of other software, and of the Makefile.
 FOREIGN = {
@@ -41,6 +41,9 @@ FOREIGN = {
     "EnforceNotMet",
     "KALDI_DIR",
     "connectFullMesh",
+    "imagePullSecrets",
+    "objectViewer",
+    "secretAccessor",
     "predict_batch_udf",
 }
 WORD = re.compile(r"\b(?:[A-Za-z]\w*_\w+|\w*[a-z][A-Z]\w*)\b")

@@ -52,9 +52,10 @@ def roles_template(
         reads = audio.get(step, ())
         if step in on_emr:  # an instance of EMR stores its own logs
             statements = s3_statements(cluster, reads, logs=(_LOGS,))
+            resources |= _role(step, statements, (_EC2, _SERVERLESS))
         else:
             statements = [*s3_statements(cluster, reads), *_host_statements(cluster)]
-        resources |= _role(step, statements)
+            resources |= _role(step, statements, (_EC2,))
     return {
         "AWSTemplateFormatVersion": "2010-09-09",
         "Description": "megahour: a role for each step. Written by megahour roles; do not edit.",
@@ -65,6 +66,10 @@ def roles_template(
         },
         "Resources": resources,
     }
+
+
+_EC2, _SERVERLESS = {"Fn::Sub": "ec2.${AWS::URLSuffix}"}, "emr-serverless.amazonaws.com"
+"""The services that take a role: hosts of EC2, and jobs of EMR Serverless."""
 
 
 def role_name(prefix: str, step: str) -> str:
@@ -123,19 +128,19 @@ def _host_statements(cluster: Cluster) -> list[Document]:
     ]
 
 
-def _role(step: str, statements: Sequence[Document]) -> Document:
+def _role(step: str, statements: Sequence[Document], services: Sequence[Any]) -> Document:
     name = "".join(part.capitalize() for part in step.split("_"))
     named = _sub(role_name("${AWS::StackName}", step))
-    by_instances = {
+    by_services = {
         "Effect": "Allow",
-        "Principal": {"Service": _sub("ec2.${AWS::URLSuffix}")},
+        "Principal": {"Service": list(services)},
         "Action": "sts:AssumeRole",
     }
     policy = {
         "PolicyName": step,
         "PolicyDocument": {"Version": "2012-10-17", "Statement": list(statements)},
     }
-    trust = {"Version": "2012-10-17", "Statement": [by_instances]}
+    trust = {"Version": "2012-10-17", "Statement": [by_services]}
     role = {"RoleName": named, "AssumeRolePolicyDocument": trust, "Policies": [policy]}
     profile = {"InstanceProfileName": named, "Roles": [{"Ref": f"{name}Role"}]}
     return {

@@ -1,20 +1,21 @@
-# The image of training hosts, and of the steps that run on one host. From the repository's root:
-# docker build --file infra/docker/trainer.Dockerfile --tag megahour/trainer .
+# The image of training hosts, and of what runs on one host, for amd64 and arm64. From the
+# repository's root: docker build --file infra/docker/trainer.Dockerfile --tag megahour/trainer:0.1.0 .
 FROM python:3.11-slim-bookworm AS build
 # Debian keeps one version of a package: the base's tag pins it.
 # hadolint ignore=DL3008
 RUN apt-get update \
     && apt-get install --yes --no-install-recommends gcc libc6-dev \
     && rm -rf /var/lib/apt/lists/*
+ARG EXTRAS=spark,train,deploy
 WORKDIR /source
 COPY . .
-RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
+# All wheels are made here: for arm64 some have to be compiled.
+RUN pip wheel --no-cache-dir --constraint constraints.txt --wheel-dir /wheels ".[$EXTRAS]"
 
 FROM python:3.11-slim-bookworm
 # torch's wheels bring CUDA; the host brings the driver and NVIDIA's container runtime.
 RUN --mount=type=bind,from=build,source=/wheels,target=/wheels \
-    --mount=type=bind,source=constraints.txt,target=/constraints.txt \
-    pip install --no-cache-dir --constraint /constraints.txt "$(echo /wheels/*.whl)[spark,train]"
+    pip install --no-cache-dir --no-index /wheels/*.whl
 ENV NVIDIA_VISIBLE_DEVICES=all \
     NVIDIA_DRIVER_CAPABILITIES=compute,utility \
     OPENBLAS_NUM_THREADS=1

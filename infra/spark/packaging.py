@@ -12,7 +12,7 @@ import tarfile
 import uuid
 import zipfile
 from collections.abc import Iterator, Sequence
-from importlib.metadata import Distribution, distribution, version
+from importlib.metadata import Distribution, distribution, requires, version
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from io import BytesIO
@@ -28,6 +28,11 @@ CODE = ("infra", "jobs", "pipeline", "training")
 _LIBRARY = ".so"  # none can be loaded from a zip
 _NOT_CODE = (".pyc", ".md", ".c", _LIBRARY)
 _FIXED_TIME = (1980, 1, 1, 0, 0, 0)  # the earliest that a zip can hold
+
+DEPENDENCIES = "dependencies"
+"""The folder in a process's working directory to which Spark unpacks the archive."""
+
+_OF_DRIVERS = ("miniaudio", "packaging", "pyarrow", "scipy", "soundfile", "tqdm")
 
 # Every Spark cluster provides these, in the version that its JVM needs.
 _PROVIDED_BY_CLUSTER = {"pyspark", "py4j"}
@@ -65,22 +70,51 @@ def write_dependencies(requirements: Sequence[str], folder: Path) -> Path:
     a file that exists is not written again.
     Raises ConfigurationError if a requirement is not installed, or in another version.
     """
+    path = folder / dependencies_name(requirements)
+    if not path.exists():
+        found = list(closure(requirements).values())
+        _write_tar(path, dict(sorted([*_files_of(found), *_libraries().items()])))
+    return path
+
+
+def dependencies_name(requirements: Sequence[str]) -> str:
+    """Return the name that `write_dependencies` gives to their archive; it raises as that does."""
     found = closure(requirements)
     names = [f"{name}=={each.version}" for name, each in sorted(found.items())]
     tags = [sys.implementation.cache_tag, sysconfig.get_platform()]
-    # The libraries that installation compiled, by their places below `CODE`.
-    libraries = {
+    bits = [hashlib.sha256(each.read_bytes()).hexdigest() for each in _libraries().values()]
+    digest = hashlib.sha256("\n".join([*tags, *names, *bits]).encode()).hexdigest()
+    return f"dependencies-{digest[:12]}.tar.gz"
+
+
+def _libraries() -> dict[str, Path]:
+    """Return the libraries that our installation compiled, by their places below `CODE`."""
+    return {
         f"{package}/{name}": Path(str(file))
         for package in CODE
         for name, file in sorted(_walk(files(package)), key=lambda pair: pair[0])
         if name.endswith(_LIBRARY)
     }
-    bits = [hashlib.sha256(each.read_bytes()).hexdigest() for each in libraries.values()]
-    digest = hashlib.sha256("\n".join([*tags, *names, *bits]).encode()).hexdigest()
-    path = folder / f"dependencies-{digest[:12]}.tar.gz"
-    if not path.exists():
-        _write_tar(path, dict(sorted([*_files_of(list(found.values())), *libraries.items()])))
-    return path
+
+
+def with_drivers(requirements: Sequence[str]) -> tuple[str, ...]:
+    """Add what each driver imports to what a cluster file names for the tasks of a step."""
+    named = {canonicalize_name(Requirement(text).name) for text in requirements}
+    return (*requirements, *(each for each in _OF_DRIVERS if each not in named))
+
+
+def extra_requirements(extra: str) -> tuple[str, ...]:
+    """Return the distributions that an extra of megahour adds to it, without other extras."""
+    found = [Requirement(text) for text in requires("megahour") or ()]
+    added = [
+        each
+        for each in found
+        if each.marker
+        and each.marker.evaluate({"extra": extra})
+        and not each.marker.evaluate({"extra": ""})
+        and canonicalize_name(each.name) != "megahour"
+    ]
+    return tuple(f"{each.name}{each.specifier}" for each in added)
 
 
 def closure(requirements: Sequence[str]) -> dict[str, Distribution]:

@@ -13,7 +13,6 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -37,9 +36,12 @@ LOCAL_SETTINGS: Mapping[str, str] = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
 }
-_DRIVER_MEMORY = "spark.driver.memory"
+_MASTER, _DRIVER_MEMORY = "spark.master", "spark.driver.memory"
+_SUBMITTED = "spark.megahour.submitted"
+"""Says that a submission named the cluster file's settings. The driver cannot see its command."""
+
 _OPTIONS = {
-    "--master": "spark.master",
+    "--master": _MASTER,
     "--driver-memory": _DRIVER_MEMORY,
     "--executor-memory": "spark.executor.memory",
     "--executor-cores": "spark.executor.cores",
@@ -55,7 +57,7 @@ _SMALLEST_HEAP = 0.85
 def cluster_settings(cluster: Cluster) -> dict[str, str]:
     """Return the settings that a cluster file makes."""
     settings = {
-        "spark.master": cluster.master,
+        _MASTER: cluster.master,
         "spark.executor.cores": str(cluster.cores_per_executor),
         "spark.executor.instances": str(cluster.num_executors),
         "spark.executor.memory": cluster.executor_memory,
@@ -78,22 +80,13 @@ def launch_options(cluster: Cluster) -> list[str]:
     return ["--master", cluster.master, "--driver-memory", cluster.driver_memory, *conf]
 
 
-def kubernetes_options(cluster: Cluster, master: str, image: str) -> list[str]:
-    """Return the options of spark-submit for Kubernetes, where the driver runs in a pod, too."""
-    settings = {
-        "spark.kubernetes.container.image": image,
-        "spark.kubernetes.namespace": "megahour",
-        "spark.kubernetes.authenticate.driver.serviceAccountName": "megahour",
-    }
-    if cluster.has_gpus:
-        # A pod that asks for GPUs gets them whole; tasks share them by the device pool.
-        gpu = "spark.executor.resource.gpu"
-        settings[f"{gpu}.amount"] = str(cluster.gpus_per_instance)
-        settings[f"{gpu}.vendor"] = "nvidia.com"
-        settings[f"{gpu}.discoveryScript"] = "/opt/megahour/infra/docker/gpu_addresses.sh"
-    conf = [part for key, value in settings.items() for part in ("--conf", f"{key}={value}")]
-    of_driver = launch_options(replace(cluster, master=master))
-    return [*of_driver, "--deploy-mode", "cluster", *conf]
+def submitted_settings(cluster: Cluster) -> dict[str, str]:
+    """Return what a submission names of the cluster file where the driver starts elsewhere.
+
+    All but the master, which is the platform's. The driver then takes the settings as they arrive.
+    """
+    settings = {key: value for key, value in cluster_settings(cluster).items() if key != _MASTER}
+    return {**settings, _SUBMITTED: "true"}
 
 
 def submitted_conf(app_name: str, cluster: Cluster) -> SparkConf:
@@ -119,6 +112,8 @@ def settle(conf: SparkConf, cluster: Cluster, command: str, heap_mebibytes: int)
 
     `command` is the command line of spark-submit's JVM, which has a heap of `heap_mebibytes`.
     """
+    if conf.contains(_SUBMITTED):
+        return []
     named = _named_settings(command)
     settings = cluster_settings(cluster)
     messages = []
@@ -141,7 +136,7 @@ def settle(conf: SparkConf, cluster: Cluster, command: str, heap_mebibytes: int)
         if found not in (None, value, "local[*]"):
             messages.append(f"{key} = {found} of spark-defaults loses to the cluster file: {value}")
         conf.set(key, value)
-    if (conf.get("spark.master") or "").startswith("local"):
+    if (conf.get(_MASTER) or "").startswith("local"):
         for key, value in LOCAL_SETTINGS.items():
             conf.setIfMissing(key, value)
     return messages
@@ -284,10 +279,14 @@ def configure() -> Path:
 def spark_session(app_name: str, cluster: Cluster) -> Iterator[SparkSession]:
     """Start Spark as `cluster` says, and stop it at the end of the `with` statement.
 
-    Under spark-submit its options win. Raises ConfigurationError if a Python dependency of the
-    cluster is not installed, or if the environment names what Spark cannot use.
+    Spark that runs already is used as it is. Under spark-submit its options win. Raises
+    ConfigurationError if a Python dependency of the cluster is not installed, or if the environment
+    names what Spark cannot use.
     """
     require_dependencies(cluster)
+    if SparkContext._active_spark_context is not None:  # the platform's, as Databricks has one
+        yield SparkSession.builder.getOrCreate()
+        return
     require_environment(cluster)
     if "PYSPARK_GATEWAY_PORT" in os.environ:
         conf = submitted_conf(app_name, cluster)

@@ -8,15 +8,22 @@ import argparse
 import math
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from importlib.resources import files
-from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import NoReturn
 
 from infra.extras import how_to_install
 from infra.log_lines import LOG_FORMATS, log_format
-from infra.settings import ConfigurationError, Range, printable
-from infra.store.uris import normalize_uri
+from infra.settings import (
+    MAX_FILE_BYTES,
+    ConfigurationError,
+    Range,
+    Readable,
+    holds_password,
+    printable,
+)
+from infra.store.uris import is_s3, normalize_uri
 from jobs.run_table import STEPS
 from pipeline.runs.names import ALL_SUBSETS, DEV, LABELLED, UNLABELLED
 from pipeline.steps.ingestion import COLUMNS, FORMATS, IGNORE_COLUMNS, RECORDINGS
@@ -72,7 +79,7 @@ def add_recipe_arguments(parser: argparse.ArgumentParser, default: str | None = 
         "--recipe",
         required=default is None,
         default=default,
-        help="TOML file, or a name in jobs/recipes: "
+        help="TOML file, also in S3, or a name in jobs/recipes: "
         + (f"default {default}" if default else "demo, recorded, placements, hours_1m"),
     )
     parser.add_argument(
@@ -262,8 +269,37 @@ def add_dev_share_argument(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def recipe_path(recipe: str) -> str | Traversable:
-    """Return a recipe's file: the path as given, or one of jobs/recipes by name."""
+@dataclass(frozen=True, slots=True)
+class StoredToml:
+    """StoredToml is a recipe or a cluster file in S3, where all hosts of a cluster can read it."""
+
+    uri: str
+
+    def __str__(self) -> str:
+        return self.uri
+
+    def read_bytes(self) -> bytes:
+        """Read it; ConfigurationError where it cannot be read, or is no such file by its size."""
+        from infra.store.object_store import ObjectStore, StoreError  # noqa: PLC0415 - boto3
+
+        try:
+            part = ObjectStore((self.uri,)).fetch_range(self.uri, 0, MAX_FILE_BYTES)
+        except StoreError as error:
+            raise ConfigurationError(f"{printable(str(error))}") from error
+        if part.object_bytes > MAX_FILE_BYTES:
+            raise ConfigurationError(f"{self.uri}: need at most {MAX_FILE_BYTES} bytes")
+        return part.data
+
+
+def toml_path(path: str) -> str | StoredToml:
+    """Return what `read_toml` reads: the path as given, or an object in S3."""
+    return StoredToml(path) if is_s3(path) and not holds_password(path) else path
+
+
+def recipe_path(recipe: str) -> str | Readable:
+    """Return a recipe's file: one of jobs/recipes by name, or the path or URI as given."""
+    if is_s3(recipe):
+        return toml_path(recipe)
     try:
         ours = RECIPES / f"{recipe}.toml"
         return ours if ours.is_file() and not Path(recipe).is_file() else recipe

@@ -18,7 +18,13 @@ from infra.settings import ConfigurationError, canonical_json, holds_password, p
 from infra.store.object_store import ObjectNotFound, ObjectStore, join_uri, normalize_uri
 from infra.task_metrics import TaskTotals
 from infra.torchrun import launched_rank
-from jobs.cli.arguments import Parser, add_log_argument, add_recipe_arguments, recipe_path
+from jobs.cli.arguments import (
+    Parser,
+    add_log_argument,
+    add_recipe_arguments,
+    recipe_path,
+    toml_path,
+)
 from jobs.run_table import STEPS, Written, step_configs, written, written_steps
 from pipeline.records import Tally
 from pipeline.runs.commit import commit_uris, each_commit
@@ -111,7 +117,7 @@ def open_job(name: str, arguments: argparse.Namespace) -> Job:
         need = "need one without: credentials come from the environment, a profile or a role"
         raise ConfigurationError(f"--run {printable(run_uri)}: a password or a signature: {need}")
     corpus_uri = normalize_uri(recipe.corpus.uri or join_uri(run_uri, CORPUS_FOLDER))
-    cluster = load_cluster(arguments.cluster or recipe.cluster or name)
+    cluster = load_cluster(toml_path(arguments.cluster or recipe.cluster or name))
     bases = _bases(recipe, run_uri, getattr(arguments, "extends", ""))
     # A step may read of the runs that it extends what it may read of its own.
     runs = (run_uri, *bases)

@@ -13,9 +13,11 @@ from pathlib import Path
 
 import pytest
 
+from infra.platforms.accounts import PLATFORMS
 from jobs.cli.megahour import module_of
 from jobs.run_table import INGEST
 from tests.documents.document_commands import ROOT, Command, commands_of, documents
+from tests.infra.platforms.account_files import account_file
 from tests.job_programs import RunJob, Said
 from tests.small_corpus import tone, wav
 from tests.small_run import SETTINGS as SMALL_SETTINGS
@@ -50,6 +52,14 @@ NOT_EXECUTED = {
     "aws": "it needs an account of AWS; options: test_other_programs.py; templates: cfn-lint",
     "docker": "it needs a docker daemon; options: test_other_programs.py; files: test_docker.py",
     "arecord": "it needs a microphone",
+    "databricks": "it needs a workspace; its JSON: tests/infra/platforms/test_requests.py",
+    "gcloud": "it needs a project; its workflow: tests/infra/platforms/test_requests.py",
+    "kubectl": "it needs a cluster; its manifests: tests/infra/platforms/test_requests.py",
+    "mkdir": "the shell's own",
+    "python -m pip": "it asks a package index",
+    "python -m venv": "Python's own",
+    "sbatch": "it needs a cluster; its script: tests/infra/platforms/test_requests.py",
+    "sh": "it submits a step to a cluster; the line: tests/infra/platforms/test_requests.py",
     "cp": "the shell's own",
     "pip": "it asks a package index; its list: tests/training/export/test_device_install.py",
     "python -m pytest": "it starts this suite",
@@ -80,7 +90,8 @@ def execute(
 ) -> Callable[[str, tuple[str, ...]], Said]:
     """Return a function that runs a job in an empty folder, on a run that is there."""
     monkeypatch.chdir(tmp_path)
-    shutil.copy(ROOT / "tests/infra/aws/account.toml", "account.toml")
+    for platform in PLATFORMS:
+        shutil.copy(account_file(platform), f"{platform}.toml")
     Path("speech.wav").write_bytes(wav(tone(3, 1.2)))
 
     def run(name: str, arguments: tuple[str, ...]) -> Said:

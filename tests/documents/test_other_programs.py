@@ -17,6 +17,7 @@ from botocore.validate import validate_parameters
 
 from infra.store.uris import normalize_uri
 from tests.documents.document_commands import ROOT, Command, commands_of, documents
+from tests.infra.platforms.service_models import require_valid
 
 COMMANDS = [command for document in documents() for command in commands_of(document)]
 VARIABLE = re.compile(r"([A-Z_]+)=(.+)")
@@ -72,7 +73,29 @@ def test_aws_lines_are_requests(command: Command) -> None:
     """A stack's request has known capabilities and all parameters; a copy goes into a bucket."""
     _, service, operation, *words = command.words
     check = {("cloudformation", "deploy"): check_stack, ("s3", "sync"): check_copy}
-    check[service, operation](tuple(words))
+    if (service, operation) in check:
+        check[service, operation](tuple(words))
+    else:
+        check_operation(service, operation, tuple(words))
+
+
+def check_operation(service: str, operation: str, words: tuple[str, ...]) -> None:
+    """The options are an operation's parameters; what a file has is checked where it is made."""
+    options = {name: value for name, (value,) in options_of(words).items()}
+    client = boto3.client(service, region_name="us-east-1")
+    api_name = client.meta.method_to_api_mapping[operation.replace("-", "_")]
+    if "--cli-input-json" in options:
+        assert options.keys() == {"--cli-input-json"}
+        assert api_name in {"RunJobFlow", "RunInstances", "StartJobRun"}
+        return
+    shape = client.meta.service_model.operation_model(api_name).input_shape
+    request = {_camel(name): value for name, value in options.items()}
+    require_valid({**request, "clientToken": "drawn"}, shape)
+
+
+def _camel(option: str) -> str:
+    first, *others = option.removeprefix("--").split("-")
+    return first + "".join(map(str.capitalize, others))
 
 
 def check_stack(words: tuple[str, ...]) -> None:
@@ -127,8 +150,12 @@ def check_copy(words: tuple[str, ...]) -> None:
 @shown("docker")
 def test_docker_builds_what_is_there(command: Command) -> None:
     """The Dockerfile and its context exist, and the tag has the project's version."""
-    assert command.words[1] == "build"
-    options = options_of(command.words[2:])
+    is_pushed = command.words[1] == "buildx"
+    assert command.words[2 if is_pushed else 1] == "build"
+    options = options_of(command.words[3 if is_pushed else 2 :])
+    if is_pushed:
+        assert options.pop("--platform") == ["linux/amd64,linux/arm64"]
+        options["--tag"] += options.pop("--push")
     (path,), (tag, context) = options.pop("--file"), options.pop("--tag")
     assert not options
     assert (ROOT / path).is_file()

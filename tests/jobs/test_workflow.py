@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from jobs.run import launches
+from tests.infra.platforms.account_files import account_file
 from tests.job_programs import RunJob
 from tests.whole_path.processes import TINY
 
@@ -54,7 +55,7 @@ def test_manifests_are_ingested_where_they_are(run_job: RunJob) -> None:
 
 def test_an_account_gives_each_step_its_cluster(run_job: RunJob) -> None:
     """All but the copy of a directory are launched by request_cluster --send."""
-    account = str(ROOT / "tests/infra/aws/account.toml")
+    account = account_file("emr")
     said = run_job("workflow", *SHARED, "--account", account)
     ingest, *others = json.loads(said.out)["steps"]
     assert ingest["command"][-7].endswith("jobs/ingest.py")
@@ -66,7 +67,7 @@ def test_an_account_gives_each_step_its_cluster(run_job: RunJob) -> None:
 
 def test_an_account_ingests_manifests_on_a_cluster(run_job: RunJob) -> None:
     """ingest is launched as the other steps are, with the options of the manifests."""
-    account = str(ROOT / "tests/infra/aws/account.toml")
+    account = account_file("emr")
     manifest = ("--manifest", "labelled=s3://bucket/{{ ds }}.jsonl", "--lexicon", "s3://bucket/l")
     share, placed = ("--dev-share", "0.1"), ("--placements", "clean,DP3")
     said = run_job("workflow", *SHARED[:4], *manifest, *share, *placed, "--account", account)

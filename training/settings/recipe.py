@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.resources.abc import Traversable
 from types import MappingProxyType
 from typing import Annotated
 
@@ -10,6 +9,7 @@ from infra.settings import (
     ConfigurationError,
     Items,
     Range,
+    Readable,
     Text,
     apply_overrides,
     check_ranges,
@@ -292,7 +292,7 @@ def check_senones(recipe: Recipe, num_senones: int) -> None:
 
 
 def read_recipe(
-    path: str | Traversable,
+    path: str | Readable,
     overrides: Sequence[str] = (),
     trainers: Mapping[str, str] = MappingProxyType({}),
 ) -> Recipe:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pyspark
 
+from infra.cluster import load_cluster
 from infra.spark.packaging import write_code
 from jobs.package import Package, package_step
 from jobs.run import JOBS
@@ -101,7 +102,9 @@ def prepare(folder: Path, cluster: StandaloneCluster) -> PackagedSteps:
     dist = folder / "dist"
     for each in (folder / "events", dist):
         each.mkdir(parents=True)
-    steps = PackagedSteps(folder, cluster, package_step(PACKAGED, write_code(dist), dist))
+    steps = PackagedSteps(
+        folder, cluster, package_step(PACKAGED, load_cluster(PACKAGED), write_code(dist), dist)
+    )
     for step in STEPS:
         shutil.copyfile(JOBS / f"{step}.py", steps.program(step))
     venv.create(folder / "bare", with_pip=False, symlinks=True)

@@ -54,6 +54,13 @@ def test_results_keep_the_order_of_the_tasks(session: SparkSession) -> None:
     assert run_tasks(session, [], place, "nothing") == []
 
 
+def test_spark_that_runs_already_is_used_and_stays(session: SparkSession) -> None:
+    """A platform's own session, as Databricks has one, belongs to the platform."""
+    with spark_session("again", load_cluster("demo")) as again:
+        assert again.sparkContext is session.sparkContext
+    assert run_tasks(session, [2], lambda each: each + 1, "it lives") == [3]
+
+
 def test_an_observer_sees_results_while_others_are_at_work(
     session: SparkSession, tmp_path: Path, is_there: Callable[[Path], bool]
 ) -> None:

@@ -7,7 +7,7 @@ import pytest
 from pyspark import SparkConf
 
 from infra.cluster import Cluster, load_cluster
-from infra.spark.session import launch_options, settle
+from infra.spark.session import launch_options, settle, submitted_settings
 
 EXTRACTION = load_cluster("extract_features")
 COMMAND = "org.apache.spark.deploy.SparkSubmit {} dist/extract_features.py --run s3://b/run"
@@ -87,3 +87,15 @@ def test_launch_options_hold_what_the_driver_needs_before_it_starts() -> None:
         *("--master", "yarn", "--driver-memory", "8g"),
         *("--conf", "spark.driver.extraJavaOptions=-Xss4m"),
     ]
+
+
+def test_a_submission_to_elsewhere_keeps_its_settings_and_master() -> None:
+    """A driver that a platform starts cannot see the command line: what arrives, wins."""
+    settings = submitted_settings(EXTRACTION)
+    assert "spark.master" not in settings
+    assert settings["spark.executor.memoryOverhead"] == "19g"
+    arrived = {**settings, "spark.master": "k8s://https://host:443", "spark.executor.memory": "3g"}
+    conf, messages = settled(arrived, "")
+    assert messages == []
+    assert conf.get("spark.master") == "k8s://https://host:443"
+    assert conf.get("spark.executor.memory") == "3g"

@@ -2,9 +2,9 @@
 
 import json
 import os
+import re
 import shlex
 import subprocess
-from argparse import Namespace
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -13,20 +13,18 @@ from typing import Any
 import boto3
 import pytest
 
-from infra.aws.cluster_launch import (
-    CODE,
-    emr_request,
-    host_request,
-    load_account,
-    run_to_end,
-    validate,
-)
+import infra
 from infra.cluster import load_cluster
-from jobs.request_cluster import make_request
+from infra.platforms.accounts import load_account
+from infra.platforms.emr import CODE, Emr, LaunchRequest, run_to_end, validate
+from infra.platforms.platform import StepLaunch
+from infra.settings import ConfigurationError
 from jobs.run_table import STEPS
+from tests.infra.platforms.account_files import account_file, account_text
+from tests.infra.platforms.service_models import require_valid
 from tests.job_programs import RunJob, Said
 
-ACCOUNT = str(Path(__file__).with_name("account.toml"))
+ACCOUNT = account_file("emr")
 RUN = "s3://megahour-bucket/runs/1"
 MANIFEST = ("--manifest", "labelled=s3://speech/labelled.jsonl", "--manifest", "s3://speech/days")
 TEXTS = ("--lexicon", "s3://speech/lexicon.txt", "--language-model", "s3://speech/lm.arpa.gz")
@@ -59,6 +57,11 @@ def test_parameters_are_botocores(run_job: RunJob, step: str) -> None:
     assert (said.code, said.err) == (0, "")
     parameters = json.loads(said.out)
     cluster = load_cluster(step)
+    service, operation = (
+        ("emr", "RunJobFlow") if STEPS[step].is_on_spark else ("ec2", "RunInstances")
+    )
+    model = boto3.client(service, region_name="us-east-1").meta.service_model
+    require_valid(parameters, model.operation_model(operation).input_shape)
     if STEPS[step].is_on_spark:
         _, core = parameters["Instances"]["InstanceGroups"]
         machines = core["InstanceType"], core["InstanceCount"]
@@ -73,11 +76,68 @@ def test_parameters_are_botocores(run_job: RunJob, step: str) -> None:
 
 def test_what_botocore_does_not_know_is_refused() -> None:
     """A wrong name and a wrong type are both named."""
-    cluster, account = load_cluster("align"), load_account(ACCOUNT)
-    good = emr_request("align", RUN, cluster, account, [])
+    good = launch_request("align")
     bad = replace(good, parameters={**good.parameters, "Nmae": "x", "LogUri": 3})
     with pytest.raises(ValueError, match=r'(?s)LogUri, value: 3.*|Unknown parameter.*"Nmae"'):
         validate(bad)
+
+
+@pytest.mark.parametrize("label", ["emr-7.13.0", "emr-spark-8.0.0", "emr-spark-8.1.0"])
+def test_releases_have_their_labels(tmp_path: Path, label: str) -> None:
+    """EMR 7, and those of Spark 4."""
+    assert load_account(with_release(tmp_path, label)).emr_release == label
+
+
+@pytest.mark.parametrize("label", ["emr-8.0.0", "emr-spark-7.0.0-preview", "7.13.0", "emr-6.15.0"])
+def test_releases_that_there_are_not_are_refused(tmp_path: Path, label: str) -> None:
+    """The message has examples; EMR 6 has Spark 3.4 and older."""
+    with pytest.raises(ConfigurationError, match=r"emr_release = .*such as 'emr-7.13.0"):
+        load_account(with_release(tmp_path, label))
+
+
+def with_release(folder: Path, label: str) -> str:
+    path = folder / "emr.toml"
+    path.write_text(account_text("emr").replace("emr-spark-8.0.0", label))
+    return str(path)
+
+
+def launch_request(step: str, num_instances: int = 2) -> LaunchRequest:
+    # Two instances are too few to exclude one of them.
+    cluster = replace(load_cluster(step), num_instances=num_instances, spark={})
+    account = load_account(ACCOUNT)
+    assert isinstance(account, Emr)
+    row = STEPS[step]
+    starter = "Spark" if row.is_on_spark else row.starter
+    return account.launch_request(StepLaunch(step, RUN, starter, cluster, ("true",)))
+
+
+FAKE_EMR_HOST = """\
+#!/bin/sh
+case "$(basename "$0")" in
+aws) touch "$SAID/code/megahour-0.1.0-cp311-cp311-linux_x86_64.whl" ;;
+sudo) case "$1" in dnf) echo "$*" > "$SAID/dnf" ;; mkdir) "$@" ;; esac ;;
+python3.11) mkdir -p "$3/bin"; cp "$0" "$3/bin/python" ;;
+python) echo "$*" >> "$SAID/pip" ;;
+esac
+"""
+
+
+def test_a_host_of_emr_installs_the_step_without_spark(tmp_path: Path) -> None:
+    """The wheel's Python makes an environment; pip gets the wheel, then what the step requires."""
+    for name in ("aws", "sudo", "python3.11", "chown"):
+        (tmp_path / name).write_text(FAKE_EMR_HOST)
+        (tmp_path / name).chmod(0o755)
+    install = launch_request("extract_features").parameters["BootstrapActions"][0]
+    code_uri, _, *requirements = install["ScriptBootstrapAction"]["Args"]
+    assert not any(each.startswith("pyspark") for each in requirements)
+    script = Path(infra.__file__).parent / "aws" / "install_host.sh"
+    variables = {"PATH": f"{tmp_path}:/usr/bin:/bin", "SAID": str(tmp_path)}
+    command = ["bash", str(script), code_uri, f"{tmp_path}/code", *requirements]
+    subprocess.run(command, env=variables, check=True)
+    wheel, needed = (tmp_path / "pip").read_text().splitlines()
+    assert wheel.startswith("-m pip install --quiet --no-deps ")
+    assert needed.split()[-len(requirements) :] == requirements
+    assert not (tmp_path / "dnf").exists(), "the host has this Python"
 
 
 def host_run(folder: Path, script: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -94,17 +154,15 @@ def host_run(folder: Path, script: str, **environment: str) -> subprocess.Comple
     return subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
 
 
-def test_each_host_finds_the_leader_and_starts_its_ranks(tmp_path: Path) -> None:
+def test_each_host_finds_the_leader_and_starts_its_ranks(run_job: RunJob, tmp_path: Path) -> None:
     """The script of 8 hosts joins 64 ranks at the first host's address, whatever is in --set."""
-    setting = "student.seed=5; touch $(oops)'"
-    given = {"step": "train_student", "recipe": "hours_1m", "run": RUN, "cluster": None}
-    arguments = Namespace(**given, set=[setting], account=ACCOUNT, extends="", manifest=None)
-    made = make_request(arguments, load_cluster("train_student"))
-    script = made.parameters["UserData"]
+    setting = "corpus.uri=s3://speech/it's; touch $(oops)"
+    said = request(run_job, "train_student", "--set", setting)
+    script = json.loads(said.out)["UserData"]
     done = host_run(tmp_path, script)
     assert (done.returncode, done.stderr) == (0, "")
     words = (tmp_path / "docker").read_text().splitlines()
-    image = words.index(load_account(ACCOUNT).trainer_image)
+    image = next(n for n, word in enumerate(words) if "/megahour/trainer:" in word)
     expected = (
         "python -m training.distributed.rank_launcher --nnodes 8 --rdzv-backend c10d "
         "--rdzv-endpoint 10.0.0.5:29400 --rdzv-id r-9 --nproc-per-node 8 --max-restarts 1 "
@@ -151,7 +209,6 @@ def test_files_of_your_own_lie_with_the_code(run_job: RunJob, tmp_path: Path) ->
         (("--step", "ingest", *MANIFEST, "--lexicon", "x.txt"), "x.txt: need s3://bucket/key, for"),
         (("--step", "ingest", "--manifest", "x=s3://b/m"), "--manifest x=s3://b/m: need [SUBSET=]"),
         (("--cluster", "demo"), "cluster with master local[2] is this computer"),
-        (("--kubernetes", "k8s://https://host"), "need --account FILE for AWS, or --kubernetes"),
         (("--account", "nowhere.toml"), "nowhere.toml: cannot be read"),
     ],
 )
@@ -164,36 +221,25 @@ def test_what_no_host_could_do_is_refused(
     assert message in said.err
 
 
-def test_kubernetes_gets_a_command_line(run_job: RunJob) -> None:
-    """spark-submit's line has the image, the driver's memory, and GPUs where the file has them."""
-    shared = ("--recipe", "hours_1m", "--run", RUN, "--kubernetes", "k8s://https://host:443")
-    said = run_job("request_cluster", "--step", "generate_targets", *shared, "--image", "m:1")
-    words = shlex.split(said.out)
-    assert words[:5] == [
-        *("spark-submit", "--master", "k8s://https://host:443", "--driver-memory", "8g")
-    ]
-    assert "spark.kubernetes.container.image=m:1" in words
-    assert "spark.executor.resource.gpu.amount=8" in words
-    assert "local:///opt/megahour/jobs/generate_targets.py" in words
-    said = run_job("request_cluster", "--step", "align", *shared)
-    assert (said.code, "need --image REPOSITORY:TAG" in said.err) == (2, True)
-    said = run_job("request_cluster", "--step", "report", *shared, "--image", "m:1")
-    assert "--kubernetes: report: need a Spark step: ingest, select_utterances, " in said.err
-
-
 def test_manifests_are_ingested_on_a_cluster(run_job: RunJob) -> None:
-    """On EMR and on Kubernetes ingest gets the manifests, and what lies beside them."""
+    """On EMR and on Kubernetes ingest gets the manifests, and what lies beside them.
+
+    EMR's hosts install what simulates rooms where a driver needs it.
+    """
     share = ("--manifest", "labelled=s3://speech/spoken.jsonl", "--dev-share", "0.1")
     placed = ("--placements", "2", "--heldout-placements", "clean,DP1", "--placement-seed", "3")
     options = (*MANIFEST, *TEXTS, "--format", "table", "--speaker-buckets", "64", *share, *placed)
     asked = json.loads(request(run_job, "ingest", *options).out)
     (step,), (install,) = asked["Steps"], asked["BootstrapActions"]
-    assert install["ScriptBootstrapAction"]["Args"][1:] == [CODE, "demo"]
+    installed = install["ScriptBootstrapAction"]["Args"]
     plain = json.loads(request(run_job, "ingest", *MANIFEST).out)["BootstrapActions"]
-    assert plain[0]["ScriptBootstrapAction"]["Args"][1:] == [CODE, "spark"]
+    added = {*installed} - {*plain[0]["ScriptBootstrapAction"]["Args"]}
+    assert sorted(re.split(r"\W[=0-9]", each)[0] for each in added) == [
+        *("espeakng-loader", "pyroomacoustics")
+    ]
     on_emr = step["HadoopJarStep"]["Args"]
     shared = ("--recipe", "hours_1m", "--run", RUN)
-    kubernetes = ("--kubernetes", "k8s://https://host:443", "--image", "m:1")
+    kubernetes = ("--account", account_file("kubernetes"))
     said = run_job("request_cluster", "--step", "ingest", *shared, *kubernetes, *options)
     for words, folder in ((on_emr, CODE), (shlex.split(said.out), "local:///opt/megahour/jobs")):
         given = words[words.index(f"{folder}/ingest.py") + 1 :]
@@ -203,18 +249,11 @@ def test_manifests_are_ingested_on_a_cluster(run_job: RunJob) -> None:
         assert pairs == passed
 
 
-def launched(service: str, step: str) -> Any:
-    cluster, account = load_cluster(step), load_account(ACCOUNT)
-    make = emr_request if service == "emr" else host_request
-    # Two instances are too few to exclude one of them.
-    return make(step, RUN, replace(cluster, num_instances=2, spark={}), account, ["true"])
-
-
 def test_emr_clusters_are_found_again_and_their_ends_are_known(s3_bucket: str) -> None:
     """A second call waits for the first one's cluster; a cluster that was ended is an error."""
     del s3_bucket  # it points boto3 to moto's server
     emr = boto3.client("emr", region_name="us-east-1")
-    request = launched("emr", "align")
+    request = launch_request("align")
     said: list[str] = []
 
     def terminate(text: str) -> None:
@@ -240,7 +279,7 @@ def test_hosts_are_launched_once_and_waited_for(s3_bucket: str) -> None:
     group = ec2.describe_security_groups(Filters=of_vpc)["SecurityGroups"][0]["GroupId"]
     profile = {"Name": "megahour-roles-train_teacher"}
     boto3.client("iam").create_instance_profile(InstanceProfileName=profile["Name"])
-    request = launched("ec2", "train_teacher")
+    request = launch_request("train_teacher")
     places: Mapping[str, Any] = {
         "ImageId": image,
         "SubnetId": subnet["SubnetId"],

@@ -1,14 +1,14 @@
-"""Launch a step's cluster on AWS: make the request, validate it, send it, wait for the end.
+"""Amazon EMR on EC2: a Spark step is a cluster's only step; any other runs on EC2 hosts.
 
-The request is made of the step's cluster file and an account file, which holds the outputs of our
-CloudFormation stacks, the network and the machine images. A Spark step runs as the only step of an
-EMR cluster. Any other step runs in a container on EC2 hosts, which shut down when it ends. Every
-cluster ends itself, so only the step's own time is paid for.
+The hosts run a container, and shut down when it ends. So every cluster ends itself, and only the
+step's own time is paid for. The request is made of the step's cluster file and the account file,
+which holds the outputs of our CloudFormation stacks, the network and the machine images.
 
 A cluster is found by its name. If the caller is killed and started again, it waits for the cluster
 that it launched before, and does not launch and pay for a second one.
 """
 
+import json
 import re
 import shlex
 import time
@@ -23,46 +23,58 @@ from botocore.validate import ParamValidator
 
 from infra.aws.step_roles import role_name
 from infra.cluster import Cluster
-from infra.settings import Items, Text, check_ranges, read_record, read_toml
+from infra.platforms.platform import CodeUri, Image, StepLaunch
+from infra.settings import Items, Text, check_ranges
 from infra.spark.session import launch_options
 
-_Bucket = Annotated[
-    str, Text(8, 1024, r"s3://[a-z0-9.-]{3,63}(/[\w.-]+)*", "s3://megahour-bucket/code")
-]
-_Image = Annotated[
-    str, Text(3, 400, r"[\w.-]+(:\d+)?(/[\w.-]+)*(:[\w.-]+|@sha256:[0-9a-f]{64})", "megahour:1")
+Region = Annotated[str, Text(9, 30, r"[a-z]{2}(-[a-z]+)+-\d", "us-east-1")]
+Release = Annotated[
+    str,
+    # EMR 7 has Spark 3.5; releases for Spark 4 alone are named emr-spark-8.
+    Text(8, 40, r"emr-(7\.\d+|spark-\d+\.\d+)\.\d+", "emr-7.13.0, or emr-spark-8.0.0"),
 ]
 
 
 @dataclass(frozen=True)
-class Account:
-    """Account names what exists in an account before a cluster starts, as its TOML file does.
+class Emr:
+    """Emr names what exists in an account before a cluster starts.
 
     `code_uri` holds what `make dist` wrote, and `role_prefix` is the name of the stack of roles.
     `driver_instance_type` is the driver's host where a cluster's own instances have GPUs.
     """
 
-    region: Annotated[str, Text(9, 30, r"[a-z]{2}(-[a-z]+)+-\d", "us-east-1")]
+    platform: Literal["emr"]
+    region: Region
     subnet: Annotated[str, Text(10, 40, r"subnet-[0-9a-f]+", "subnet-0a1b2c3d")]
     security_groups: Annotated[
         tuple[Annotated[str, Text(6, 40, r"sg-[0-9a-f]+", "sg-0a1b2c3d")], ...], Items(1, 5)
     ]
-    code_uri: _Bucket
-    logs_uri: _Bucket
+    code_uri: CodeUri
+    logs_uri: CodeUri
     log_group: Annotated[str, Text(1, 512, r"[\w./#-]+", "/megahour/megahour")]
     role_prefix: Annotated[str, Text(1, 40, r"[\w+=,.@-]+", "megahour-roles")]
     emr_service_role: Annotated[str, Text(1, 200, r"[\w+=,.@:/-]+", "megahour-EmrServiceRole-1A")]
-    emr_release: Annotated[str, Text(8, 40, r"emr-(spark-)?\d+\.\d+\.\d+(-\w+)?", "emr-7.0.0")]
-    trainer_image: _Image
+    emr_release: Release
+    trainer_image: Image
     machine_image: Annotated[str, Text(8, 40, r"ami-[0-9a-f]+", "ami-0a1b2c3d")]
     driver_instance_type: Annotated[str, Text(1, 100)] = "m5.4xlarge"
 
     __post_init__ = check_ranges
 
+    def request(self, launch: StepLaunch) -> str:
+        """Return the parameters of RunJobFlow or RunInstances, as the AWS command line takes them.
 
-def load_account(path: str) -> Account:
-    """Read an account's TOML file; ConfigurationError if `read_record` refuses it."""
-    return read_record(Account, read_toml(path), path)
+        Raises ValueError for what botocore's model of the service does not know.
+        """
+        request = self.launch_request(launch)
+        validate(request)
+        return json.dumps(request.parameters, indent=2)
+
+    def launch_request(self, launch: StepLaunch) -> "LaunchRequest":
+        """Return the request for the step's cluster, which `run_to_end` sends."""
+        if launch.starter == "Spark":
+            return emr_request(launch, self)
+        return host_request(launch, self, launch.host_command(LEADER, RESERVATION))
 
 
 LEADER, RESERVATION = "@leader@", "@reservation@"
@@ -98,7 +110,7 @@ leader=$(aws ec2 describe-instances --region {region} \\
 
 
 def host_script(
-    name: str, cluster: Cluster, account: Account, code: str, command: Sequence[str]
+    name: str, cluster: Cluster, account: Emr, code: str, command: Sequence[str]
 ) -> str:
     """Return the script of every host of a cluster; EC2 takes at most 16 kB of it.
 
@@ -143,29 +155,23 @@ _PYTHON = "/opt/megahour/venv/bin/python"
 class LaunchRequest:
     """LaunchRequest holds the parameters of one operation of a service, as botocore takes them."""
 
-    service: Literal["emr", "ec2"]
-    operation: Literal["RunJobFlow", "RunInstances"]
+    service: Literal["emr", "ec2", "emr-serverless"]
+    operation: Literal["RunJobFlow", "RunInstances", "StartJobRun"]
     name: str
     parameters: dict[str, Any]
 
 
-def emr_request(
-    step: str,
-    run: str,
-    cluster: Cluster,
-    account: Account,
-    arguments: Sequence[str],
-    extras: Sequence[str] = (),
-) -> LaunchRequest:
-    """Return the request for a cluster of EMR that runs a Spark step with these arguments.
+def emr_request(launch: StepLaunch, account: Emr) -> LaunchRequest:
+    """Return the request for a cluster of EMR that runs a Spark step.
 
-    Its hosts install these extras of megahour, too.
+    Its hosts install what the step requires. Spark is the release's own.
     """
+    step, run, cluster = launch.step, launch.run, launch.cluster
     name = cluster_name(step, run)
     submit = [
         *("spark-submit", "--deploy-mode", "client", *launch_options(cluster)),
         *("--conf", f"spark.pyspark.python={_PYTHON}"),
-        *(f"{CODE}/{step}.py", *arguments),
+        *(f"{CODE}/{step}.py", *launch.arguments),
     ]
     driver = account.driver_instance_type if cluster.has_gpus else cluster.instance_type
     groups = [
@@ -174,7 +180,7 @@ def emr_request(
     ]
     install = {
         "Path": f"{account.code_uri}/install_host.sh",
-        "Args": [account.code_uri, CODE, *([",".join(extras)] if extras else [])],
+        "Args": [account.code_uri, CODE, *launch.requirements],
     }
     parameters = {
         "Name": name,
@@ -205,13 +211,12 @@ def emr_request(
     return LaunchRequest("emr", "RunJobFlow", name, parameters)
 
 
-def host_request(
-    step: str, run: str, cluster: Cluster, account: Account, command: Sequence[str]
-) -> LaunchRequest:
+def host_request(launch: StepLaunch, account: Emr, command: Sequence[str]) -> LaunchRequest:
     """Return the request for EC2 hosts that run a command in the trainer's image, and then end.
 
     All hosts start, or none. `command` may have the words of `host_script` in it.
     """
+    step, run, cluster = launch.step, launch.run, launch.cluster
     name = cluster_name(step, run)
     root = {
         "VolumeSize": cluster.disk_gibibytes,
