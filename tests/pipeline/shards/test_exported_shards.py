@@ -1,5 +1,6 @@
 """Exported shards are read back by Kaldi's own code and by lhotse, as they were stored."""
 
+import gzip
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -98,6 +99,17 @@ def test_lhotse_reads_features_and_kbest_targets(tmp_path: Path) -> None:
         assert (cut.supervisions[0].text, cut.supervisions[0].speaker) == (each.text, "speaker")
         assert cut.duration == pytest.approx(len(each.features) / 100)
         lhotse.validate(cut)
+
+
+def test_lhotse_reads_any_cut_by_its_index(tmp_path: Path) -> None:
+    """As lhotse 2.0 resumes: from plain lines, which gunzip makes."""
+    write_all_shar(tmp_path, SOFT)
+    for path in tmp_path.glob("*.gz"):
+        path.with_suffix("").write_bytes(gzip.decompress(path.read_bytes()))
+        path.unlink()
+    cut = lhotse.CutSet.from_shar(in_dir=tmp_path, indexed=True)[4]
+    assert cut.id == SOFT[4].utterance_id
+    np.testing.assert_array_equal(cut.load_features(), SOFT[4].features)
 
 
 def test_lhotse_reads_alignments_and_features_alone(tmp_path: Path) -> None:
