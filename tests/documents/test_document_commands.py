@@ -59,7 +59,7 @@ NOT_EXECUTED = {
     "python -m pip": "it asks a package index",
     "python -m venv": "Python's own",
     "sbatch": "it needs a cluster; its script: tests/infra/platforms/test_platform_requests.py",
-    "sh": "it submits a step to a cluster; the line: tests/infra/platforms/test_platform_requests.py",
+    "sh": "it submits a step; the line: tests/infra/platforms/test_platform_requests.py",
     "cp": "the shell's own",
     "pip": "it asks a package index; its list: tests/training/export/test_device_install.py",
     "python -m pytest": "it starts this suite",
