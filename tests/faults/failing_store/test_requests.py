@@ -6,7 +6,7 @@ from pathlib import Path
 
 from infra.store.object_store import ObjectStore, join_uri
 from infra.task_metrics import REQUESTS
-from tests.benchmarks.requests import StepRequests, count_requests
+from tests.benchmarks.s3_requests import StepRequests, count_requests
 from tests.faults.failing_store.proxied import Server, StartProxy, require_counts_agree
 from tests.four_steps import GETS_IN_FLIGHT
 from tests.small_corpus import local_store

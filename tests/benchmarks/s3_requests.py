@@ -1,6 +1,6 @@
 """Count requests of the four steps, by driver and tasks, beside those that each plan needs.
 
-python -m tests.benchmarks.requests [--speakers 20] [--utterances 10]
+python -m tests.benchmarks.s3_requests [--speakers 20] [--utterances 10]
 """
 
 import argparse
