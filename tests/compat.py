@@ -53,7 +53,7 @@ from tests.same_bytes import (
 WER_TOLERANCE = 5.0
 CROSS_ENTROPY_TOLERANCE = 0.02
 
-EXTRAS = ()
+EXTRAS = ("spark", "train")
 """The extras that a run from ingestion to the report needs."""
 
 SPARKS = ("3.5", "4.0", "4.1", "4.3")
