@@ -85,7 +85,11 @@ def form(name: str) -> tuple[str, str]:
         (lines({**CUT, "speed": 2}), (), "looks like lhotse's cuts: give --format lhotse"),
         (lines({**CUT, "speed": 2}), form("lhotse"), "'speed': not known, so not used: rename it"),
         (lines(NEMO, NEMO), form("common_voice"), "looks like NeMo's: give --format nemo"),
-        (gzip.compress(lines(NEMO).encode(), mtime=0), (), "is in gzip: call it by a name with .gz at its"),
+        (
+            gzip.compress(lines(NEMO).encode(), mtime=0),
+            (),
+            "is in gzip: call it by a name with .gz",
+        ),
         ("", (), "no row: name a manifest that lists audio"),
         ("\n\n", (), "no row: name a manifest that lists audio"),
         (b"RIFF\0\0\0\0WAVE", (), "holds an audio file: need JSON lines: name a manifest that li"),
