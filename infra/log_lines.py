@@ -76,7 +76,8 @@ class _Bar(tqdm):
 
     def close(self) -> None:
         """Write the last state, unless it was written."""
-        self.leave = self.n != self.last_print_n
+        if not self.disable:
+            self.leave = self.n != self.last_print_n
         super().close()
 
 
