@@ -24,6 +24,11 @@ def _see_starter() -> None:
 os.register_at_fork(after_in_child=_see_starter)
 
 
+def set_threads_of_ranks() -> None:
+    """Set one OpenMP thread a rank unless the user did; torchrun would, with a warning."""
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
 def is_launched() -> bool:
     """Return whether torchrun started this process."""
     return "TORCHELASTIC_RUN_ID" in os.environ

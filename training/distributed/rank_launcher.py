@@ -3,7 +3,6 @@
 python -m training.distributed.rank_launcher --nproc-per-node 4 --module -- jobs.train_student ...
 """
 
-import os
 import sys
 from collections.abc import Iterable
 
@@ -12,6 +11,7 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
 from infra.supervisor import describe_end, shell_code, signal_of
+from infra.torchrun import set_threads_of_ranks
 
 STEP_CODES = (2, 3)
 """The exit codes by which a step says more than that it failed; torchrun's own is always 1."""
@@ -19,8 +19,7 @@ STEP_CODES = (2, 3)
 
 def main() -> None:
     """Run torchrun with this command line; exit with 0, a failed rank's code, or 128 + a signal."""
-    # What torchrun sets for several ranks, with a warning.
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    set_threads_of_ranks()
     try:
         run.main(sys.argv[1:])
     except ChildFailedError as error:
