@@ -124,9 +124,9 @@ class Cluster:
                     place = f"prefix {shown(prefix)}: {{{name}}}"
                     raise ValueError(f"{place}: need {{run}} or {{corpus}}")
         for prefix in self.delete_prefixes:
-            if prefix not in others:
+            if not any(f"{prefix}/".startswith(f"{each}/") for each in others):
                 raise ValueError(
-                    f"delete_prefixes: {shown(prefix)}: need one that the step reads or writes: "
+                    f"delete_prefixes: {shown(prefix)}: need what the step reads or writes: "
                     + (", ".join(others) or "there are none")
                 )
         self._require_cores_and_memory()

@@ -47,11 +47,11 @@ def test_permissions_are_filled_in() -> None:
 
 
 def test_steps_delete_below_their_own_prefixes() -> None:
-    """Training removes old checkpoints; a prefix that a step does not use is refused."""
-    cluster = load_cluster("train_student")
-    assert cluster.deletable("s3://b/runs/1", "s3://b/corpus") == ("s3://b/runs/1/models",)
-    assert load_cluster("extract_features").deletable("s3://b/runs/1", "s3://c") == ()
-    with pytest.raises(ValueError, match=r"delete_prefixes: '\{run\}': need one that the step"):
+    """Training removes old checkpoints, each step its start record; elsewhere none may."""
+    cluster, started = load_cluster("train_student"), "s3://b/runs/1/steps/started"
+    assert cluster.deletable("s3://b/runs/1", "s3://c") == ("s3://b/runs/1/models", started)
+    assert load_cluster("extract_features").deletable("s3://b/runs/1", "s3://c") == (started,)
+    with pytest.raises(ValueError, match=r"delete_prefixes: '\{run\}': need what the step"):
         replace(cluster, delete_prefixes=("{run}",))
 
 

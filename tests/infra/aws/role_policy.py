@@ -22,7 +22,8 @@ PLACES = {
     "CodePrefix": "code",
     "LogGroup": "/megahour/megahour",
 }
-_LINE = re.compile(r'"(GET|HEAD|PUT|POST|DELETE) (\S+) HTTP/1\.1" (\d{3})')
+# Lines of other answers than 200 may be coloured.
+_LINE = re.compile(r'"(?:\x1b\[[\d;]*m)*(GET|HEAD|PUT|POST|DELETE) (\S+) HTTP/1\.1\S*" (\d{3})')
 _ACTIONS = {"GET": "GetObject", "HEAD": "GetObject", "PUT": "PutObject", "DELETE": "DeleteObject"}
 
 
@@ -85,15 +86,15 @@ def logged_requests(log: str) -> Iterator[Request]:
 
 
 def requests_by_step(log: str, run: str) -> dict[str, set[Request]]:
-    """Return each step's requests: those until it stores its record, which is its last one."""
+    """Return each step's requests: those until it deletes its start record, which is its last."""
     found: dict[str, set[Request]] = {}
     current: set[Request] = set()
-    record = re.compile(rf"arn:aws:s3:::{re.escape(run)}/steps/(\w+)\.json")
+    record = re.compile(rf"arn:aws:s3:::{re.escape(run)}/steps/started/(\w+)\.json")
     for request in logged_requests(log):
         current.add(request)
-        stored = record.fullmatch(request.resource)
-        if stored and request.action == "s3:PutObject":
-            found.setdefault(stored[1], set()).update(current)
+        started = record.fullmatch(request.resource)
+        if started and request.action == "s3:DeleteObject":
+            found.setdefault(started[1], set()).update(current)
             current = set()
     return found
 
