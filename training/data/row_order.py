@@ -91,7 +91,7 @@ def read_lengths(file: BinaryIO | io.IOBase, augmenter: Augmenter) -> Lengths:
     num_frames = index.num_frames
     if config.changes_speed:
         num_frames = augmenter.num_frames(index.utterance_ids, num_frames)
-    are_read = np.array(config.are_read(index.placements)) if config.placements else None
+    are_read = np.array(config.are_read(index.placements), bool) if config.placements else None
     return Lengths(num_frames, index.offsets, are_read)
 
 
