@@ -85,7 +85,7 @@ account_autocreate = true
 
 @contextmanager
 def running_swift() -> Iterator[str]:
-    """Run Swift with one disk and no replicas; yield the endpoint URL of its S3 API, or skip."""
+    """Run Swift with one disk and no replicas; yield the endpoint URL of its S3 API."""
     ports = {name: free_port() for name in SWIFT_SERVICES}
     with TemporaryDirectory(prefix="swift-") as place:
         folder = Path(place)
@@ -114,7 +114,7 @@ def running_swift() -> Iterator[str]:
 
 @contextmanager
 def running_rclone() -> Iterator[str]:
-    """Run rclone before an empty folder; yield the endpoint URL of its S3 gateway, or skip."""
+    """Run rclone before an empty folder; yield the endpoint URL of its S3 gateway."""
     port = free_port()
     with TemporaryDirectory(prefix="rclone-") as place:
         (folder := Path(place, "served")).mkdir()

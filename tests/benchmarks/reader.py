@@ -3,8 +3,8 @@
 `python -m tests.benchmarks.reader [--rounds N] [--only-ceph] [--json]`. Speeds are per second of
 this process's CPU time, all threads together, so other programs have no part in them. Utterances
 are 3.6 s on average (1e9 in a million hours), partitions hold two hours, or as little as the
-demo's. Reading with augmentation is compared with reading without. --only-ceph compares reading from
-a Ceph on this machine with reading from a folder, and nothing else.
+demo's. Reading with augmentation is compared with reading without. --only-ceph compares reading
+from a Ceph on this machine with reading from a folder, and nothing else.
 """
 
 import argparse
