@@ -47,7 +47,8 @@ Core-hours count the time that cores compute; instances are paid for by wall-clo
 where the extras spark and train are installed, and takes two_cores elsewhere.
 GPUs that this machine does not have, and searches of real speech (alignment, lattices, decoding),
 come from published figures (jobs/calibrations/published.toml).
-To plan for another machine, run --calibrate-to FILE there, and give the file to --calibration here.
+To plan for another machine, run --calibrate-to FILE there, and give the file to --calibration here:
+what it leaves out is published.
 Exit codes: 0 done, 1 failed, 2 bad usage or recipe.
 """
 

@@ -179,7 +179,8 @@ class Calibration:
 def read_calibration(calibration: str) -> Calibration:
     """Read a calibration: JSON, as --calibrate-to writes it, TOML, or a name in jobs/calibrations.
 
-    Raises ConfigurationError for a file that is none.
+    Published figures stand for the tables and the devices that it lacks. Raises ConfigurationError
+    for a file that is none.
     """
     if calibration.endswith(".toml"):
         table: Mapping[str, object] = read_toml(calibration)
@@ -187,7 +188,11 @@ def read_calibration(calibration: str) -> Calibration:
         ours = CALIBRATIONS / f"{calibration}.json"
         data = ours.read_bytes() if ours.is_file() else read_file(calibration)
         table = json_object(data, calibration)
-    return read_record(Calibration, table, calibration)
+    published = asdict(read_published())
+    devices = table.get("devices", {})
+    if isinstance(devices, Mapping):  # what is no table is refused below, with the key's name
+        devices = {**published["devices"], **devices}
+    return read_record(Calibration, {**published, **table, "devices": devices}, calibration)
 
 
 def json_object(data: bytes, where: str) -> Mapping[str, object]:

@@ -33,7 +33,7 @@ BATCH_FRAMES = 4096
 PAPERS_FORM = LstmConfig(5, 768, True, 0, 0.0)
 PAPERS_SENONES = 3183
 PAPERS_BATCH_FRAMES = 65_536
-"""On a GPU: the teacher of 78 million parameters (003 V-A)."""
+"""On a GPU: the teacher of 003 V-A, which has 67.5 million parameters (the paper says 78)."""
 
 K = 20
 BYTES_A_FRAME = NUM_INPUTS * 4

@@ -13,6 +13,7 @@ from infra.settings import ConfigurationError
 from jobs.planning import measurement
 from jobs.planning.calibration import (
     HERE,
+    TWO_CORES,
     Calibration,
     CoreRates,
     DeviceRates,
@@ -96,6 +97,17 @@ def test_wrong_calibrations_are_refused(tmp_path: Path, change: dict, message: s
     file.write_text(json.dumps({**asdict(CALIBRATION), **change}))
     with pytest.raises(ConfigurationError, match=message):
         read_calibration(str(file))
+
+
+def test_what_a_calibration_lacks_is_published() -> None:
+    """The one that comes with the package states what two cores gave, and nothing else."""
+    found, published = read_calibration(TWO_CORES), read_published()
+    assert (found.store, found.search, found.pool) == (
+        published.store,
+        published.search,
+        published.pool,
+    )
+    assert found.devices.keys() == {*published.devices, HERE}
 
 
 @pytest.mark.parametrize(("text", "message"), [("[1]", "JSON object"), ("{", "not JSON")])
