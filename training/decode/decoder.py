@@ -23,8 +23,12 @@ from training.decode.graph import DecodingGraph
 from training.decode.lexicon import SILENCE_ID, Lexicon
 from training.decode.senones import SenoneTree
 
-# Wide enough to keep the path of a known word sequence, whatever the network's scores are.
-ALIGNMENT_BEAM = 1000.0
+ALIGNMENT_BEAM = 1e12
+"""Keeps all paths of a known word sequence, whatever the scores are.
+
+Unscaled log-densities of monophones put the only complete path of 260 frames more than 1,000 behind
+the best unfinished one.
+"""
 
 
 class AlignmentError(ValueError):
@@ -35,7 +39,7 @@ class AlignmentError(ValueError):
 class DecoderConfig:
     """DecoderConfig bounds the search: the beam, in units of scaled log-likelihood, and states."""
 
-    beam: Annotated[float, Range(1e-6, 1e6)] = 13.0
+    beam: Annotated[float, Range(1e-6, ALIGNMENT_BEAM)] = 13.0
     max_active: Annotated[int, Range(2, 2**31 - 1)] = 7000
 
     __post_init__ = check_ranges

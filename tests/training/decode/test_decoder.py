@@ -3,6 +3,7 @@
 import itertools
 import subprocess
 import sys
+from collections.abc import Iterable
 
 import numpy as np
 import pytest
@@ -70,9 +71,22 @@ def test_align_keeps_its_words_against_the_evidence() -> None:
     """With the logits of one sentence and the words of another, the path spells the words."""
     scores = oracle_log_likelihoods(_planted(["cabs", "see"], 4), TREE.num_senones)
     found = align(alignment_graph(LEXICON, TREE, ["sake"]), scores)
-    phones = [int(np.argwhere(TREE.table == senone)[0, 1]) for senone in found]
-    spelled = [LEXICON.phones[phone] for phone, _ in itertools.groupby(phones)]
-    assert [phone for phone in spelled if phone != "SIL"] == ["S", "EY", "K"]
+    assert [phone for phone in _spelled(found) if phone != "SIL"] == ["S", "EY", "K"]
+
+
+def test_align_keeps_its_words_however_unlikely() -> None:
+    """All words are spelled where staying in the first phone is better by any margin a frame."""
+    words = ["sake", "cabs"] * 6
+    scores = oracle_log_likelihoods(_planted(words, 1)[:1] * 60, TREE.num_senones, 1e4)
+    found = align(alignment_graph(LEXICON, TREE, words), scores)
+    of_words = ["S", "EY", "K", "K", "AE", "B", "S"] * 6
+    spelled = [phone for phone, _ in itertools.groupby(of_words)]
+    assert [phone for phone in _spelled(found) if phone != "SIL"] == spelled
+
+
+def _spelled(senones: Iterable[int]) -> list[str]:
+    phones = [int(np.argwhere(TREE.table == senone)[0, 1]) for senone in senones]
+    return [LEXICON.phones[phone] for phone, _ in itertools.groupby(phones)]
 
 
 def test_silence_between_words_and_at_the_edges_is_optional(graph: DecodingGraph) -> None:
