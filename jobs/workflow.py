@@ -33,10 +33,11 @@ from jobs.cli.arguments import (
     require_source_options,
 )
 from jobs.cli.command_line import fail
-from jobs.cli.job import require_extendable, written_manifests
+from jobs.cli.job import require_extendable
 from jobs.run import JOBS, Launch, launches_of, shared_arguments, step_environment
-from jobs.run_table import INGEST, STEPS
+from jobs.run_table import INGEST, STEPS, due_steps, written_steps
 from pipeline.runs.increment import require_beside
+from pipeline.runs.manifest import manifest_uri
 from training.settings.recipe import Recipe, read_recipe
 
 NAME = "workflow"
@@ -76,12 +77,16 @@ def workflow_steps(arguments: argparse.Namespace, recipe: Recipe) -> Iterator[Wo
     order = list(STEPS)
     first, last = order.index(arguments.first), order.index(arguments.last)
     times: Counter[str] = Counter()
+    without = set(order) - {launch.step for launch in steps}
+    there = {made for step in without for made in written_steps(recipe, step)}
     for launch in steps:
         times[launch.step] += 1
+        made = [s for s in due_steps(recipe, launch.step, there.__contains__) if s not in there]
+        there.update(made)
         if first <= order.index(launch.step) <= last:
             ordinal = times[launch.step]
             name = launch.step if ordinal == 1 else f"{launch.step}_{ordinal}"
-            manifests = written_manifests(recipe, launch.step, arguments.run)
+            manifests = [manifest_uri(arguments.run, each) for each in made]
             yield WorkflowStep(name, _command(arguments, launch), manifests)
 
 
