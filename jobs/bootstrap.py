@@ -1,4 +1,4 @@
-"""Make the first alignment of the labelled data, and the tree of senones (003 VII-C1, C2).
+"""Make the first alignment, and the tree of senones (003 VII-C1).
 
 megahour bootstrap --recipe demo --run runs/demo
 """

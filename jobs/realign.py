@@ -1,4 +1,4 @@
-"""Align the labelled data by a network, to the senones that all later models learn (003 VII-C2).
+"""Align the labelled data again, by a trained network (003 VII-C2).
 
 megahour realign --recipe demo --run runs/demo
 """

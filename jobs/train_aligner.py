@@ -1,4 +1,4 @@
-"""Train the network that realigns the labelled data (003 VII-C2).
+"""Train the network that realigns (003 VII-C2).
 
 torchrun --nproc-per-node 2 --module -- jobs.train_aligner --recipe demo --run runs/demo
 """

@@ -79,9 +79,11 @@ def workflow_steps(arguments: argparse.Namespace, recipe: Recipe) -> Iterator[Wo
     times: Counter[str] = Counter()
     without = set(order) - {launch.step for launch in steps}
     there = {made for step in without for made in written_steps(recipe, step)}
+    # An increment takes over what the rounds of its base have made.
+    has = (lambda _: True) if arguments.extends else there.__contains__
     for launch in steps:
         times[launch.step] += 1
-        made = [s for s in due_steps(recipe, launch.step, there.__contains__) if s not in there]
+        made = [s for s in due_steps(recipe, launch.step, has) if s not in there]
         there.update(made)
         if first <= order.index(launch.step) <= last:
             ordinal = times[launch.step]
