@@ -127,7 +127,7 @@ def test_the_recipes_optimizer_is_timed(monkeypatch: pytest.MonkeyPatch, model: 
 def test_devices_without_a_figure_are_refused() -> None:
     """Neither measured nor published: the message says how to calibrate."""
     lone = replace(CALIBRATION, devices={})
-    with pytest.raises(ConfigurationError, match=r"c4.4xlarge.*--calibrate-to"):
+    with pytest.raises(ConfigurationError, match=r"p3.16xlarge.*--calibrate-to"):
         plan(1_000.0, lone)
 
 
