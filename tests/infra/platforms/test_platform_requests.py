@@ -103,7 +103,12 @@ def test_spark_platforms_refuse_other_steps(run_job: RunJob, platform: str, step
         ),
         ("dataproc", "generate_targets", (), "its hosts have no GPU: give --cluster with CPUs"),
         ("databricks", "realign", ("--recipe", "mine.toml"), "mine.toml: cannot be read"),
-        ("kubernetes", "realign", ("--cluster", "infra/clusters/x.toml"), "need a name of ours"),
+        (
+            "kubernetes",
+            "realign",
+            ("--cluster", "infra/clusters/realign.toml"),
+            "need a name of ours",
+        ),
         ("slurm", "realign", (), "slurm: realign: it is Spark's: run megahour realign on one"),
         ("slurm", "report", ("--send",), "--send: it is for emr"),
         ("dataproc", "ingest", ("--placements", "2"), "--placements: simulate rooms on emr or kub"),

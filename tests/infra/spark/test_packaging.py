@@ -34,7 +34,7 @@ TASK_MODULES = (
         "extract_features": ("pipeline.steps.features",),
     },
     {
-        "bootstrap": ("training.align.bootstrap",),
+        "bootstrap": ("training.align.tree_growing",),
         "realign": ("training.align.network_alignment",),
         "evaluate": ("training.evaluate.heldout", "training.evaluate.tuning"),
         "generate_targets": (
