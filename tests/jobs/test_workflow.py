@@ -99,6 +99,13 @@ def test_an_account_ingests_manifests_on_a_cluster(run_job: RunJob) -> None:
     assert "--dev-share: a share of the labelled speakers: need --manifest labelled=" in said.err
 
 
+def test_a_part_of_the_steps_has_whole_rounds(run_job: RunJob) -> None:
+    """From the first start of one step to the last of the other."""
+    said = run_job("workflow", *SHARED, "--first", "realign", "--last", "train_baseline")
+    names = [step["name"] for step in json.loads(said.out)["steps"]]
+    assert names == ["realign", "train_aligner_2", "realign_2", "train_baseline"]
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
