@@ -9,7 +9,6 @@ descriptions of models only where a recipe asks for them.
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal
 
 from infra.extras import Extra
@@ -143,8 +142,6 @@ EVALUATE, CERTIFY, REPORT = "evaluate", "certify", "report"
 
 _WITHOUT_MODELS = (INGEST, SELECT_UTTERANCES, EXTRACT_FEATURES, REPARTITION)
 
-_FEATURES = features_step(LABELLED), features_step(UNLABELLED)
-
 
 def _ingested(_: "Recipe") -> list[Written]:
     return [Written(INGEST_STEP, holds_utterances=False)]
@@ -264,7 +261,7 @@ def _targets(recipe: "Recipe") -> list[Written]:
     search, searched = list[Written](), tuple[str, ...]()
     if recipe.targets.source == "lattice":
         of_search = partial(Written, holds_utterances=False, in_increment="inherited")
-        tuned_by = (features_step(DEV), ALIGNMENT_STEP, *_labelling(recipe, rounds[:1])[:1])
+        tuned_by = (features_step(DEV), ALIGNMENT_STEP, *_labelling(recipe, rounds[0])[:1])
         graph_reads = (ALIGNMENT_STEP, BOOTSTRAP_STEP, TARGETS_TUNING_STEP)
         graph = target_graph_settings(recipe.evaluation, recipe.targets.lattices)
         search = [
@@ -277,13 +274,13 @@ def _targets(recipe: "Recipe") -> list[Written]:
     )
     return [
         *search,
-        *(labelled(e.targets, (features, *searched, *_labelling(recipe, [e]))) for e in rounds),
+        *(labelled(e.targets, (features, *searched, *_labelling(recipe, e))) for e in rounds),
     ]
 
 
-def _labelling(recipe: "Recipe", rounds: Iterable[TargetsRound]) -> tuple[str, ...]:
-    """Return the models that label in these rounds; the tree, for a teacher of the user's own."""
-    models = dict.fromkeys(chain.from_iterable(map(recipe.labelling_models, rounds)))
+def _labelling(recipe: "Recipe", targets_round: TargetsRound) -> tuple[str, ...]:
+    """Return the models that label in a round; the tree, for a teacher of the user's own."""
+    models = recipe.labelling_models(targets_round)
     return (*(() if recipe.num_teachers else (BOOTSTRAP_STEP,)), *map(model_step, models))
 
 
@@ -328,7 +325,7 @@ def _evaluation(recipe: "Recipe") -> list[Written]:
         ),
         made(
             KBEST_COSTS_STEP,
-            (unlabelled, *_labelling(recipe, rounds[-1:]), model_step(STUDENT)),
+            (unlabelled, *_labelling(recipe, rounds[-1]), model_step(STUDENT)),
             costs,
             is_optional=True,
         ),
