@@ -242,8 +242,10 @@ def _missing_words(setting: str, file: LanguageModelFile, lexicon: Lexicon | Non
 
 def _ranks(arguments: argparse.Namespace) -> Mapping[str, int]:
     supervised = arguments.supervised_ranks
-    student: int = arguments.student_ranks
-    return {ALIGNER: 1, BASELINE: supervised, TEACHER: supervised, STUDENT: student}
+    return {
+        **dict.fromkeys((ALIGNER, BASELINE, TEACHER), supervised),
+        STUDENT: arguments.student_ranks,
+    }
 
 
 def _host_notes(jobs: Sequence[Job], device: str, ranks: Iterable[int]) -> Iterator[str]:

@@ -237,7 +237,8 @@ def _totals(plan: RunPlan) -> list[str]:
     pipeline = plan.student_pipeline()
     cost = dollars(sum(step.dollars for step in pipeline))
     lines = [
-        f"Student pipeline (without baseline and teacher): {duration(plan.days * 86_400)}, {cost}.",
+        "Student pipeline (without alignment, baseline and teacher): "
+        f"{duration(plan.days * 86_400)}, {cost}.",
         f"Kept in the store: {size(kept)}, {a_month} a month.",
     ]
     for step in plan.steps:

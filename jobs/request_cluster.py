@@ -5,7 +5,6 @@ megahour request_cluster --step extract_features --recipe R --run URI --account 
 
 import argparse
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 from infra.cluster import Cluster, load_cluster
@@ -37,9 +36,9 @@ from jobs.cli.arguments import (
     toml_path,
 )
 from jobs.cli.command_line import fail
-from jobs.cli.job import written_manifests
-from jobs.run_table import INGEST, STEPS
-from training.settings.recipe import read_recipe
+from jobs.run_table import INGEST, STEPS, due_steps
+from pipeline.runs.manifest import is_finished, manifest_uri
+from training.settings.recipe import Recipe, read_recipe
 
 NAME = "request_cluster"
 
@@ -49,8 +48,8 @@ account's `platform` is one of {", ".join(PLATFORMS)}.
 docs/running has a page for each: its account file, what to upload, and what takes the output. The
 output of emr, say, goes to AWS:
 
-  megahour request_cluster --step align ... > align.json
-  aws emr run-job-flow --cli-input-json file://align.json
+  megahour request_cluster --step realign ... > realign.json
+  aws emr run-job-flow --cli-input-json file://realign.json
 
 With --send, which is for emr, the cluster is launched, and the command waits for its end. Given
 again while the cluster lives, it waits for that one. The cluster ends itself with the step.
@@ -95,17 +94,19 @@ def _on_host(option: str, name_or_path: str, platform: Platform) -> str:
     raise ConfigurationError(f"{option} {printable(name_or_path)}: {need}")
 
 
-def send(platform: Platform, launch: StepLaunch, manifests: Sequence[str]) -> None:
-    """Launch the cluster and wait; LaunchError unless the step's manifests are there then."""
+def send(platform: Platform, launch: StepLaunch, recipe: Recipe) -> None:
+    """Launch the cluster and wait; LaunchError unless the manifests that are due are there then."""
     if not isinstance(platform, Emr):
         raise ConfigurationError("--send: it is for emr: give the output to the platform's command")
+    store = ObjectStore((launch.run,))
+    due = due_steps(recipe, launch.step, lambda step: is_finished(store, launch.run, step))
     request = platform.launch_request(launch)
 
     def report(text: str) -> None:
         print(f"{NAME}: {text}", file=sys.stderr, flush=True)
 
     run_to_end(request, platform.region, report)
-    store = ObjectStore((launch.run,))
+    manifests = [manifest_uri(launch.run, step) for step in due]
     if missing := [uri for uri in manifests if not store.exists(uri)]:
         raise LaunchError(
             f"{request.name}: ended without {', '.join(missing)}: read the log of its hosts, then "
@@ -129,7 +130,7 @@ def main() -> None:
         launch = make_launch(arguments, cluster, platform)
         request = platform.request(launch)
         if arguments.send:
-            send(platform, launch, written_manifests(recipe, arguments.step, arguments.run))
+            send(platform, launch, recipe)
         else:
             print(request)
     except (PrefixError, ValueError) as error:

@@ -16,7 +16,6 @@ from jobs.run_table import STEPS, written, written_steps
 from pipeline.runs.ledger import LostRows, find_lost_rows, has_begun, remove_step, take_back
 from pipeline.runs.names import (
     ALL_SUBSETS,
-    DEV_ALIGNMENT_STEP,
     TARGETS_STEP,
     TARGETS_TUNING_STEP,
     features_step,
@@ -43,12 +42,9 @@ def retry(job: Job) -> Answer:
     rows = [
         each for step in steps for each in find_lost_rows(job.store, job.run_uri, step, reasons)
     ]
-    # Only newbob's loss is of the development speakers' alignment.
-    schedules = job.recipe.baseline.schedule, job.recipe.teacher.schedule
-    unread = {*(() if "newbob" in schedules else (DEV_ALIGNMENT_STEP,))}
     # Where the recipe states the settings of the teacher's search, none is tuned.
-    if not has_begun(job.store, job.run_uri, TARGETS_TUNING_STEP):
-        unread.add(TARGETS_TUNING_STEP)
+    is_tuned = has_begun(job.store, job.run_uri, TARGETS_TUNING_STEP)
+    unread = () if is_tuned else (TARGETS_TUNING_STEP,)
     made_from = later_steps(job.recipe, {each.step for each in rows}, unread)
     later = [step for step in made_from if has_begun(job.store, job.run_uri, step)]
     is_refused = bool(later) and not arguments.with_later_steps

@@ -37,8 +37,10 @@ from jobs.cli.megahour import CHECK
 from jobs.run_table import (
     GENERATE_TARGETS,
     INGEST,
+    REALIGN,
     REPARTITION,
     STEPS,
+    TRAIN_ALIGNER,
     TRAIN_STUDENT,
     TRAIN_TEACHER,
 )
@@ -70,15 +72,16 @@ def launches(
     supervised_ranks: int,
     student_ranks: int,
     device: str = AUTO,
+    num_alignment_rounds: int = 1,
     num_target_rounds: int = 1,
     has_own_teacher: bool = False,
     is_increment: bool = False,
 ) -> list[Launch]:
     """Return the steps in order, each with spark-submit, torchrun or Python before it.
 
-    `ingested` are ingest's own options; without any the corpus is there. Each round of targets
-    after the first repeats three steps, which then do what has become due. A teacher of the user's
-    own is not trained. An increment takes over the baseline and the teacher.
+    `ingested` are ingest's own options; without any the corpus is there. Each round of alignment or
+    of targets after the first repeats two or three steps, which then do what has become due. A
+    teacher of the user's own is not trained. An increment takes over all models but the student.
     """
     prefixes = {
         "python": (sys.executable,),
@@ -94,10 +97,14 @@ def launches(
     found[INGEST] = Launch(INGEST, prefix, tuple(ingested))
     if not {KALDI_DIR, MANIFEST} & {*ingested}:
         del found[INGEST]
-    again = (TRAIN_TEACHER, GENERATE_TARGETS, REPARTITION) * (num_target_rounds - 1)
     steps = [step for step in found if step != TRAIN_TEACHER or not has_own_teacher]
-    place = steps.index(REPARTITION) + 1
-    return [found[step] for step in (*steps[:place], *again, *steps[place:])]
+    for repeated, num_rounds in (
+        ((TRAIN_ALIGNER, REALIGN), num_alignment_rounds),
+        ((TRAIN_TEACHER, GENERATE_TARGETS, REPARTITION), num_target_rounds),
+    ):
+        place = steps.index(repeated[-1]) + 1
+        steps[place:place] = repeated * (num_rounds - 1)
+    return [found[step] for step in steps]
 
 
 def launches_of(
@@ -109,6 +116,7 @@ def launches_of(
         arguments.supervised_ranks,
         arguments.student_ranks,
         arguments.device,
+        num_alignment_rounds=1 if arguments.extends else recipe.alignment.rounds,
         num_target_rounds=recipe.targets.rounds,
         has_own_teacher=not recipe.num_teachers,
         is_increment=bool(arguments.extends),

@@ -9,7 +9,6 @@ descriptions of models only where a recipe asks for them.
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal
 
 from infra.extras import Extra
@@ -18,16 +17,18 @@ from jobs.volumes import (
     PlannedStep,
     Volume,
     Workload,
-    alignment,
+    bootstrap,
     by_hours,
     evaluation,
     extraction,
     labelling,
+    realignment,
     repartition,
     selection,
     training,
 )
 from pipeline.runs.names import (
+    ALIGNER,
     ALIGNMENT_STEP,
     ALL_SUBSETS,
     BASELINE,
@@ -134,14 +135,12 @@ class Step:
 
 
 INGEST, SELECT_UTTERANCES, EXTRACT_FEATURES = "ingest", "select_utterances", "extract_features"
-ALIGN, TRAIN_BASELINE, TRAIN_TEACHER = "align", "train_baseline", "train_teacher"
+BOOTSTRAP, TRAIN_ALIGNER, REALIGN = "bootstrap", "train_aligner", "realign"
+TRAIN_BASELINE, TRAIN_TEACHER = "train_baseline", "train_teacher"
 GENERATE_TARGETS, REPARTITION, TRAIN_STUDENT = "generate_targets", "repartition", "train_student"
 EVALUATE, CERTIFY, REPORT = "evaluate", "certify", "report"
 
 _WITHOUT_MODELS = (INGEST, SELECT_UTTERANCES, EXTRACT_FEATURES, REPARTITION)
-
-_FEATURES = features_step(LABELLED), features_step(UNLABELLED)
-_ALIGNED = (ALIGNMENT_STEP, DEV_ALIGNMENT_STEP, *_FEATURES)
 
 
 def _ingested(_: "Recipe") -> list[Written]:
@@ -170,36 +169,57 @@ def _of_subset(subset: str, name: str, settings: object, source: str = "") -> Wr
     )
 
 
-def _alignments(recipe: "Recipe") -> list[Written]:
-    from training.fit.model_specs import aligner_fit  # noqa: PLC0415 - imports NumPy
+def _bootstrap(recipe: "Recipe") -> list[Written]:
     from training.settings.decoding import bootstrap_settings  # noqa: PLC0415 - imports NumPy
 
     versions, rule = recipe.alignment.versions, recipe.corpus.unknown_words
-    bootstrap = bootstrap_settings(recipe.bootstrap, recipe.senones, versions, rule)
-    settings = {"acoustic_scale": recipe.evaluation.acoustic_scale, "versions": versions}
-    aligned = partial(Written, hours_of=features_step(LABELLED), in_increment="inherited")
-    found, aligner = [aligned(BOOTSTRAP_STEP, _FEATURES, bootstrap)], ""
-    for each in realignment_rounds(recipe.alignment.rounds):
-        aligner = model_step(each.aligner)
-        found.append(_trained(aligner_fit(recipe, each), _FEATURES))
-        found.append(aligned(each.writes, _FEATURES, settings))
-    of_dev = features_step(DEV)
-    reads = (of_dev, BOOTSTRAP_STEP, aligner)
-    return [*found, aligned(DEV_ALIGNMENT_STEP, reads, settings, hours_of=of_dev, is_optional=True)]
+    settings = bootstrap_settings(recipe.bootstrap, recipe.senones, versions, rule)
+    labelled = features_step(LABELLED)
+    return [
+        Written(BOOTSTRAP_STEP, (labelled,), settings, hours_of=labelled, in_increment="inherited")
+    ]
 
 
-def _trained(fit: "Fit", reads: tuple[str, ...]) -> Written:
+def _aligners(recipe: "Recipe") -> list[Written]:
+    from training.fit.model_specs import aligner_fit  # noqa: PLC0415 - imports NumPy
+
+    rounds = realignment_rounds(recipe.alignment.rounds)
+    return [_trained(aligner_fit(recipe, each)) for each in rounds]
+
+
+def _realignments(recipe: "Recipe") -> list[Written]:
+    settings = {
+        "acoustic_scale": recipe.evaluation.acoustic_scale,
+        "versions": recipe.alignment.versions,
+    }
+    rounds, of_dev = realignment_rounds(recipe.alignment.rounds), features_step(DEV)
+
+    def aligned(name: str, features: str, aligner: str) -> Written:
+        return Written(
+            name,
+            (features, BOOTSTRAP_STEP, model_step(aligner)),
+            settings,
+            hours_of=features,
+            is_optional=features == of_dev,
+            in_increment="inherited",
+        )
+
+    of_rounds = [aligned(each.writes, features_step(LABELLED), each.aligner) for each in rounds]
+    return [*of_rounds, aligned(DEV_ALIGNMENT_STEP, of_dev, ALIGNER)]
+
+
+def _trained(fit: "Fit") -> Written:
     is_students = section_of(fit.name) == STUDENT
     return Written(
         model_step(fit.name),
-        reads,
+        tuple(fit.on_development_speakers().inputs),
         fit=fit,
         holds_utterances=False,
         in_increment="made" if is_students else "inherited",
     )
 
 
-def _models(recipe: "Recipe", fits: "Iterable[Fit]", reads: tuple[str, ...]) -> list[Written]:
+def _models(recipe: "Recipe", fits: "Iterable[Fit]") -> list[Written]:
     """Return what is written by models that train, and that sMBR trains on where it is asked to."""
     from training.fit.model_specs import sequence_fit  # noqa: PLC0415 - imports NumPy
     from training.settings.decoding import lattice_settings  # noqa: PLC0415 - imports NumPy
@@ -207,55 +227,60 @@ def _models(recipe: "Recipe", fits: "Iterable[Fit]", reads: tuple[str, ...]) -> 
     config, found = recipe.sequence_training, list[Written]()
     settings = lattice_settings(config.lattices, config.acoustic_scale)
     for fit in fits:
-        found.append(_trained(fit, reads))
+        found.append(_trained(fit))
         if section_of(fit.name) in config.models:
-            by_sequence = _trained(sequence_fit(recipe, fit), reads)
             lattices = replace(
-                by_sequence,
+                found[-1],
                 name=lattices_step(fit.name),
+                reads=(ALIGNMENT_STEP, BOOTSTRAP_STEP, model_step(fit.name)),
                 settings=settings,
                 fit=None,
                 hours_of=ALIGNMENT_STEP,
                 holds_utterances=True,
             )
-            found += [lattices, by_sequence]
+            found += [lattices, _trained(sequence_fit(recipe, fit))]
     return found
 
 
 def _baseline(recipe: "Recipe") -> list[Written]:
     from training.fit.model_specs import baseline_fit  # noqa: PLC0415 - imports NumPy
 
-    return _models(recipe, [baseline_fit(recipe)], _ALIGNED)
+    return _models(recipe, [baseline_fit(recipe)])
 
 
 def _teachers(recipe: "Recipe") -> list[Written]:
     from training.fit.model_specs import sibling_fits, teacher_fits  # noqa: PLC0415 - NumPy
 
-    return _models(recipe, [*teacher_fits(recipe), *sibling_fits(recipe)], _ALIGNED)
+    return _models(recipe, [*teacher_fits(recipe), *sibling_fits(recipe)])
 
 
 def _targets(recipe: "Recipe") -> list[Written]:
     from training.settings.decoding import target_graph_settings  # noqa: PLC0415 - imports NumPy
 
     rounds, features = targets_rounds(recipe.targets.rounds), features_step(UNLABELLED)
-    labelling, search = _labelling(recipe, rounds), list[Written]()
-    reads = (features, *labelling)
+    search, searched = list[Written](), tuple[str, ...]()
     if recipe.targets.source == "lattice":
-        reads = (features, TARGETS_TUNING_STEP, *labelling)
         of_search = partial(Written, holds_utterances=False, in_increment="inherited")
-        tuned_by = (features_step(DEV), ALIGNMENT_STEP, *_labelling(recipe, rounds[:1])[:1])
+        tuned_by = (features_step(DEV), ALIGNMENT_STEP, *_labelling(recipe, rounds[0])[:1])
+        graph_reads = (ALIGNMENT_STEP, BOOTSTRAP_STEP, TARGETS_TUNING_STEP)
         graph = target_graph_settings(recipe.evaluation, recipe.targets.lattices)
         search = [
             of_search(TARGETS_TUNING_STEP, tuned_by, _tuning(recipe), is_optional=True),
-            of_search(TARGETS_GRAPH_STEP, reads, graph),
+            of_search(TARGETS_GRAPH_STEP, graph_reads, graph),
         ]
-    labelled = partial(Written, hours_of=features, in_increment="extended")
-    return [*search, *(labelled(each.targets, reads, plain(recipe.targets)) for each in rounds)]
+        searched = (TARGETS_GRAPH_STEP,)
+    labelled = partial(
+        Written, settings=plain(recipe.targets), hours_of=features, in_increment="extended"
+    )
+    return [
+        *search,
+        *(labelled(e.targets, (features, *searched, *_labelling(recipe, e))) for e in rounds),
+    ]
 
 
-def _labelling(recipe: "Recipe", rounds: Iterable[TargetsRound]) -> tuple[str, ...]:
-    """Return the models that label in these rounds; the tree, for a teacher of the user's own."""
-    models = dict.fromkeys(chain.from_iterable(map(recipe.labelling_models, rounds)))
+def _labelling(recipe: "Recipe", targets_round: TargetsRound) -> tuple[str, ...]:
+    """Return the models that label in a round; the tree, for a teacher of the user's own."""
+    models = recipe.labelling_models(targets_round)
     return (*(() if recipe.num_teachers else (BOOTSTRAP_STEP,)), *map(model_step, models))
 
 
@@ -273,8 +298,7 @@ def _partitions(recipe: "Recipe") -> list[Written]:
 def _student(recipe: "Recipe") -> list[Written]:
     from training.fit.model_specs import student_fit  # noqa: PLC0415 - imports NumPy
 
-    reads = (ALIGNMENT_STEP, PARTITIONS_STEP, *_FEATURES)
-    return _models(recipe, [student_fit(recipe)], reads)
+    return _models(recipe, [student_fit(recipe)])
 
 
 def _evaluation(recipe: "Recipe") -> list[Written]:
@@ -301,7 +325,7 @@ def _evaluation(recipe: "Recipe") -> list[Written]:
         ),
         made(
             KBEST_COSTS_STEP,
-            (unlabelled, *_labelling(recipe, rounds[-1:]), model_step(STUDENT)),
+            (unlabelled, *_labelling(recipe, rounds[-1]), model_step(STUDENT)),
             costs,
             is_optional=True,
         ),
@@ -331,7 +355,9 @@ _ROWS = (
     Step(INGEST, "python", _ingested, reads_audio=True, also_on_spark=True),
     Step(SELECT_UTTERANCES, "Spark", _selections, volume=selection),
     Step(EXTRACT_FEATURES, "Spark", _features, reads_audio=True, volume=extraction),
-    Step(ALIGN, "Spark", _alignments, has_device=True, volume=alignment),
+    Step(BOOTSTRAP, "Spark", _bootstrap, volume=bootstrap),
+    Step(TRAIN_ALIGNER, "torchrun", _aligners, trains=ALIGNER, has_device=True, volume=training),
+    Step(REALIGN, "Spark", _realignments, has_device=True, volume=realignment),
     Step(TRAIN_BASELINE, "torchrun", _baseline, trains=BASELINE, has_device=True, volume=training),
     Step(TRAIN_TEACHER, "torchrun", _teachers, trains=TEACHER, has_device=True, volume=training),
     Step(GENERATE_TARGETS, "Spark", _targets, reads_audio=True, volume=labelling),
@@ -352,8 +378,37 @@ def spark_steps() -> list[str]:
 
 
 def written(recipe: "Recipe") -> dict[str, Written]:
-    """Return all that the steps of a run write under a recipe, by name, in a run's order."""
-    return {each.name: each for step in STEPS.values() for each in step.writes(recipe)}
+    """Return all that the steps of a run write under a recipe, by name.
+
+    Each comes after what it reads, also where rounds repeat steps, and else in a run's order.
+    """
+    by_name = {each.name: each for step in STEPS.values() for each in step.writes(recipe)}
+    found: dict[str, Written] = {}
+
+    def add(each: Written) -> None:
+        for name in each.reads:
+            if name in by_name and name not in found:
+                add(by_name[name])
+        found[each.name] = each
+
+    for each in by_name.values():
+        if each.name not in found:
+            add(each)
+    return found
+
+
+def due_steps(recipe: "Recipe", name: str, has: Callable[[str], bool]) -> list[str]:
+    """Return the steps that the command `name` writes, if it starts where the run `has` others.
+
+    A later round's are not due before the round before has been through the other commands. What
+    only some runs write is left out.
+    """
+    optional, found = optional_steps(recipe), list[str]()
+    for each in STEPS[name].writes(recipe):
+        needed = (step for step in each.reads if step not in optional and step not in found)
+        if not each.is_optional and all(map(has, needed)):
+            found.append(each.name)
+    return found
 
 
 def written_steps(recipe: "Recipe", name: str) -> tuple[str, ...]:

@@ -17,7 +17,6 @@ from pipeline.records import Tally
 from pipeline.runs.commit import each_commit
 from pipeline.runs.manifest import manifest_uri
 from pipeline.runs.names import (
-    BOOTSTRAP_STEP,
     INGEST_STEP,
     METADATA_FOLDER,
     SELECTION_FOLDER,
@@ -103,7 +102,7 @@ def since_other_kinds(
     """Return since when a job's last start is at a step's kind, and the other steps of it since.
 
     A job does one after the other, such as the features of each subset. Steps of other kinds have
-    other rates: alignment begins when its network is trained.
+    other rates: evaluation begins when its scales are tuned.
     """
     ends = [(each, written_at(job, each.name)) for each in made if each.name != step.name]
     of_others = [at for each, at in ends if at and kind_of(each) != kind_of(step)]
@@ -113,9 +112,8 @@ def since_other_kinds(
 
 
 def kind_of(step: Written) -> str:
-    """Return what has the rate of a step: its folder, or a training or the bootstrap alone."""
-    is_alone = step.fit is not None or step.name == BOOTSTRAP_STEP
-    return step.name if is_alone else folder_of(step.name)
+    """Return what has the rate of a step: its folder, or a training alone."""
+    return folder_of(step.name) if step.fit is None else step.name
 
 
 def written_at(job: Job, step: str) -> datetime | None:

@@ -7,6 +7,7 @@ from jobs.cli.command_line import Step, StepResults
 from jobs.cli.job import Job
 from jobs.cli.training_steps import (
     HOW_MODELS_TRAIN,
+    HOW_SEQUENCES_TRAIN,
     main_on_all_ranks,
     training_ranks,
     training_stages,
@@ -25,7 +26,7 @@ def run(job: Job) -> StepResults:
 STEP = Step(
     name=TRAIN_BASELINE,
     description="Train the supervised baseline, a model of the student's form, on labelled data"
-    " (paper 003 VII-C7)." + HOW_MODELS_TRAIN,
+    " (paper 003 VII-C7)." + HOW_MODELS_TRAIN + HOW_SEQUENCES_TRAIN,
     run=run,
 )
 

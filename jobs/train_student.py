@@ -7,6 +7,7 @@ from jobs.cli.command_line import Step, StepResults
 from jobs.cli.job import Job
 from jobs.cli.training_steps import (
     HOW_MODELS_TRAIN,
+    HOW_SEQUENCES_TRAIN,
     main_on_all_ranks,
     training_ranks,
     training_stages,
@@ -25,7 +26,7 @@ def run(job: Job) -> StepResults:
 STEP = Step(
     name=TRAIN_STUDENT,
     description="Train the student on the teacher's targets, interleaving labelled data"
-    " (scheduled learning, paper 003 V-D)." + HOW_MODELS_TRAIN,
+    " (scheduled learning, paper 003 V-D)." + HOW_MODELS_TRAIN + HOW_SEQUENCES_TRAIN,
     run=run,
 )
 

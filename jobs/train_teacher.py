@@ -7,6 +7,7 @@ from jobs.cli.command_line import Step, StepResults
 from jobs.cli.job import Job
 from jobs.cli.training_steps import (
     HOW_MODELS_TRAIN,
+    HOW_SEQUENCES_TRAIN,
     main_on_all_ranks,
     training_ranks,
     training_stages,
@@ -31,7 +32,9 @@ STEP = Step(
     name=TRAIN_TEACHER,
     description="Train the bidirectional teacher on the labelled data (paper 003 V-A, VII-C4). With"
     " several rounds of targets (targets.rounds) it then trains the next one's teacher, on the"
-    " targets before and labelled data in turn, once repartition has made them." + HOW_MODELS_TRAIN,
+    " targets before and labelled data in turn, once repartition has made them."
+    + HOW_MODELS_TRAIN
+    + HOW_SEQUENCES_TRAIN,
     run=run,
 )
 

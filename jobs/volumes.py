@@ -21,7 +21,6 @@ from pipeline.runs.names import (
     STUDENT,
     TEACHER,
     UNLABELLED,
-    realignment_rounds,
     section_of,
 )
 
@@ -301,26 +300,22 @@ def extraction(step: PlannedStep) -> list[Volume]:
     return [found]
 
 
-def alignment(step: PlannedStep) -> list[Volume]:
-    """Bootstrap on one core, then in each round train a network on one rank, and realign by it."""
-    from training.fit.model_specs import aligner_fit  # noqa: PLC0415 - NumPy
-
+def bootstrap(step: PlannedStep) -> list[Volume]:
+    """Align a share of the labelled hours by monophones, and grow the tree, on one core."""
     found = []
     for labelled in step.workload.of(LABELLED):
         hours = min(step.recipe.bootstrap.max_hours or labelled.hours, labelled.hours)
         read, share = step.feature_bytes(labelled), hours / labelled.hours
         written = share * step.aligned_bytes(labelled)
-        work = {"bootstrap_x_real_time": hours * 3600}
-        files = step.files(labelled)
-        bootstrap = _tasks(files, files, files, read, written, work)
-        found.append(bootstrap + Volume(num_ranks=1))
-        rounds = realignment_rounds(step.recipe.alignment.rounds)
-        for each in rounds:
-            found.append(_trained(step, aligner_fit(step.recipe, each), 1))
-            # Development speakers are aligned once, by the last network.
-            names = (LABELLED, DEV) if each == rounds[-1] else (LABELLED,)
-            found += [_realigned(step, subset) for subset in step.workload.of(*names)]
+        files, work = step.files(labelled), {"bootstrap_x_real_time": hours * 3600}
+        found.append(_tasks(files, files, files, read, written, work) + Volume(num_ranks=1))
     return found
+
+
+def realignment(step: PlannedStep) -> list[Volume]:
+    """Align by each round's network: a forward pass and a search, a task a feature shard."""
+    subsets = (written.hours_of.rpartition("/")[2] for written in step.written)
+    return [_realigned(step, subset) for name in subsets for subset in step.workload.of(name)]
 
 
 def _realigned(step: PlannedStep, subset: Subset) -> Volume:

@@ -33,10 +33,11 @@ from jobs.cli.arguments import (
     require_source_options,
 )
 from jobs.cli.command_line import fail
-from jobs.cli.job import require_extendable, written_manifests
+from jobs.cli.job import require_extendable
 from jobs.run import JOBS, Launch, launches_of, shared_arguments, step_environment
-from jobs.run_table import INGEST, STEPS
+from jobs.run_table import INGEST, STEPS, due_steps, written_steps
 from pipeline.runs.increment import require_beside
+from pipeline.runs.manifest import manifest_uri
 from training.settings.recipe import Recipe, read_recipe
 
 NAME = "workflow"
@@ -74,14 +75,23 @@ def workflow_steps(arguments: argparse.Namespace, recipe: Recipe) -> Iterator[Wo
     """Yield the steps from the first to the last wanted one, as `megahour run` would start them."""
     steps = launches_of(arguments, recipe, given_options(arguments, INGEST_OPTIONS))
     order = list(STEPS)
-    first, last = order.index(arguments.first), order.index(arguments.last)
+    places = [order.index(launch.step) for launch in steps]
+    # Rounds repeat steps: from the first start of one step to the last of the other.
+    first = next(n for n, place in enumerate(places) if place >= order.index(arguments.first))
+    last = max(n for n, place in enumerate(places) if place <= order.index(arguments.last))
     times: Counter[str] = Counter()
-    for launch in steps:
+    without = set(order) - {launch.step for launch in steps}
+    there = {made for step in without for made in written_steps(recipe, step)}
+    # An increment takes over what the rounds of its base have made.
+    has = (lambda _: True) if arguments.extends else there.__contains__
+    for number, launch in enumerate(steps):
         times[launch.step] += 1
-        if first <= order.index(launch.step) <= last:
+        made = [s for s in due_steps(recipe, launch.step, has) if s not in there]
+        there.update(made)
+        if first <= number <= last:
             ordinal = times[launch.step]
             name = launch.step if ordinal == 1 else f"{launch.step}_{ordinal}"
-            manifests = written_manifests(recipe, launch.step, arguments.run)
+            manifests = [manifest_uri(arguments.run, each) for each in made]
             yield WorkflowStep(name, _command(arguments, launch), manifests)
 
 

@@ -104,7 +104,14 @@ BOXES = (
         ("64 log-mel, causal speaker", "mean, hierarchical shuffle"),
         "extract_features",
     ),
-    Box(3, 0, "spark", "Align", ("bootstrap HMM, senone", "tree, realignment"), "align"),
+    Box(
+        3,
+        0,
+        "spark",
+        "Align",
+        ("bootstrap HMM, senone tree;", "an LSTM realigns, in rounds"),
+        "bootstrap, train_aligner, realign",
+    ),
     Box(
         3,
         1,
@@ -210,7 +217,7 @@ def drawn_box(box: Box, palette: Palette) -> str:
                 text((x + 14, y + 47 + 17 * index), line, palette.soft, 12.5)
                 for index, line in enumerate(box.lines)
             ),
-            text((x + 14, y + height - 13), box.job, colour, 10.5, job),
+            text((x + 14, y + height - 13), box.job, colour, 9.8, job),
         ]
     )
 

@@ -47,15 +47,20 @@ def roles_template(
     Steps `on_emr` are Spark's; those `on_hosts` run in a container, on instances of their own.
     `audio` has by step the places outside of run and corpus, bucket/folder, that it may read.
     """
-    resources: Document = {}
+    of_hosts = {"PolicyDocument": _document(_host_statements())}
+    resources: Document = {
+        _HOST_POLICY: {"Type": "AWS::IAM::ManagedPolicy", "Properties": of_hosts}
+    }
     for step, cluster in {**on_emr, **on_hosts}.items():
         reads = audio.get(step, ())
         if step in on_emr:  # an instance of EMR stores its own logs
             statements = s3_statements(cluster, reads, logs=(_LOGS,))
             resources |= _role(step, statements, (_EC2, _SERVERLESS))
         else:
-            statements = [*s3_statements(cluster, reads), *_host_statements(cluster)]
-            resources |= _role(step, statements, (_EC2,))
+            statements = s3_statements(cluster, reads)
+            if cluster.num_instances > 1:  # to find the leader's address
+                statements.append(_allow(["ec2:DescribeInstances"], ["*"]))
+            resources |= _role(step, statements, (_EC2,), (_HOST_POLICY,))
     return {
         "AWSTemplateFormatVersion": "2010-09-09",
         "Description": "megahour: a role for each step. Written by megahour roles; do not edit.",
@@ -67,6 +72,9 @@ def roles_template(
         "Resources": resources,
     }
 
+
+_HOST_POLICY = "HostPolicy"
+"""The policy that the roles of hosts share, besides their own."""
 
 _EC2, _SERVERLESS = {"Fn::Sub": "ec2.${AWS::URLSuffix}"}, "emr-serverless.amazonaws.com"
 """The services that take a role: hosts of EC2, and jobs of EMR Serverless."""
@@ -85,14 +93,16 @@ def s3_statements(
     Its hosts may also copy the code, and recipes and cluster files of the user's own.
     """
     readable = (*cluster.readable(RUN, CORPUS), *audio, _CODE)
-    allowed = {
-        "s3:GetObject": readable,
-        "s3:PutObject": (*cluster.writable(RUN, CORPUS), *logs),
-        "s3:DeleteObject": cluster.deletable(RUN, CORPUS),
-    }
+    writable = cluster.writable(RUN, CORPUS)
+    allowed = (
+        (["s3:GetObject"], [each for each in readable if each not in writable]),
+        (["s3:GetObject", "s3:PutObject"], writable),
+        (["s3:PutObject"], logs),
+        (["s3:DeleteObject"], cluster.deletable(RUN, CORPUS)),
+    )
     objects = [
-        _allow([action], [_sub(_ARN + _below(each)) for each in dict.fromkeys(prefixes)])
-        for action, prefixes in allowed.items()
+        _allow(actions, [_sub(_ARN + _below(each)) for each in dict.fromkeys(prefixes)])
+        for actions, prefixes in allowed
         if prefixes
     ]
     return [*objects, *_listing(readable)]
@@ -114,8 +124,8 @@ def _listing(prefixes: Sequence[str]) -> list[Document]:
     ]
 
 
-def _host_statements(cluster: Cluster) -> list[Document]:
-    """Return what a host needs besides: the image, a place for its logs, its leader's address."""
+def _host_statements() -> list[Document]:
+    """Return what each host needs besides: the image, and a place for its logs."""
     place = "${AWS::Partition}:%s:${AWS::Region}:${AWS::AccountId}:"
     pull = ["ecr:BatchGetImage", "ecr:GetDownloadUrlForLayer"]
     write = ["logs:CreateLogStream", "logs:PutLogEvents"]
@@ -124,11 +134,15 @@ def _host_statements(cluster: Cluster) -> list[Document]:
         _allow(["ecr:GetAuthorizationToken"], ["*"]),  # it knows no resources
         _allow(pull, [_sub("arn:" + place % "ecr" + "repository/megahour/*")]),
         _allow(write, [_sub(group)]),
-        *([_allow(["ec2:DescribeInstances"], ["*"])] if cluster.num_instances > 1 else []),
     ]
 
 
-def _role(step: str, statements: Sequence[Document], services: Sequence[Any]) -> Document:
+def _role(
+    step: str,
+    statements: Sequence[Document],
+    services: Sequence[Any],
+    shared: Sequence[str] = (),
+) -> Document:
     name = "".join(part.capitalize() for part in step.split("_"))
     named = _sub(role_name("${AWS::StackName}", step))
     by_services = {
@@ -136,17 +150,20 @@ def _role(step: str, statements: Sequence[Document], services: Sequence[Any]) ->
         "Principal": {"Service": list(services)},
         "Action": "sts:AssumeRole",
     }
-    policy = {
-        "PolicyName": step,
-        "PolicyDocument": {"Version": "2012-10-17", "Statement": list(statements)},
-    }
-    trust = {"Version": "2012-10-17", "Statement": [by_services]}
+    policy = {"PolicyName": step, "PolicyDocument": _document(statements)}
+    trust = _document([by_services])
     role = {"RoleName": named, "AssumeRolePolicyDocument": trust, "Policies": [policy]}
+    if shared:
+        role["ManagedPolicyArns"] = [{"Ref": name} for name in shared]
     profile = {"InstanceProfileName": named, "Roles": [{"Ref": f"{name}Role"}]}
     return {
         f"{name}Role": {"Type": "AWS::IAM::Role", "Properties": role},
         f"{name}Profile": {"Type": "AWS::IAM::InstanceProfile", "Properties": profile},
     }
+
+
+def _document(statements: Sequence[Document]) -> Document:
+    return {"Version": "2012-10-17", "Statement": list(statements)}
 
 
 def _below(prefix: str) -> str:

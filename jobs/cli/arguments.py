@@ -121,7 +121,7 @@ def number_in(bounds: Range, kind: type[int] | type[float] = float) -> Callable[
 def add_ranks_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments that decide on how many ranks a run trains."""
     for option, models, default in (
-        ("--supervised-ranks", "the baseline and the teacher", 2),
+        ("--supervised-ranks", "the aligner, the baseline and the teacher", 2),
         ("--student-ranks", "the student", 4),
     ):
         text = f"processes that train {models}, default {default}"

@@ -25,11 +25,11 @@ from jobs.cli.arguments import (
     recipe_path,
     toml_path,
 )
-from jobs.run_table import STEPS, Written, step_configs, written, written_steps
+from jobs.run_table import Written, step_configs, written, written_steps
 from pipeline.records import Tally
 from pipeline.runs.commit import commit_uris, each_commit
 from pipeline.runs.increment import BaseStep, chain_of, read_bases, require_beside
-from pipeline.runs.manifest import Manifest, changes, is_finished, manifest_uri, read_manifest
+from pipeline.runs.manifest import Manifest, changes, is_finished, read_manifest
 from pipeline.runs.names import (
     ALIGNMENTS_FOLDER,
     CHECKPOINTS_FOLDER,
@@ -87,12 +87,6 @@ class Job:
     def take_pace(self, model: str, pace: Sequence[Any]) -> None:
         """Keep the pace of a model's sub-epochs for the job's record."""
         self.pace[model] = [asdict(each) for each in pace]
-
-
-def written_manifests(recipe: Recipe, name: str, run_uri: str) -> list[str]:
-    """Return the manifests that a run has once the job `name` is done, whatever its speakers."""
-    written = STEPS[name].writes(recipe)
-    return [manifest_uri(run_uri, each.name) for each in written if not each.is_optional]
 
 
 def job_parser(name: str, description: str, exit_codes: str) -> argparse.ArgumentParser:

@@ -95,14 +95,17 @@ def tallies(manifest: Manifest) -> dict[str, Any]:
 def store_record(job: Job, summary: dict[str, Any], steps: Sequence[str], is_fresh: bool) -> None:
     """Store the summary, the resolved recipe and the names of what was made as the job's record.
 
-    The record of the last job that did work replaces earlier ones. A job that found all done
-    stores a record where none is whole, and else corrects the names.
+    The record of the last job that did work replaces earlier ones, and adds up what earlier rounds
+    took, whose manifests stand. A job that found all done stores a record where none is whole, and
+    else corrects the names.
     """
     uri = join_uri(job.run_uri, job_record(job.name))
-    made, before = _made(job, steps), None if is_fresh else read_job_record(job, job.name)
-    if before is not None and named_objects(before) == made:
+    made, before = _made(job, steps), read_job_record(job, job.name)
+    if before is not None and not is_fresh:
+        if named_objects(before) != made:
+            job.store.put(uri, seal(naming(before, made), indent=1))
         return
-    record = before or {
+    record = {
         **summary,
         "finished_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "pace": job.pace,
@@ -117,7 +120,25 @@ def store_record(job: Job, summary: dict[str, Any], steps: Sequence[str], is_fre
         "recipe": json.loads(canonical_json(job.recipe)),
         "trainers": job.arguments.trainers,
     }
+    if before is not None and {*named_objects(before)} <= {*made}:
+        record |= _with_earlier(before, record)
     job.store.put(uri, seal(naming(record, made), indent=1))
+
+
+def _with_earlier(before: Mapping[str, Any], record: Mapping[str, Any]) -> dict[str, Any]:
+    requests = {
+        kind: number + before["requests"].get(kind, 0)
+        for kind, number in record["requests"].items()
+    }
+    seconds = {
+        name: round(record[name] + before.get(name, 0.0), 2) for name in ("seconds", "task_seconds")
+    }
+    return {
+        **seconds,
+        "requests": requests,
+        "pace": {**before["pace"], **record["pace"]},
+        "device_faults": [*before["device_faults"], *record["device_faults"]],
+    }
 
 
 def _made(job: Job, steps: Sequence[str]) -> tuple[NamedObject, ...]:

@@ -62,10 +62,15 @@ TIME_LIMITS_S = Range(1, 1_000_000)
 
 HOW_MODELS_TRAIN = (
     " torchrun starts it on several ranks; otherwise it trains on one. It resumes from its last"
-    " checkpoint. Where the recipe's sequence_training names the model, it then decodes the"
-    " labelled data to lattices and trains the model on by sMBR (VII-C3)."
+    " checkpoint."
 )
 """The end of the description of each step that trains a model."""
+
+HOW_SEQUENCES_TRAIN = (
+    " Where the recipe's sequence_training names the model, it then decodes the labelled data to"
+    " lattices and trains the model on by sMBR (VII-C3)."
+)
+"""What follows for the models that sequence training can name."""
 
 
 def training_arguments(step: Step, section: str) -> argparse.Namespace:

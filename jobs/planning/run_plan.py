@@ -19,13 +19,15 @@ from infra.store.objects import ObjectInfo
 from infra.task_metrics import REQUEST_KINDS
 from jobs.planning.calibration import Calibration, StoreRates, json_object
 from jobs.run_table import (
-    ALIGN,
+    BOOTSTRAP,
     EVALUATE,
     EXTRACT_FEATURES,
     GENERATE_TARGETS,
+    REALIGN,
     REPARTITION,
     SELECT_UTTERANCES,
     STEPS,
+    TRAIN_ALIGNER,
     TRAIN_BASELINE,
     TRAIN_TEACHER,
     written_steps,
@@ -253,7 +255,10 @@ def _waits(volume: Volume, cluster: Cluster, store: StoreRates) -> tuple[float, 
     return large * store.request_seconds + moved / store.bytes_per_s, beside
 
 
-BESIDE_THE_PIPELINE = (ALIGN, TRAIN_BASELINE, TRAIN_TEACHER, EVALUATE)
+BESIDE_THE_PIPELINE = (
+    *(BOOTSTRAP, TRAIN_ALIGNER, REALIGN),
+    *(TRAIN_BASELINE, TRAIN_TEACHER, EVALUATE),
+)
 """The planned steps that the paper's 12 days do not contain; the teacher is trained before."""
 
 PAPER_HOURS = 1e6

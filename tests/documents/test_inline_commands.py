@@ -13,7 +13,7 @@ from tests.job_programs import RunJob
 COMMANDS = [command for document in documents() for command in inline_commands_of(document)]
 OPTIONS = sorted({option for document in documents() for option in named_options(document)})
 
-PLACEHOLDERS = {"STEP": "align"}
+PLACEHOLDERS = {"STEP": "realign"}
 """Words that documents write for a choice of the user's, and such a choice."""
 
 Parse = Callable[[str, tuple[str, ...]], argparse.ArgumentParser]

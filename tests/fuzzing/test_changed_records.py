@@ -70,7 +70,7 @@ COMMIT = Commit(
 CHECKPOINT = CheckpointRecord("f" * 64, 12, (RankObject("a.npz", 3, "a" * 64),))
 COUNTS = {"utterances_in": 3, "utterances_out": 2, "quarantined": 1}
 JOB_RECORD: dict[str, Any] = {
-    "step": "align",
+    "step": "realign",
     "finished_at": "2026-01-01T00:00:00+00:00",
     "seconds": 1.5,
     "recipe": {"k": 20},
@@ -84,7 +84,7 @@ JOB_RECORD: dict[str, Any] = {
     "commit": "8140d000f00d",
 }
 STARTED: dict[str, Any] = {
-    "step": "align",
+    "step": "realign",
     "started_at": "2026-01-01T00:00:00+00:00",
     "hours_before": {"alignments/labelled": 0.5},
     "recipe": {"k": 20},

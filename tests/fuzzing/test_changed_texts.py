@@ -36,7 +36,7 @@ fewer = settings(FUZZ, max_examples=max(EXAMPLES // 3, 1))
 REPOSITORY = Path(__file__).parents[2]
 FILES: Mapping[str, tuple[Callable[[str], Any], Path]] = {
     "recipe": (read_recipe, REPOSITORY / "tests" / "whole_path" / "tiny.toml"),
-    "cluster": (load_cluster, REPOSITORY / "infra" / "clusters" / "align.toml"),
+    "cluster": (load_cluster, REPOSITORY / "infra" / "clusters" / "realign.toml"),
 }
 
 ODD_TOML = ("nan", "inf", "-1", "1e400", "[]", "{}", '""', "1979-05-27", "9" * 400, "true")

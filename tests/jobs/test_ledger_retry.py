@@ -171,8 +171,9 @@ def test_later_steps_of_development_speakers() -> None:
     """Their features decide tuning and evaluation, and models only where newbob reads them."""
     of_dev = ["alignments/dev", "tuning", "evaluation", "report"]
     recipe = read_recipe(str(TINY))
-    assert later_steps(recipe, ["features/dev"], unread=["alignments/dev"]) == of_dev
-    of_newbob = later_steps(recipe, ["features/dev"])
+    assert later_steps(recipe, ["features/dev"]) == of_dev
+    newbob = [f"{section}.schedule='newbob'" for section in ("baseline", "teacher")]
+    of_newbob = later_steps(read_recipe(str(TINY), newbob), ["features/dev"])
     assert {*of_dev, "models/baseline", "models/student"} <= {*of_newbob}
     assert "models/aligner" not in of_newbob
     assert {*of_dev} <= {*later_steps(recipe, ["features/labelled"])}

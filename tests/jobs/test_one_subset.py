@@ -41,7 +41,7 @@ def test_one_subset_is_enough_for_features(tmp_path: Path, run_job: RunJob, subs
             assert not store.list(f"{run_uri}/{step}")
     found = run_job("verify", *arguments, "--json")
     assert (found.code, json.loads(found.out)["findings"]) == (0, [])
-    said = run_job("align", *arguments)
+    said = run_job("bootstrap", *arguments)
     assert said.code == 1
     assert "metadata/labelled has no metadata: need transcribed speech to align" in said.err
 

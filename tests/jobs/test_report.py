@@ -72,7 +72,7 @@ def test_each_call_stores_the_report_again(job: Job, tmp_path: Path) -> None:
 def test_a_report_is_made_again_after_a_change(job: Job, changed: str) -> None:
     """A later plan, certificate, record or evaluation is an input: the report names its digest."""
     report.run(job)
-    documents = {"plan": (PLAN_DOCUMENT, b"{}"), "record": (job_record("align"), b"{}")}
+    documents = {"plan": (PLAN_DOCUMENT, b"{}"), "record": (job_record("realign"), b"{}")}
     if changed in documents:
         key, data = documents[changed]
         job.store.put(join_uri(job.run_uri, key), data)
@@ -116,8 +116,8 @@ def test_dollars_are_instances_by_the_hour_and_requests_to_s3() -> None:
     record = {**RECORD, "seconds": 1800, "requests": requests}
     assert dollars_of(record, is_in_s3=True) == pytest.approx(3.005)
     early = {**record, "seconds": 60, "finished_at": "2026-11-24T09:00:00+00:00", "commit": ""}
-    found = origin_of({"align": early, "evaluate": record}, "runs/mine")
-    assert (found["dollars"], found["steps"]["align"]["dollars"]) == (3.1, 0.1)
+    found = origin_of({"realign": early, "evaluate": record}, "runs/mine")
+    assert (found["dollars"], found["steps"]["realign"]["dollars"]) == (3.1, 0.1)
     assert (found["step_seconds"], found["elapsed_seconds"]) == (1860, 3660)
     assert (found["machines"], found["commits"]) == (["a machine"], ["abc"])
 

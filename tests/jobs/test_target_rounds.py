@@ -21,7 +21,6 @@ from jobs.run_table import (
 from pipeline.runs.manifest import Manifest, read_manifest
 from pipeline.runs.names import (
     DEV,
-    DEV_ALIGNMENT_STEP,
     STUDENT,
     TARGETS_GRAPH_STEP,
     TARGETS_TUNING_STEP,
@@ -198,11 +197,10 @@ def test_jobs_know_the_rounds() -> None:
     assert early <= step_configs(recipe, recipe).keys()
     assert early <= set(later_steps(recipe, [features_step(UNLABELLED)]))
     assert not early & set(later_steps(rounds[1], [features_step(UNLABELLED)]))
-    unread = [DEV_ALIGNMENT_STEP]  # no newbob
     lattices = read_recipe(str(TINY), ["targets.source='lattice'"])
-    tuned = later_steps(lattices, [features_step(DEV)], unread)
+    tuned = later_steps(lattices, [features_step(DEV)])
     assert {TARGETS_TUNING_STEP, TARGETS_GRAPH_STEP, "targets/unlabelled"} <= {*tuned}
-    assert "targets/unlabelled" not in later_steps(rounds[1], [features_step(DEV)], unread)
+    assert "targets/unlabelled" not in later_steps(rounds[1], [features_step(DEV)])
     assert evaluated_models((), 1, 2) == ("baseline", TEACHER, SIBLING, STUDENT)
 
 

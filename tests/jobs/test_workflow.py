@@ -19,8 +19,9 @@ SHARED = ("--recipe", str(TINY), "--run", RUN, "--kaldi-dir", "/data/{{ ds }}")
 def test_steps_are_those_of_run(run_job: RunJob) -> None:
     """The same steps in the same order, with the same commands, under a supervisor."""
     document = json.loads(run_job("workflow", *SHARED).out)
-    expected = launches(["--kaldi-dir", "/data/{{ ds }}"], 2, 4)
-    assert [step["name"] for step in document["steps"]] == [each.step for each in expected]
+    expected = launches(["--kaldi-dir", "/data/{{ ds }}"], 2, 4, num_alignment_rounds=2)
+    names = [re.sub(r"_2$", "", step["name"]) for step in document["steps"]]
+    assert names == [each.step for each in expected]
     shared = ["--recipe", str(TINY), "--run", RUN]
     for step, launch in zip(document["steps"], expected, strict=True):
         command = launch.command(shared)
@@ -35,12 +36,26 @@ def test_steps_are_those_of_run(run_job: RunJob) -> None:
     assert not any("/dev/" in uri for uris in by_name.values() for uri in uris), "not in every run"
 
 
-def test_rounds_of_targets_have_names_of_their_own(run_job: RunJob) -> None:
-    """Airflow's groups are unique: the second round's steps end in _2."""
+def test_rounds_have_names_and_manifests_of_their_own(run_job: RunJob) -> None:
+    """Airflow's groups are unique: the second round's steps end in _2, and write what is due."""
     said = run_job("workflow", *SHARED, "--set", "targets.rounds=2")
-    names = [step["name"] for step in json.loads(said.out)["steps"]]
-    assert len(set(names)) == len(names) == 15
+    steps = {step["name"]: step for step in json.loads(said.out)["steps"]}
+    names = list(steps)
+    assert len(names) == len(json.loads(said.out)["steps"]) == 19
+    assert names.index("train_aligner_2") == names.index("realign") + 1
     assert names.index("train_teacher_2") == names.index("repartition") + 1
+    written = {
+        "train_aligner": "models/aligner_1",
+        "realign": "alignments/round_1",
+        "train_aligner_2": "models/aligner",
+        "realign_2": "alignments/labelled",
+        "train_teacher": "models/teacher",
+        "repartition": "partitions/round_1",
+        "train_teacher_2": "models/teacher_round_2",
+        "repartition_2": "partitions/unlabelled",
+    }
+    for name, made in written.items():
+        assert steps[name]["manifests"] == [f"{RUN}/{made}/manifest.json"], name
 
 
 def test_manifests_are_ingested_where_they_are(run_job: RunJob) -> None:
@@ -61,7 +76,8 @@ def test_an_account_gives_each_step_its_cluster(run_job: RunJob) -> None:
     assert ingest["command"][-7].endswith("jobs/ingest.py")
     for step in others:
         assert step["command"][1].endswith("jobs/request_cluster.py")
-        assert step["command"][2:5] == ["--step", step["name"], "--send"]
+        name = step["name"].removesuffix("_2")
+        assert step["command"][2:5] == ["--step", name, "--send"]
         assert step["command"][-2:] == ["--account", account]
 
 
@@ -83,10 +99,20 @@ def test_an_account_ingests_manifests_on_a_cluster(run_job: RunJob) -> None:
     assert "--dev-share: a share of the labelled speakers: need --manifest labelled=" in said.err
 
 
+def test_a_part_of_the_steps_has_whole_rounds(run_job: RunJob) -> None:
+    """From the first start of one step to the last of the other."""
+    said = run_job("workflow", *SHARED, "--first", "realign", "--last", "train_baseline")
+    names = [step["name"] for step in json.loads(said.out)["steps"]]
+    assert names == ["realign", "train_aligner_2", "realign_2", "train_baseline"]
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--first", "align", "--last", "ingest"), "--first align: need a step that --last ingest"),
+        (
+            ("--first", "realign", "--last", "ingest"),
+            "--first realign: need a step that --last ingest",
+        ),
         (("--name", "a/b"), "a/b: need a letter, then letters, digits or _"),
         (("--set", "targets.k=0"), "k = 0: need "),
     ],

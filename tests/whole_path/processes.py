@@ -32,12 +32,11 @@ def run_steps(run_uri: str, environment: Environment, *options: str) -> Complete
 
 
 def run_step(
-    step: str, run_uri: str, environment: Environment, *options: str, student_ranks: int = 4
+    step: str, run_uri: str, environment: Environment, *options: str, num_ranks: int = 4
 ) -> Completed:
     """Run one step by itself, launched as jobs/run.py launches it."""
-    (launch,) = [
-        each for each in launches(["--kaldi-dir", ""], 2, student_ranks) if each.step == step
-    ]
+    every = launches(["--kaldi-dir", ""], num_ranks, num_ranks)
+    (launch,) = [each for each in every if each.step == step]
     shared = ["--recipe", str(TINY), "--run", run_uri, *options]
     return _run(launch.command(shared), environment)
 

@@ -36,8 +36,8 @@ from training.settings.recipe import read_recipe
 pytestmark = pytest.mark.timeout(2400)
 
 STEPS = (
-    *("ingest", "select_utterances", "extract_features", "align", "train_baseline"),
-    *("train_teacher", "generate_targets", "repartition", "train_student"),
+    *("ingest", "select_utterances", "extract_features", "bootstrap", "train_aligner", "realign"),
+    *("train_baseline", "train_teacher", "generate_targets", "repartition", "train_student"),
     *("evaluate", "certify", "report"),
 )
 MODELS = {"baseline", "teacher", "student"}
@@ -70,7 +70,9 @@ def whole(an4_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> WholeRun:
     shared, said = ("--recipe", str(TINY), "--run", str(folder / "run")), ""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(spark_steps, "distribute_on_spark", plain_loop)
-        for launch in launches(["--kaldi-dir", str(kaldi_dir)], 1, NUM_RANKS):
+        for launch in launches(
+            ["--kaldi-dir", str(kaldi_dir)], 1, NUM_RANKS, num_alignment_rounds=2
+        ):
             arguments = (*shared, *launch.arguments)
             if launch.step == TRAIN_STUDENT:
                 run_on_ranks(NUM_RANKS, JOBS / f"{TRAIN_STUDENT}.py", arguments, REPOSITORY)
@@ -317,7 +319,7 @@ def test_a_changed_pronunciation_is_refused(copy: Copy, run_job: RunJob) -> None
         assert said.code == 1
         for part in ("lexicon.txt is not the lexicon that made alignments/labelled", "put it back"):
             assert part in said.err
-        assert run_job("align", *arguments).code == 1
+        assert run_job("bootstrap", *arguments).code == 1
         assert "corpus/lexicon.txt" in copy.named()
 
 
@@ -351,9 +353,9 @@ def test_a_job_record_is_stored_again(copy: Copy, run_job: RunJob) -> None:
 
 def test_a_damaged_job_record_stops_the_report(copy: Copy, run_job: RunJob) -> None:
     """The message names the record, and the job that stores it again."""
-    data = flipped((copy.folder / "steps" / "align.json").read_bytes())
-    with replaced(copy.folder, {"steps/align.json": data}):
+    data = flipped((copy.folder / "steps" / "realign.json").read_bytes())
+    with replaced(copy.folder, {"steps/realign.json": data}):
         said = run_job("report", "--recipe", str(TINY), "--run", str(copy.folder))
     assert said.code == 1
-    assert "steps/align.json" in said.err
-    assert "run megahour align again, which stores the record again" in said.err
+    assert "steps/realign.json" in said.err
+    assert "run megahour realign again, which stores the record again" in said.err

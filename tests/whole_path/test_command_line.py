@@ -22,8 +22,8 @@ from training.settings.recipe import read_recipe
 from training.settings.trainers import TRAINERS
 
 STEPS = (
-    *("ingest", "select_utterances", "extract_features", "align", "train_baseline"),
-    *("train_teacher", "generate_targets", "repartition", "train_student"),
+    *("ingest", "select_utterances", "extract_features", "bootstrap", "train_aligner", "realign"),
+    *("train_baseline", "train_teacher", "generate_targets", "repartition", "train_student"),
     *("evaluate", "certify", "report"),
 )
 
@@ -136,7 +136,9 @@ def test_a_bad_run_uri_is_bad_usage(run_job: RunJob, uri: str) -> None:
     ("step", "missing"),
     [
         ("extract_features", "selection/labelled"),
-        ("align", "features/labelled"),
+        ("bootstrap", "features/labelled"),
+        ("train_aligner", "alignments/bootstrap"),
+        ("realign", "alignments/bootstrap"),
         ("train_baseline", "alignments/labelled"),
         ("train_teacher", "alignments/labelled"),
         ("generate_targets", "features/unlabelled"),

@@ -143,7 +143,8 @@ def test_a_run_learns_from_a_teacher_of_the_users_own(
     run_uri, kaldi_dir = str(tmp_path / "run"), write_kaldi_dir(tmp_path / "kaldi")
     jobs_of("check", "--kaldi-dir", str(kaldi_dir), "--supervised-ranks=1", "--student-ranks=1")
     jobs_of("ingest", "--kaldi-dir", str(kaldi_dir))
-    for name in ("select_utterances", "extract_features", "align", "train_baseline"):
+    aligned = ("bootstrap", *("train_aligner", "realign") * 2)
+    for name in ("select_utterances", "extract_features", *aligned, "train_baseline"):
         jobs_of(name)
     trained = jobs_of("train_teacher")
     assert (trained["status"], trained["manifests"]) == ("nothing to do", {})
@@ -185,10 +186,10 @@ def test_no_job_trains_a_teacher() -> None:
     """It is left out of a run, but for the rounds whose teacher learns from targets."""
     own = [each.step for each in launches(["--kaldi-dir", "data"], 1, 1, has_own_teacher=True)]
     trained = [each.step for each in launches(["--kaldi-dir", "data"], 1, 1)]
-    assert [*own[:5], "train_teacher", *own[5:]] == trained
+    assert [*own[:7], "train_teacher", *own[7:]] == trained
     twice = [
         each.step
         for each in launches(["--kaldi-dir", "d"], 1, 1, num_target_rounds=2, has_own_teacher=True)
     ]
     again = ["generate_targets", "repartition"]
-    assert twice[5:10] == [*again, "train_teacher", *again]
+    assert twice[7:12] == [*again, "train_teacher", *again]

@@ -42,11 +42,11 @@ TRAINING = ("train_baseline", "train_teacher", "train_student")
 LANGUAGE_MODEL = tuple(f"corpus/{name}" for name in LANGUAGE_MODEL_FILES)
 OTHER_RUNS_NEED = {
     # Subsets are found by listing; selection alone reads their records.
-    *((step, "GetObject", "corpus/metadata/*") for step in ("extract_features", "align")),
+    *((step, "GetObject", "corpus/metadata/*") for step in ("extract_features", "bootstrap")),
     # A lexicon is replaced until the bootstrap has read it.
     ("ingest", "GetObject", "alignments/bootstrap/*"),
     # Checkpoints are removed once there are more than num_kept.
-    *((step, "DeleteObject", "models/*") for step in ("align", *TRAINING)),
+    *((step, "DeleteObject", "models/*") for step in ("train_aligner", *TRAINING)),
     # Sequence training searches lattices, with the lexicon and a language model.
     *((step, "GetObject", "corpus/lexicon.txt") for step in TRAINING),
     *((step, "GetObject", "ingest/*") for step in TRAINING),
@@ -184,9 +184,10 @@ def test_alignments_do_not_depend_on_the_place(
     whole: WholeRun, local: tuple[ObjectStore, str]
 ) -> None:
     """Bootstrap, tree, the network trained on them and its realignment repeat on a local path."""
-    done = run_step("align", local[1], whole.environment, "--json")
-    assert done.returncode == 0, done.stderr[-4000:]
-    assert json.loads(done.stdout)["status"] == "done"
+    for step in ("bootstrap", *("train_aligner", "realign") * 2):
+        done = run_step(step, local[1], whole.environment, "--json", num_ranks=1)
+        assert done.returncode == 0, done.stderr[-4000:]
+        assert json.loads(done.stdout)["status"] == "done"
     require_same(whole, local, {"alignments/bootstrap", "models/aligner", "alignments/labelled"})
 
 

@@ -10,12 +10,14 @@ from pathlib import Path
 from infra.store.object_store import ObjectStore
 from jobs.run import launches, run_steps
 from jobs.run_table import (
-    ALIGN,
+    BOOTSTRAP,
     EXTRACT_FEATURES,
     GENERATE_TARGETS,
     INGEST,
+    REALIGN,
     REPARTITION,
     SELECT_UTTERANCES,
+    TRAIN_ALIGNER,
     TRAIN_BASELINE,
     TRAIN_STUDENT,
     TRAIN_TEACHER,
@@ -25,7 +27,10 @@ from pipeline.runs.manifest import is_finished
 from training.settings.recipe import read_recipe
 
 NUM_LANES = 2
-DATA_STEPS = (INGEST, SELECT_UTTERANCES, EXTRACT_FEATURES, ALIGN)
+DATA_STEPS = (
+    *(INGEST, SELECT_UTTERANCES, EXTRACT_FEATURES),
+    *(BOOTSTRAP, TRAIN_ALIGNER, REALIGN),
+)
 STUDENT_STEPS = (TRAIN_TEACHER, GENERATE_TARGETS, REPARTITION, TRAIN_STUDENT)
 BASELINE_STEPS = (TRAIN_BASELINE,)
 TEACHER_STEPS = (TRAIN_TEACHER,)
@@ -70,9 +75,9 @@ def _run_lane(lane: Lane) -> int:
         for descriptor in (1, 2):
             os.dup2(log.fileno(), descriptor)
         # One rank a model: two lanes fill two cores, and no rank waits for another.
-        rounds = read_recipe(str(lane.recipe), lane.overrides).targets.rounds
+        recipe = read_recipe(str(lane.recipe), lane.overrides)
         ingested = ["--kaldi-dir", str(lane.kaldi_dir), *lane.placements]
-        every = launches(ingested, 1, 1, "cpu", rounds)
+        every = launches(ingested, 1, 1, "cpu", recipe.alignment.rounds, recipe.targets.rounds)
         chosen = [
             each for each in every if each.step in lane.steps and not _is_done(lane, each.step)
         ]

@@ -76,7 +76,7 @@ def test_parameters_are_botocores(run_job: RunJob, step: str) -> None:
 
 def test_what_botocore_does_not_know_is_refused() -> None:
     """A wrong name and a wrong type are both named."""
-    good = launch_request("align")
+    good = launch_request("realign")
     bad = replace(good, parameters={**good.parameters, "Nmae": "x", "LogUri": 3})
     with pytest.raises(ValueError, match=r'(?s)LogUri, value: 3.*|Unknown parameter.*"Nmae"'):
         validate(bad)
@@ -189,8 +189,8 @@ def test_a_host_ends_also_when_its_step_fails(run_job: RunJob, tmp_path: Path) -
 def test_files_of_your_own_lie_with_the_code(run_job: RunJob, tmp_path: Path) -> None:
     """A recipe and a cluster file are named by their places on the hosts."""
     cluster = tmp_path / "mine.toml"
-    cluster.write_text((Path("infra/clusters") / "align.toml").read_text())
-    said = request(run_job, "align", "--cluster", str(cluster))
+    cluster.write_text((Path("infra/clusters") / "realign.toml").read_text())
+    said = request(run_job, "realign", "--cluster", str(cluster))
     (step,) = json.loads(said.out)["Steps"]
     words = step["HadoopJarStep"]["Args"]
     assert words[words.index("--cluster") + 1] == "/opt/megahour/code/mine.toml"
@@ -201,9 +201,9 @@ def test_files_of_your_own_lie_with_the_code(run_job: RunJob, tmp_path: Path) ->
     [
         (("--run", "runs/mine"), r"runs/mine: need s3://bucket/prefix"),
         (("--step", "ingest"), "--step ingest: need --manifest: a directory is copied where it"),
-        (MANIFEST, "--step align: --manifest is for ingest alone"),
-        (("--dev-share", "0.1"), "--step align: --dev-share is for ingest alone"),
-        (("--placements", "2"), "--step align: --placements is for ingest alone"),
+        (MANIFEST, "--step realign: --manifest is for ingest alone"),
+        (("--dev-share", "0.1"), "--step realign: --dev-share is for ingest alone"),
+        (("--placements", "2"), "--step realign: --placements is for ingest alone"),
         (("--step", "ingest", *MANIFEST[2:], "--dev-share", "0.1"), "need --manifest labelled=URI"),
         (("--step", "ingest", "--manifest", "day.jsonl"), "/day.jsonl: need s3://bucket/key, for"),
         (("--step", "ingest", *MANIFEST, "--lexicon", "x.txt"), "x.txt: need s3://bucket/key, for"),
@@ -216,7 +216,7 @@ def test_what_no_host_could_do_is_refused(
     run_job: RunJob, options: tuple[str, ...], message: str
 ) -> None:
     """Exit code 2, and one line with the remedy."""
-    said = request(run_job, "align", *options)
+    said = request(run_job, "realign", *options)
     assert (said.code, said.out) == (2, "")
     assert message in said.err
 
@@ -253,7 +253,7 @@ def test_emr_clusters_are_found_again_and_their_ends_are_known(s3_bucket: str) -
     """A second call waits for the first one's cluster; a cluster that was ended is an error."""
     del s3_bucket  # it points boto3 to moto's server
     emr = boto3.client("emr", region_name="us-east-1")
-    request = launch_request("align")
+    request = launch_request("realign")
     said: list[str] = []
 
     def terminate(text: str) -> None:

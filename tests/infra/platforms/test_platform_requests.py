@@ -102,9 +102,14 @@ def test_spark_platforms_refuse_other_steps(run_job: RunJob, platform: str, step
             "its hosts have no GPU: give --cluster with CPUs",
         ),
         ("dataproc", "generate_targets", (), "its hosts have no GPU: give --cluster with CPUs"),
-        ("databricks", "align", ("--recipe", "mine.toml"), "mine.toml: cannot be read"),
-        ("kubernetes", "align", ("--cluster", "infra/clusters/align.toml"), "need a name of ours"),
-        ("slurm", "align", (), "slurm: align: it is Spark's: run megahour align on one host"),
+        ("databricks", "realign", ("--recipe", "mine.toml"), "mine.toml: cannot be read"),
+        (
+            "kubernetes",
+            "realign",
+            ("--cluster", "infra/clusters/realign.toml"),
+            "need a name of ours",
+        ),
+        ("slurm", "realign", (), "slurm: realign: it is Spark's: run megahour realign on one"),
         ("slurm", "report", ("--send",), "--send: it is for emr"),
         ("dataproc", "ingest", ("--placements", "2"), "--placements: simulate rooms on emr or kub"),
     ],
@@ -125,7 +130,7 @@ def test_unknown_platforms_are_refused(tmp_path: Path, run_job: RunJob) -> None:
         path.write_text(text)
         said = run_job(
             "request_cluster",
-            *("--step", "align", "--recipe", "hours_1m", "--run", RUN, "--account", str(path)),
+            *("--step", "realign", "--recipe", "hours_1m", "--run", RUN, "--account", str(path)),
         )
         assert said.code == 2
         assert (
@@ -185,7 +190,7 @@ def test_dataproc_takes_workflows(run_job: RunJob, step: str) -> None:
     assert config["workerConfig"]["numInstances"] == load_cluster(step).num_instances + 1
 
 
-@pytest.mark.parametrize("step", ["align", "generate_targets"])
+@pytest.mark.parametrize("step", ["realign", "generate_targets"])
 def test_kubernetes_takes_spark_submits(run_job: RunJob, step: str) -> None:
     """Credentials are references to a secret; GPUs are asked for where the file has them."""
     said = request(run_job, "kubernetes", step)
@@ -298,17 +303,17 @@ def test_recipes_and_cluster_files_lie_in_s3(run_job: RunJob, s3_bucket: str) ->
     store = boto3.client("s3")
     for key, path in (
         ("r.toml", "jobs/recipes/hours_1m.toml"),
-        ("c.toml", "infra/clusters/align.toml"),
+        ("c.toml", "infra/clusters/realign.toml"),
     ):
         store.put_object(Bucket=s3_bucket, Key=key, Body=(ROOT / path).read_bytes())
     store.put_object(Bucket=s3_bucket, Key="large.toml", Body=b"#" * ((1 << 20) + 1))
     recipe, cluster = f"s3://{s3_bucket}/r.toml", f"s3://{s3_bucket}/c.toml"
     words = shlex.split(
-        request(run_job, "kubernetes", "align", "--recipe", recipe, "--cluster", cluster).out
+        request(run_job, "kubernetes", "realign", "--recipe", recipe, "--cluster", cluster).out
     )
     assert words[-6:] == ["--recipe", recipe, "--run", RUN, "--cluster", cluster]
     said = run_job(
-        "align",
+        "realign",
         "--recipe",
         recipe,
         "--run",
@@ -322,7 +327,7 @@ def test_recipes_and_cluster_files_lie_in_s3(run_job: RunJob, s3_bucket: str) ->
         ("none.toml", "no such object"),
         ("large.toml", "need at most 1048576 bytes"),
     ):
-        said = request(run_job, "kubernetes", "align", "--recipe", f"s3://{s3_bucket}/{name}")
+        said = request(run_job, "kubernetes", "realign", "--recipe", f"s3://{s3_bucket}/{name}")
         assert (said.code, message in said.err) == (2, True)
 
 

@@ -34,7 +34,8 @@ TASK_MODULES = (
         "extract_features": ("pipeline.steps.features",),
     },
     {
-        "align": ("training.align.network_alignment",),
+        "bootstrap": ("training.align.tree_growing",),
+        "realign": ("training.align.network_alignment",),
         "evaluate": ("training.evaluate.heldout", "training.evaluate.tuning"),
         "generate_targets": (
             "pipeline.steps.targets",

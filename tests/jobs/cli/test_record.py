@@ -4,6 +4,7 @@ import re
 from argparse import Namespace
 from pathlib import Path
 from socket import gethostname
+from typing import Any
 
 import pytest
 
@@ -11,9 +12,9 @@ from infra.store.object_store import ObjectStore
 from infra.task_metrics import FAULTS, MeasuredFunction
 from jobs.cli.command_line import Step, StepResults
 from jobs.cli.job import Job, open_job
-from jobs.cli.record import metrics_path, metrics_text, write_metrics
+from jobs.cli.record import metrics_path, metrics_text, read_job_record, write_metrics
 from jobs.report_page.collect import step_records
-from jobs.run_table import GENERATE_TARGETS
+from jobs.run_table import GENERATE_TARGETS, REPARTITION
 from pipeline.records import Tally
 from pipeline.runs.engine import StepSpec, run_step
 from pipeline.runs.names import TARGETS_STEP
@@ -110,6 +111,31 @@ def parsed(text: str) -> dict[str, list[float]]:
             families[helped[1]].append(float(sample[2]))
         assert families[helped[1]]
     return families
+
+
+def test_the_rounds_of_a_step_add_up(tmp_path: Path) -> None:
+    """The record has the requests and the pace of both rounds; the same again changes nothing."""
+    options = {"recipe": "demo", "set": ["targets.rounds=2"], "trainers": {}, "cluster": "demo"}
+    arguments = Namespace(run=str(tmp_path), dry_run=False, metrics_file=None, **options)
+
+    def record_of(*steps: str) -> dict[str, Any]:
+        job = open_job(REPARTITION, arguments)
+
+        def run(job: Job) -> StepResults:
+            job.pace.update({step: [] for step in steps})
+            specs = (StepSpec(job.store, job.run_uri, step, {}) for step in steps)
+            return [run_step(spec, lambda step: step.lossless(Tally(1, 1))) for spec in specs]
+
+        Step(REPARTITION, "", run).answer(job)
+        found = read_job_record(job, REPARTITION)
+        assert found is not None
+        return found
+
+    first = record_of("partitions/round_1")
+    both = record_of("partitions/unlabelled")
+    assert both["requests"]["put"] == 2 * first["requests"]["put"] > 0
+    assert {*both["pace"]} == {"partitions/round_1", "partitions/unlabelled"}
+    assert record_of("partitions/round_1", "partitions/unlabelled") == both
 
 
 def test_metrics_are_in_base_units() -> None:

@@ -86,21 +86,21 @@ def test_the_rate_is_of_all_steps_of_a_kind(
 
 
 def test_the_rate_is_that_since_steps_of_other_kinds(run_job: RunJob, tmp_path: Path) -> None:
-    """An alignment that began 100,000 s ago has had its network for 1,000 s, and read an hour.
+    """Labelling that began 100,000 s ago has had its graph for 1,000 s, and read an hour.
 
-    Three more take 3,000 s: neither the training's time counts, nor the bootstrap's four hours.
+    Three more take 3,000 s: the time of building the graph does not count.
     """
     run_uri, began = str(tmp_path), datetime.now(UTC).timestamp() - 1000
-    for step in ("features/labelled", "alignments/bootstrap", "models/aligner"):
+    for step in ("features/unlabelled", "graphs/targets"):
         put_manifest(run_uri, whole(step, 4))
         os.utime(Path(run_uri, step, "manifest.json"), (began, began))
-    put_begun(run_uri, "align", {}, seconds=100_000)
-    context = step_context(ObjectStore((run_uri,)), run_uri, "alignments/labelled", {}, {})
+    put_begun(run_uri, "generate_targets", {}, seconds=100_000)
+    context = step_context(ObjectStore((run_uri,)), run_uri, "targets/unlabelled", {}, {})
     tally = Tally(1, HOUR_MS)
     output = context.put_output("000000", ".parquet", b"rows", tally)
     context.commit(Commit("000000", context.fingerprint, (output,), None, tally, Tally()))
-    recipe = ("--set", "alignment.rounds=1")
-    step = status_of(run_job, run_uri, *recipe)["align"]["alignments/labelled"]
+    lattice = ("--set", "targets.source='lattice'")
+    step = status_of(run_job, run_uri, *lattice)["generate_targets"]["targets/unlabelled"]
     assert 2999 < step["left_s"] < 6000  # the clock of a busy machine
 
 
@@ -194,7 +194,10 @@ def test_each_step_under_way_has_the_hours_of_its_input(run_job: RunJob, tmp_pat
         base, none = Tally(4, 4 * HOUR_MS), Tally()
         extends = Extended("other", "0" * 64, base, base, none, none, is_whole)
         put_manifest(run_uri, replace(whole(step, 7), extends=extends))
-    for job in ("align", "train_baseline", "generate_targets", "repartition", "evaluate"):
+    for job in (
+        *("bootstrap", "realign", "train_baseline"),
+        *("generate_targets", "repartition", "evaluate"),
+    ):
         put_begun(run_uri, job, {})
     found = status_of(run_job, run_uri, "--set", "sequence_training.baseline=true")
     hours_in = {step: each["hours_in"] for steps in found.values() for step, each in steps.items()}
@@ -292,13 +295,13 @@ def test_log_lines_have_time_and_step(
     """As text, or as one JSON object a line; progress of short work writes no line."""
     monkeypatch.setenv("MEGAHOUR_LOG_FORMAT", "text")
     monkeypatch.setenv("MEGAHOUR_LOG_STEP", "")
-    begin_log("align", "text")
+    begin_log("realign", "text")
     log("begins")
-    assert re.fullmatch(r"20\d\d-\d\d-\d\dT[\d:]{8}Z align: begins\n", capsys.readouterr().err)
-    begin_log("align", "json")
+    assert re.fullmatch(r"20\d\d-\d\d-\d\dT[\d:]{8}Z realign: begins\n", capsys.readouterr().err)
+    begin_log("realign", "json")
     log("begins", rank=3)
     line = json.loads(capsys.readouterr().err)
-    assert (line["step"], line["message"], line["rank"]) == ("align", "begins", 3)
+    assert (line["step"], line["message"], line["rank"]) == ("realign", "begins", 3)
     assert list(progress_bar([1, 2], description="short")) == [1, 2]
     assert capsys.readouterr().err == ""
     monkeypatch.setattr("infra.log_lines.PROGRESS_INTERVAL_S", 0.0)
@@ -321,6 +324,6 @@ def test_steps_of_a_run_are_chosen() -> None:
     steps = launches(["--kaldi-dir", "data"], 2, 4)
     assert chosen(None) == [each.step for each in steps]
     assert chosen("certify") == ["certify", "report"]
-    assert chosen(None, "align", "ingest") == ["ingest", "align"]
-    assert chosen("align", "ingest", "report") == ["report"]
+    assert chosen(None, "realign", "ingest") == ["ingest", "realign"]
+    assert chosen("realign", "ingest", "report") == ["report"]
     assert all((JOBS / f"{each.step}.py").is_file() for each in steps)

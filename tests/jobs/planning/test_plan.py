@@ -13,7 +13,7 @@ from infra.store.object_store import ObjectStore
 from jobs import plan as job
 from jobs.plan import LINE_WIDTH, count, dollars, duration, size
 from jobs.planning import measurement
-from jobs.planning.calibration import HERE, read_calibration
+from jobs.planning.calibration import HERE, TWO_CORES, read_calibration
 from jobs.planning.run_plan import stored_calibration
 from jobs.run_table import EVALUATE
 from tests.job_programs import RunJob
@@ -48,7 +48,7 @@ def test_the_table_answers_the_users_questions(
     made, takes = shown.split("\n\n")[1:3]
     for table in (made, takes):
         lines = table.splitlines()
-        assert [line.split()[0] for line in lines[1:10]] == [*PLANNED, EVALUATE]
+        assert [line.split()[0] for line in lines[1:12]] == [*PLANNED, EVALUATE]
     assert made.splitlines()[0].split() == [
         *("step", "tasks", "objects", "GET", "PUT", "LIST", "requests", "read", "written")
     ]
@@ -62,6 +62,16 @@ def test_the_table_answers_the_users_questions(
         "AN4",
     ):
         assert ground in shown
+
+
+def test_the_shipped_clusters_keep_the_papers_days(capsys: pytest.CaptureFixture[str]) -> None:
+    """A million hours: 12 days of the student's pipeline, 16 with all models, 5 of any step."""
+    arguments = ("--hours", "1e6", "--calibration", TWO_CORES, "--json")
+    document = json.loads(planned(capsys, *arguments))
+    days = {name: each["wall_seconds"] / 86_400 for name, each in document["steps"].items()}
+    assert document["student_pipeline_days"] <= 12
+    assert sum(days.values()) <= 16
+    assert max(days.values()) <= 5, days
 
 
 def test_json_holds_all_of_it(capsys: pytest.CaptureFixture[str], calibration_file: str) -> None:

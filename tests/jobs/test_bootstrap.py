@@ -1,4 +1,4 @@
-"""The job of alignment: what it refuses before hours of work, and what it says of the tree."""
+"""The bootstrap: what it refuses before hours of work, and what it says of the tree."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from infra.store.object_store import join_uri
-from jobs.align import unreached_senones
+from jobs.bootstrap import unreached_senones
 from pipeline.runs.manifest import Manifest
 from pipeline.runs.names import BOOTSTRAP_STEP, DEV, UNLABELLED
 from tests.job_programs import RunJob
@@ -49,7 +49,7 @@ def test_words_of_the_development_speakers_are_compared_before_the_bootstrap(
     write_features_of(store, run_uri, UNLABELLED, parts)
     write_features_of(store, run_uri, DEV, [[replace(parts[0][0], text="see a wasp")]])
     corpus = ("--set", f'corpus.uri="{corpus_uri}"')
-    said = run_job("align", "--recipe", str(TINY), "--run", run_uri, *corpus)
+    said = run_job("bootstrap", "--recipe", str(TINY), "--run", run_uri, *corpus)
     assert said.code == 3
     assert "lexicon.txt lacks 1 word, in 1 of 1 dev utterances: 'wasp'" in said.err
     assert not list(store.list(join_uri(run_uri, BOOTSTRAP_STEP)))

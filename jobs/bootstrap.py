@@ -1,0 +1,78 @@
+"""Make the first alignment, and the tree of senones (003 VII-C1).
+
+megahour bootstrap --recipe demo --run runs/demo
+"""
+
+from infra.log_lines import log
+from jobs.cli.command_line import Step, StepResults, main
+from jobs.cli.job import Job
+from jobs.run_table import BOOTSTRAP
+from pipeline.runs.manifest import Manifest, subsets_of_run
+from pipeline.runs.names import DEV, DEV_ALIGNMENT_STEP, LABELLED, features_step
+from pipeline.steps.selection.buckets import subsets_of
+from pipeline.steps.selection.select import metadata_uri
+from training.align.bootstrap import bootstrap, check_transcripts
+from training.align.network_alignment import read_tree
+from training.decode.corpus_lexicon import CorpusLexicon
+from training.settings.recipe import check_phones, check_senones
+
+
+def run(job: Job) -> StepResults:
+    """Align by monophones and grow the tree; first refuse what a later step would refuse."""
+    recipe = job.recipe
+    features = features_step(LABELLED)
+    is_there = job.has(features)
+    if not is_there and LABELLED not in subsets_of(job.store, job.corpus_uri):
+        raise ValueError(
+            f"{metadata_uri(job.corpus_uri, LABELLED)} has no metadata: need transcribed "
+            "speech to align; without any, a run ends with its features"
+        )
+    job.manifest(features)
+    rule = recipe.corpus.unknown_words
+    lexicon = CorpusLexicon.read(job.store, job.corpus_uri, rule).parse()
+    check_phones(recipe, len(lexicon.phones))
+    has_dev = DEV in subsets_of_run(job.store, job.run_uri, features_step)
+    if has_dev and not job.has(DEV_ALIGNMENT_STEP):
+        check_transcripts(job.store, job.run_uri, DEV, lexicon, recipe.loss_budget)
+    bootstrapped = bootstrap(
+        job.store,
+        job.run_uri,
+        job.corpus_uri,
+        recipe.bootstrap,
+        recipe.senones,
+        recipe.loss_budget,
+        recipe.alignment.versions,
+        rule,
+    )
+    check_senones(recipe, read_tree(job.store, job.run_uri).num_senones)
+    if said := unreached_senones(bootstrapped.manifest):
+        log(said)
+    return [bootstrapped]
+
+
+def unreached_senones(bootstrapped: Manifest) -> str:
+    """Say which bound kept the tree below `max_senones`; nothing if it has so many."""
+    config = bootstrapped.config["senones"]
+    bound = bootstrapped.statistic("senone_bound", str)
+    if bound == "max_senones":
+        return ""
+    num_senones = bootstrapped.statistic("num_senones", int)
+    reached = f"{num_senones} senones of max_senones = {config['max_senones']}"
+    if bound == "contexts":
+        return f"{reached}: the transcripts have no more triphones to tell apart"
+    return (
+        f"{reached}: any further split leaves a side below senones.min_count = "
+        f"{config['min_count']} frames; lower it for more"
+    )
+
+
+STEP = Step(
+    name=BOOTSTRAP,
+    description="Make the first alignment of the labelled data: a monophone model aligns phones, "
+    "and a phonetic decision tree ties their states to senones (paper 003 VII-C1, C2). It is "
+    "trained in this process, on the hours that bootstrap.max_hours draws from all speakers.",
+    run=run,
+)
+
+if __name__ == "__main__":
+    main(STEP)

@@ -1,0 +1,69 @@
+"""Align the labelled data again, by a trained network (003 VII-C2).
+
+megahour realign --recipe demo --run runs/demo
+"""
+
+from functools import partial
+
+from jobs.cli.command_line import Step, StepResults, main
+from jobs.cli.job import Job
+from jobs.cli.spark_steps import distribute_on_spark
+from jobs.cli.training_steps import arguments_with_device, own_device
+from jobs.run_table import REALIGN
+from pipeline.runs.manifest import subsets_of_run
+from pipeline.runs.names import (
+    ALIGNER,
+    DEV,
+    LABELLED,
+    features_step,
+    model_step,
+    realignment_rounds,
+)
+from training.align.network_alignment import AlignmentSettings, realign
+
+
+def run(job: Job) -> StepResults:
+    """Realign by the first round's network, and by those of later rounds that are trained.
+
+    The last round's network also aligns the development speakers, on whom newbob measures losses.
+    """
+    recipe, device = job.recipe, own_device(job.arguments.device)
+    settings = AlignmentSettings(
+        recipe.evaluation.acoustic_scale,
+        recipe.models.of(ALIGNER),
+        # A cluster's hosts may lack this one's GPU, and tasks beside each other would share it.
+        str(device) if job.cluster.has_one_slot else "cpu",
+        recipe.alignment.versions,
+    )
+    has_dev = DEV in subsets_of_run(job.store, job.run_uri, features_step)
+    aligned = []
+    with distribute_on_spark(job) as distribute:
+        realigned = partial(
+            realign,
+            job.store,
+            job.run_uri,
+            job.corpus_uri,
+            settings=settings,
+            loss_budget=recipe.loss_budget,
+            distribute=distribute,
+        )
+        for each in realignment_rounds(recipe.alignment.rounds):
+            if each.number > 1 and not job.has(model_step(each.aligner)):
+                break
+            is_last = each.number == each.total
+            subsets = (LABELLED, DEV) if is_last and has_dev else (LABELLED,)
+            aligned += [realigned(each, subset=subset) for subset in subsets]
+    return aligned
+
+
+STEP = Step(
+    name=REALIGN,
+    description="Align every labelled frame to a senone, by the network that train_aligner has "
+    "trained (paper 003 VII-C2): a Spark task for each shard, on --device where the cluster's "
+    "master is local[1], on the CPU elsewhere. Of several rounds (alignment.rounds) it does those "
+    "whose network is trained; the last one also aligns the development speakers.",
+    run=run,
+)
+
+if __name__ == "__main__":
+    main(STEP, arguments_with_device(STEP))
