@@ -13,7 +13,6 @@ from jaxtyping import Float32
 
 from infra.store.object_store import ObjectStore
 from pipeline.placement_versions import distinct, heard_versions, shared_by_versions
-from pipeline.records import Tally
 from pipeline.runs.commit import Commit, Repetition, StepContext, once
 from pipeline.runs.engine import (
     Distribute,
@@ -158,7 +157,7 @@ def align_shard(task: AlignmentTask) -> Commit:
     scale = task.settings.acoustic_scale
     found = network_alignments(distinct(heard), trained, lexicon, tree, scale)
     alignments = shared_by_versions(rows, heard, found)
-    return commit_aligned(task.context, task.name, rows, alignments, Tally())
+    return commit_aligned(task.context, task.name, rows, alignments)
 
 
 def read_tree(store: ObjectStore, run_uri: str) -> SenoneTree:

@@ -26,7 +26,8 @@ UnknownWordsRule = Literal["row", "spn"]
 class BootstrapConfig:
     """BootstrapConfig bounds the iterations, the Gaussians of a state, and the speech in memory.
 
-    Of more than `max_hours`, utterances are drawn evenly from all speakers.
+    Of more than `max_hours`, monophones learn from utterances drawn evenly from all speakers. They
+    align all hours.
     """
 
     num_iterations: Annotated[int, Range(1, 1000)] = 12
@@ -40,10 +41,15 @@ class BootstrapConfig:
 
 @dataclass(frozen=True)
 class TreeConfig:
-    """TreeConfig bounds the tree; `min_count` is the least number of 10 ms frames of a leaf."""
+    """TreeConfig bounds the tree; `min_count` is the least number of 10 ms frames of a leaf.
+
+    Its likelihoods are of cepstra with derivatives, or of spliced cepstra after LDA and MLLT (003
+    VII-C1).
+    """
 
     max_senones: Annotated[int, Range(1, MAX_SENONES)]
     min_count: Annotated[int, Range(1, 1_000_000_000)] = 200
+    features: Literal["cepstra", "lda_mllt"] = "cepstra"
 
     __post_init__ = check_ranges
 
