@@ -150,12 +150,6 @@ def _read_model(context: StepContext, model: Output) -> tuple[Monophones, TreeFe
     return Monophones.from_state(state["monophones"]), features
 
 
-def read_tree_features(store: ObjectStore, run_uri: str) -> TreeFeatures:
-    """Read from the bootstrap's manifest what its tree was grown on."""
-    found = read_manifest(store, run_uri, BOOTSTRAP_STEP).statistics.get(LDA_MLLT_STATISTIC)
-    return CEPSTRA if found is None else LdaMllt(np.array(found))
-
-
 def check_transcripts(
     store: ObjectStore, run_uri: str, subset: str, lexicon: Lexicon, loss_budget: float
 ) -> None:

@@ -33,10 +33,11 @@ from pipeline.runs.engine import (
     run_tasks,
 )
 from pipeline.runs.manifest import Manifest, Output, read_manifest, read_output
-from pipeline.runs.names import LABELLED, features_step, task_name
+from pipeline.runs.names import LABELLED, PHONES_PREFIX, features_step, task_name
 from pipeline.settings import Versions
 from pipeline.shards import FeatureRow, read_features
 from training.align.labelled import (
+    Senones,
     commit_aligned,
     senone_statistics,
     sum_histograms,
@@ -49,6 +50,7 @@ from training.align.tree_growing import TriphoneStatistics, grow_tree, triphone_
 from training.decode.lexicon import Lexicon
 from training.decode.senones import (
     PhoneAlignment,
+    SenoneTree,
     Unaligned,
     parse_senone_tree,
     senone_alignment,
@@ -63,6 +65,7 @@ Phones = Mapping[str, PhoneAlignment | Unaligned]
 """By utterance id the phones, or why there are none."""
 
 
+@runtime_checkable
 class PhoneAligner(Protocol):
     """PhoneAligner aligns utterances phone by phone; the tree is grown on its `tree_features`."""
 
@@ -137,7 +140,7 @@ def align_and_grow(
     context = step.context
     shards = read_manifest(context.store, context.run_uri, features_step(LABELLED))
     tasks = [
-        PhonesTask(context.scratch, f"phones-{task_name(number)}", output, aligner)
+        PhonesTask(context.scratch, f"{PHONES_PREFIX}{task_name(number)}", output, aligner)
         for number, output in enumerate(shards.outputs)
     ]
     aligned = ScratchTasks(context, distribute).run(tasks, align_shard_phones, "align phones")
@@ -233,12 +236,17 @@ def write_shard_senones(task: SenonesTask) -> Commit:
     assert committed is not None, "the tree is grown before its senones are written"
     tree = parse_senone_tree(committed.statistics["senone_tree"])
     rows = read_features(read_output(context.store, context.run_uri, task.features))
-    senones = {
-        name: each if isinstance(each, Unaligned) else senone_alignment(each, tree)
-        for name, each in decode_phones(context.read(task.phones)).items()
-    }
+    senones = senones_of(decode_phones(context.read(task.phones)), tree)
     heard = heard_versions(rows, task.versions)
     return commit_aligned(context, task.name, rows, shared_by_versions(rows, heard, senones))
+
+
+def senones_of(phones: Phones, tree: SenoneTree) -> dict[str, Senones | Unaligned]:
+    """Return the tree's senone of every 10 ms frame, by utterance id."""
+    return {
+        name: each if isinstance(each, Unaligned) else senone_alignment(each, tree)
+        for name, each in phones.items()
+    }
 
 
 def encode_phones(phones: Phones) -> bytes:

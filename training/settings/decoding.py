@@ -62,6 +62,14 @@ def bootstrap_settings(
     return {**of_records, "versions": versions, UNKNOWN_WORDS_SETTING: rule}
 
 
+def realignment_settings(
+    acoustic_scale: float, versions: Versions, regrown: TreeConfig | None
+) -> dict[str, Any]:
+    """Return what the manifest of a network's alignment states; the tree's if it is regrown."""
+    senones = {} if regrown is None else {"senones": plain(regrown)}
+    return {"acoustic_scale": acoustic_scale, "versions": versions, **senones}
+
+
 MAX_VALUES = 100
 
 Scales: TypeAlias = Annotated[tuple[AcousticScale, ...], Items(0, MAX_VALUES)]

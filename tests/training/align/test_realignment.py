@@ -32,7 +32,7 @@ from tests.training.align.labelled_run import (
     store_network,
     write_labelled,
 )
-from training.align.network_alignment import AlignmentSettings, realign
+from training.align.realignment import AlignmentSettings, realign
 
 SETTINGS = AlignmentSettings(0.3, NETWORK)
 
