@@ -1,8 +1,11 @@
 """The bootstrap of the labelled data: a bounded share of it, drawn evenly from the speakers."""
 
 from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -16,10 +19,22 @@ from pipeline.runs.ledger import QUARANTINED, read_lines
 from pipeline.runs.manifest import Manifest, read_manifest, read_output
 from pipeline.runs.names import BOOTSTRAP_STEP
 from pipeline.shards import FeatureRow, read_partition
-from tests.training.align.labelled_run import FEATURES, bootstrapped, row, shards, write_labelled
-from training.align.bootstrap import MS_PER_HOUR, draw_places, draw_rows
+from tests.training.align.labelled_run import (
+    FEATURES,
+    SMALL_TREE,
+    bootstrapped,
+    row,
+    shards,
+    write_labelled,
+)
+from training.align import bootstrap as bootstrap_module
+from training.align import shard_alignment
+from training.align.bootstrap import MS_PER_HOUR, bootstrap, draw_places, draw_rows
 from training.align.labelled import read_lexicon
+from training.align.lda_mllt import CEPSTRA
 from training.align.network_alignment import read_tree
+from training.align.realignment import read_tree_features
+from training.settings.decoding import BootstrapConfig
 
 LOUD, QUIET = 30, 3
 
@@ -195,3 +210,75 @@ def test_the_loss_budget_is_of_all_labelled_utterances(tmp_path: Path) -> None:
     place = write_labelled(tmp_path, [short, *rest])
     with pytest.raises(LossBudgetExceededError, match=r"8 of 24"):
         bootstrapped(place, 0.3, max_hours=8_000 / MS_PER_HOUR)
+
+
+class KilledError(Exception):
+    """KilledError ends a driver whose cluster is lost."""
+
+
+@pytest.mark.parametrize("features", ["cepstra", "lda_mllt"])
+def test_a_bootstrap_that_is_killed_again_and_again_changes_no_byte(
+    features: Literal["cepstra", "lda_mllt"], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each attempt does one task more; monophones are trained and the tree is grown once."""
+    tree = replace(SMALL_TREE, features=features)
+    alone = bootstrapped(write_labelled(tmp_path / "alone", shards()), tree=tree).manifest
+    store, run_uri, corpus_uri = write_labelled(tmp_path / "killed", shards())
+    calls: Counter[str] = Counter()
+
+    def one_then_killed(tasks: Sequence[Any], function: Any, description: str) -> list[Any]:
+        if not tasks:
+            return []
+        calls.update([description])
+        getattr(function, "run_task", function)(tasks[0])
+        raise KilledError(description)
+
+    for name in ("train_monophones", "grow_tree"):
+        module = bootstrap_module if name == "train_monophones" else shard_alignment
+        own = getattr(module, name)
+        monkeypatch.setattr(
+            module, name, lambda *given, own=own, name=name: calls.update([name]) or own(*given)
+        )
+    manifest = None
+    while manifest is None:
+        with suppress(KilledError):
+            config = BootstrapConfig(num_iterations=2, max_gaussians=1)
+            place = store, run_uri, corpus_uri
+            manifest = bootstrap(*place, config, tree, 0.0, one_then_killed).manifest
+    assert manifest.to_bytes() == alone.to_bytes()
+    assert dict(calls) == {
+        "train_monophones": 1,
+        "grow_tree": 1,
+        "align phones": 3,
+        "alignments/bootstrap": 3,
+    }
+    matrix = manifest.statistics.get("lda_mllt")
+    assert (matrix is None) == (features == "cepstra")
+    found = read_tree_features(store, run_uri)
+    assert found == CEPSTRA or np.array_equal(found.matrix, matrix)
+
+
+def test_the_tree_is_grown_on_all_labelled_frames(tmp_path: Path) -> None:
+    """Another shard outside the draw changes the tree, and not the monophones."""
+    parts = shards()
+    hours = 8_000 / MS_PER_HOUR
+    chosen = {each.utterance_id for each in draw_rows(parts, hours)}
+    changed = [
+        [
+            each if each.utterance_id in chosen else replace(each, features=each.features[::-1] * 2)
+            for each in part
+        ]
+        for part in parts
+    ]
+    trees, monophones = [], []
+    for name, some in (("first", parts), ("second", changed)):
+        place = write_labelled(tmp_path / name, some)
+        manifest = bootstrapped(place, max_hours=hours).manifest
+        trees.append(manifest.statistics["senone_tree"])
+        config, inputs = manifest.config, manifest.inputs
+        scratch = step_context(*place[:2], BOOTSTRAP_STEP, config, inputs).scratch
+        trained = scratch.committed("monophones")
+        assert trained is not None
+        monophones.append(trained.outputs[0].sha256)
+    assert trees[0] != trees[1]
+    assert monophones[0] == monophones[1]

@@ -23,14 +23,14 @@ NUM_CLASSES, DIMENSIONS, NUM_FRAMES = 7, 9, 6000
 def classes() -> Scatter:
     """Return classes of other means and of full covariances that are alike but not equal."""
     random = np.random.default_rng(2)
-    shared = random.normal(size=(DIMENSIONS, DIMENSIONS))
+    shared = np.eye(DIMENSIONS) + 0.3 * random.normal(size=(DIMENSIONS, DIMENSIONS))
+    scales = random.uniform(0.3, 2, size=(NUM_CLASSES, DIMENSIONS))
+    means = 2 * random.normal(size=(NUM_CLASSES, DIMENSIONS))
     blocks = []
     for _ in range(3):
         labels = random.integers(0, NUM_CLASSES, NUM_FRAMES // 3)
-        scales = 1 + np.outer(np.arange(NUM_CLASSES), np.linspace(0, 0.4, DIMENSIONS))
-        means = 2 * np.random.default_rng(3).normal(size=(NUM_CLASSES, DIMENSIONS))
         noise = random.normal(size=(len(labels), DIMENSIONS)) * scales[labels]
-        blocks.append(((means[labels] + noise @ shared).astype(np.float32), labels))
+        blocks.append((means[labels] + noise @ shared, labels))
     return scatter(blocks, NUM_CLASSES, DIMENSIONS)
 
 

@@ -60,9 +60,8 @@ def test_every_split_gains_likelihood_and_leaves_enough_frames() -> None:
 
 def test_a_tree_is_smaller_than_asked_for_only_where_leaves_are_too_small() -> None:
     """At the bound `min_count`, each split of any leaf by one phone would leave too few frames."""
-    grown = grow_tree(
-        triphone_statistics(*toy_speech()), toy_lexicon().phones, TreeConfig(2000, 60)
-    )
+    statistics = triphone_statistics(*toy_speech())
+    grown = grow_tree(statistics, toy_lexicon().phones, TreeConfig(2000, 60))
     assert grown.bound == "min_count"
     assert 40 < grown.tree.num_senones < 2000
     assert 0 < largest_smaller_side(grown.tree) < 60

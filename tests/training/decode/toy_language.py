@@ -46,9 +46,8 @@ def toy_speech(
 
 
 def toy_tree(max_senones: int = 40) -> SenoneTree:
-    return grow_tree(
-        triphone_statistics(*toy_speech()), toy_lexicon().phones, TreeConfig(max_senones, 30)
-    ).tree
+    statistics = triphone_statistics(*toy_speech())
+    return grow_tree(statistics, toy_lexicon().phones, TreeConfig(max_senones, 30)).tree
 
 
 def senones_of(words: list[str], tree: SenoneTree) -> list[int]:
