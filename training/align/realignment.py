@@ -6,6 +6,7 @@ Workers of a cluster import this module, so it imports nothing that only a drive
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -192,9 +193,12 @@ class NetworkAligner:
     acoustic_scale: float
 
     def align(
-        self, rows: Sequence[FeatureRow], _: Mapping[str, Float32[np.ndarray, "_frames 39"]]
+        self,
+        rows: Sequence[FeatureRow],
+        cepstra: Mapping[str, Float32[np.ndarray, "_frames 39"]] = MappingProxyType({}),
     ) -> dict[str, PhoneAlignment | Unaligned]:
-        """Align utterances phone by phone."""
+        """Align utterances phone by phone, by their features alone."""
+        del cepstra
         return {
             rows[position].utterance_id: self._phones(rows[position], scores)
             for position, scores in batched_log_likelihoods(rows, self.trained, self.acoustic_scale)
@@ -227,7 +231,7 @@ def align_shard(task: AlignmentTask) -> Commit:
         )
     else:
         tree = read_tree(context.store, context.run_uri)
-        found = senones_of(network.align(distinct(heard), {}), tree)
+        found = senones_of(network.align(distinct(heard)), tree)
     return commit_aligned(context, task.name, rows, shared_by_versions(rows, heard, found))
 
 

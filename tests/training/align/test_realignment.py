@@ -145,11 +145,11 @@ def test_the_tree_is_grown_again_on_the_last_alignment(place: Place) -> None:
     plain = senones(place, realign(*place, only, SETTINGS, 0.0, serially).manifest)
     for uri in [each.uri for each in store.list(join_uri(run_uri, ALIGNMENT_STEP))]:
         store.delete(uri)
-    regrown = replace(SETTINGS, regrown=TreeConfig(14, 30))
+    regrown = replace(SETTINGS, regrown=TreeConfig(12, 30))
     manifest = realign(*place, only, regrown, 0.0, serially).manifest
     before, after = read_tree(store, run_uri, BOOTSTRAP_STEP), read_tree(store, run_uri)
-    assert after.num_senones == manifest.statistics["num_senones"] == 14 < before.num_senones
-    assert manifest.config["senones"]["max_senones"] == 14
+    assert after.num_senones == manifest.statistics["num_senones"] == 12 < before.num_senones
+    assert manifest.config["senones"]["max_senones"] == 12
     found = senones(place, manifest)
     assert sum(manifest.statistics["senone_counts"]) == sum(map(len, found.values()))
     centres = [
@@ -173,7 +173,7 @@ def test_a_tree_of_the_same_alignment_gives_the_same_senones(place: Place) -> No
     rows = [row for each in outputs for row in read_features(read_output(store, run_uri, each))]
     context = step_context(store, run_uri, ALIGNMENT_STEP, {}, {})
     network = StoredNetwork(corpus_uri, SETTINGS, only.aligner).load(context)
-    found = senones_of(network.align(rows, {}), network.tree)
+    found = senones_of(network.align(rows), network.tree)
     assert {name: each.tolist() for name, each in found.items()} == plain
 
 
