@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from typing import Any
 
 import numpy as np
 import torch
@@ -213,12 +212,6 @@ def _draw(context: StepContext, max_hours: float) -> list[FeatureRow]:
             "first in the draw is longer"
         )
     return rows
-
-
-def one_after_another(elements: Any, function: Any, description: str) -> list[Any]:  # noqa: ANN401
-    """Run the tasks in this process: they write the alignments that it holds."""
-    del description
-    return [function(element) for element in elements]
 
 
 def draw_rows(shards: Iterable[Sequence[FeatureRow]], max_hours: float) -> list[FeatureRow]:

@@ -53,7 +53,8 @@ class Scatter:
         counts = np.maximum(self.counts, 1)[:, np.newaxis, np.newaxis]
         covariances: Float64[np.ndarray, "classes dimension dimension"]
         covariances = self.products / counts
-        return covariances - self.means[:, :, np.newaxis] * self.means[:, np.newaxis]
+        covariances -= self.means[:, :, np.newaxis] * self.means[:, np.newaxis]
+        return covariances
 
     def projected(self, matrix: Float64[np.ndarray, "rows dimension"]) -> "Scatter":
         """Return the scatter of the same frames, each multiplied by `matrix`."""
