@@ -78,17 +78,11 @@ def bootstrap(
         lexicon = stored.parse()
         check_transcripts(store, run_uri, LABELLED, lexicon, loss_budget)
         model = _trained(context, lexicon, config, tree_config, versions)
-        read = context.scratch.put_output("lexicon", ".txt", stored.data, Tally())
-        about = _read_model(context, model)[1].statistics
-        return align_and_grow(
-            step,
-            StoredMonophones(model, read, unknown_words, versions),
-            lexicon.phones,
-            tree_config,
-            loss_budget,
-            distribute,
-            about,
-        )
+        lexicon_file = context.scratch.put_output("lexicon", ".txt", stored.data, Tally())
+        aligner = StoredMonophones(model, lexicon_file, unknown_words, versions)
+        about = aligner.load(context).tree_features.statistics
+        phones = lexicon.phones
+        return align_and_grow(step, aligner, phones, tree_config, loss_budget, distribute, about)
 
     resolved = bootstrap_settings(config, tree_config, versions, unknown_words)
     spec = StepSpec(
