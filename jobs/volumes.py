@@ -302,7 +302,7 @@ def extraction(step: PlannedStep) -> list[Volume]:
 
 
 MEASURED_PASSES = 12
-"""The bootstrap's rate was measured with so many iterations; a pass that aligns alone is less."""
+"""The bootstrap's rate was measured with so many iterations."""
 
 STATISTICS_BYTES = 10_000_000
 """The triphones of a shard of five hours, at 650 bytes each, and its phones."""
@@ -315,7 +315,7 @@ def bootstrap(step: PlannedStep) -> list[Volume]:
         hours = min(config.max_hours or labelled.hours, labelled.hours)
         read = step.feature_bytes(labelled)
         trained = {"bootstrap_x_real_time": hours * 3600 * config.num_iterations / MEASURED_PASSES}
-        aligned = {"bootstrap_x_real_time": labelled.hours * 3600 / MEASURED_PASSES}
+        aligned = {"phones_x_real_time": labelled.hours * 3600}
         found.append(_tasks(1, 1, step.files(labelled), read, 0, trained) + Volume(num_ranks=1))
         found += _with_tree(step, labelled, aligned)
     return found
