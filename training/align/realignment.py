@@ -237,5 +237,6 @@ def align_shard(task: AlignmentTask) -> Commit:
 
 def read_tree_features(store: ObjectStore, run_uri: str) -> TreeFeatures:
     """Read from the bootstrap's manifest what the run's trees are grown on."""
-    found = read_manifest(store, run_uri, BOOTSTRAP_STEP).statistics.get(LDA_MLLT_STATISTIC)
-    return CEPSTRA if found is None else LdaMllt(np.array(found))
+    manifest = read_manifest(store, run_uri, BOOTSTRAP_STEP)
+    matrix = manifest.statistic(LDA_MLLT_STATISTIC, list[list[float]], [])
+    return LdaMllt(np.array(matrix)) if matrix else CEPSTRA

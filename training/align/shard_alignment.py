@@ -270,7 +270,7 @@ def encode_phones(phones: Phones) -> bytes:
 
 
 def decode_phones(data: bytes) -> dict[str, PhoneAlignment | Unaligned]:
-    """Read what `encode_phones` wrote; ValueError for other bytes."""
+    """Read what `encode_phones` wrote."""
     state: dict[str, Any] = decode_state(data)
     ends = np.cumsum(state["num_segments"].numpy())
     parts = zip(

@@ -95,7 +95,7 @@ class TriphoneStatistics:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> "TriphoneStatistics":
-        """Read what `to_bytes` wrote; ValueError for other bytes."""
+        """Read what `to_bytes` wrote."""
         arrays = {name: tensor.numpy() for name, tensor in decode_state(data).items()}
         triphones = arrays.pop("triphones")
         return cls(triphones, GaussianStatistics(**arrays))
