@@ -6,15 +6,15 @@ megahour bootstrap --recipe demo --run runs/demo
 from infra.log_lines import log
 from jobs.cli.command_line import Step, StepResults, main
 from jobs.cli.job import Job
+from jobs.cli.spark_steps import distribute_on_spark
 from jobs.run_table import BOOTSTRAP
 from pipeline.runs.manifest import Manifest, subsets_of_run
 from pipeline.runs.names import DEV, DEV_ALIGNMENT_STEP, LABELLED, features_step
 from pipeline.steps.selection.buckets import subsets_of
 from pipeline.steps.selection.select import metadata_uri
 from training.align.bootstrap import bootstrap, check_transcripts
-from training.align.network_alignment import read_tree
 from training.decode.corpus_lexicon import CorpusLexicon
-from training.settings.recipe import check_phones, check_senones
+from training.settings.recipe import Recipe, check_phones, check_senones
 
 
 def run(job: Job) -> StepResults:
@@ -34,29 +34,36 @@ def run(job: Job) -> StepResults:
     has_dev = DEV in subsets_of_run(job.store, job.run_uri, features_step)
     if has_dev and not job.has(DEV_ALIGNMENT_STEP):
         check_transcripts(job.store, job.run_uri, DEV, lexicon, recipe.loss_budget)
-    bootstrapped = bootstrap(
-        job.store,
-        job.run_uri,
-        job.corpus_uri,
-        recipe.bootstrap,
-        recipe.senones,
-        recipe.loss_budget,
-        recipe.alignment.versions,
-        rule,
-    )
-    check_senones(recipe, read_tree(job.store, job.run_uri).num_senones)
-    if said := unreached_senones(bootstrapped.manifest):
-        log(said)
+    with distribute_on_spark(job) as distribute:
+        bootstrapped = bootstrap(
+            job.store,
+            job.run_uri,
+            job.corpus_uri,
+            recipe.bootstrap,
+            recipe.senones,
+            recipe.loss_budget,
+            distribute,
+            recipe.alignment.versions,
+            rule,
+        )
+    check_tree(recipe, bootstrapped.manifest)
     return [bootstrapped]
 
 
-def unreached_senones(bootstrapped: Manifest) -> str:
+def check_tree(recipe: Recipe, grown: Manifest) -> None:
+    """Log which bound kept a tree small; ConfigurationError if it is too small for the targets."""
+    check_senones(recipe, grown.statistic("num_senones", int))
+    if said := unreached_senones(grown):
+        log(said)
+
+
+def unreached_senones(grown: Manifest) -> str:
     """Say which bound kept the tree below `max_senones`; nothing if it has so many."""
-    config = bootstrapped.config["senones"]
-    bound = bootstrapped.statistic("senone_bound", str)
+    config = grown.config["senones"]
+    bound = grown.statistic("senone_bound", str)
     if bound == "max_senones":
         return ""
-    num_senones = bootstrapped.statistic("num_senones", int)
+    num_senones = grown.statistic("num_senones", int)
     reached = f"{num_senones} senones of max_senones = {config['max_senones']}"
     if bound == "contexts":
         return f"{reached}: the transcripts have no more triphones to tell apart"
@@ -68,9 +75,10 @@ def unreached_senones(bootstrapped: Manifest) -> str:
 
 STEP = Step(
     name=BOOTSTRAP,
-    description="Make the first alignment of the labelled data: a monophone model aligns phones, "
-    "and a phonetic decision tree ties their states to senones (paper 003 VII-C1, C2). It is "
-    "trained in this process, on the hours that bootstrap.max_hours draws from all speakers.",
+    description="Make the first alignment of the labelled data: monophones align phones, and a "
+    "phonetic decision tree, grown on all labelled hours, ties their states to senones (paper 003 "
+    "VII-C1, C2). Monophones are trained in this process, on the hours that bootstrap.max_hours "
+    "draws from all speakers; a Spark task for each shard then aligns it.",
     run=run,
 )
 

@@ -13,7 +13,7 @@ from jobs.cli.spark_steps import distribute_on_spark
 from jobs.cli.training_steps import arguments_with_device, own_device, report_device
 from jobs.run_table import EVALUATE
 from pipeline.runs.manifest import subsets_of_run
-from pipeline.runs.names import BOOTSTRAP_STEP, DEV, STUDENT, features_step, targets_rounds
+from pipeline.runs.names import ALIGNMENT_STEP, DEV, STUDENT, features_step, targets_rounds
 from pipeline.steps.audio_source import AudioSource
 from pipeline.steps.targets import FEATURES
 from training.align.network_alignment import read_tree
@@ -57,7 +57,7 @@ def labelling(job: Job) -> CostedTeachers:
         return load_own_members(own, device, num_senones)[1]
 
     source = audio if check_untrained(own) == "audio" else FEATURES
-    return CostedTeachers(load, (BOOTSTRAP_STEP,), source, own)
+    return CostedTeachers(load, (ALIGNMENT_STEP,), source, own)
 
 
 STEP = Step(

@@ -3,8 +3,10 @@
 megahour realign --recipe demo --run runs/demo
 """
 
+from dataclasses import replace
 from functools import partial
 
+from jobs.bootstrap import check_tree
 from jobs.cli.command_line import Step, StepResults, main
 from jobs.cli.job import Job
 from jobs.cli.spark_steps import distribute_on_spark
@@ -14,12 +16,11 @@ from pipeline.runs.manifest import subsets_of_run
 from pipeline.runs.names import (
     ALIGNER,
     DEV,
-    LABELLED,
     features_step,
     model_step,
     realignment_rounds,
 )
-from training.align.network_alignment import AlignmentSettings, realign
+from training.align.realignment import AlignmentSettings, realign
 
 
 def run(job: Job) -> StepResults:
@@ -50,9 +51,17 @@ def run(job: Job) -> StepResults:
         for each in realignment_rounds(recipe.alignment.rounds):
             if each.number > 1 and not job.has(model_step(each.aligner)):
                 break
-            is_last = each.number == each.total
-            subsets = (LABELLED, DEV) if is_last and has_dev else (LABELLED,)
-            aligned += [realigned(each, subset=subset) for subset in subsets]
+            if each.number < each.total:
+                aligned.append(realigned(each))
+                continue
+            last = settings
+            if recipe.alignment.regrow_tree:
+                last = replace(settings, regrown=recipe.senones)
+            aligned.append(realigned(each, settings=last))
+            if last.regrown is not None:
+                check_tree(recipe, aligned[-1].manifest)
+            if has_dev:
+                aligned.append(realigned(each, settings=last, subset=DEV))
     return aligned
 
 
@@ -61,7 +70,8 @@ STEP = Step(
     description="Align every labelled frame to a senone, by the network that train_aligner has "
     "trained (paper 003 VII-C2): a Spark task for each shard, on --device where the cluster's "
     "master is local[1], on the CPU elsewhere. Of several rounds (alignment.rounds) it does those "
-    "whose network is trained; the last one also aligns the development speakers.",
+    "whose network is trained; the last one also aligns the development speakers. With "
+    "alignment.regrow_tree the last one grows the tree again, on its own alignments.",
     run=run,
 )
 

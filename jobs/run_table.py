@@ -188,17 +188,19 @@ def _aligners(recipe: "Recipe") -> list[Written]:
 
 
 def _realignments(recipe: "Recipe") -> list[Written]:
-    settings = {
-        "acoustic_scale": recipe.evaluation.acoustic_scale,
-        "versions": recipe.alignment.versions,
-    }
-    rounds, of_dev = realignment_rounds(recipe.alignment.rounds), features_step(DEV)
+    from training.settings.decoding import realignment_settings  # noqa: PLC0415 - imports NumPy
+
+    config, of_dev = recipe.alignment, features_step(DEV)
+    rounds = realignment_rounds(config.rounds)
 
     def aligned(name: str, features: str, aligner: str) -> Written:
+        regrown = recipe.senones if config.regrow_tree and aligner == ALIGNER else None
+        relabelled = (ALIGNMENT_STEP,) if regrown and features == of_dev else ()
+        scale = recipe.evaluation.acoustic_scale
         return Written(
             name,
-            (features, BOOTSTRAP_STEP, model_step(aligner)),
-            settings,
+            (features, BOOTSTRAP_STEP, model_step(aligner), *relabelled),
+            realignment_settings(scale, config.versions, regrown),
             hours_of=features,
             is_optional=features == of_dev,
             in_increment="inherited",
@@ -281,7 +283,7 @@ def _targets(recipe: "Recipe") -> list[Written]:
 def _labelling(recipe: "Recipe", targets_round: TargetsRound) -> tuple[str, ...]:
     """Return the models that label in a round; the tree, for a teacher of the user's own."""
     models = recipe.labelling_models(targets_round)
-    return (*(() if recipe.num_teachers else (BOOTSTRAP_STEP,)), *map(model_step, models))
+    return (*(() if recipe.num_teachers else (ALIGNMENT_STEP,)), *map(model_step, models))
 
 
 def _tuning(recipe: "Recipe") -> dict[str, Any]:

@@ -171,9 +171,9 @@ def _span(seconds: float) -> str:
 QUERY = Query(
     name="status",
     description="Show each step of a run, also while it runs: done, under way or to do; its hours "
-    "of audio, the rest of them and the time that they take at the rate so far, but for ingest, "
-    "tuning and the bootstrap, whose work is not known before; the utterances in quarantine. Steps "
-    "are those of the recipe. Nothing is written.",
+    "of audio, the rest of them and the time that they take at the rate so far, but for ingest and "
+    "tuning, whose work is not known before; the utterances in quarantine. Steps are those of the "
+    "recipe. Nothing is written.",
     exit_codes="0 shown, 1 failed, 2 bad usage or recipe.",
     answer=status,
 )

@@ -15,6 +15,7 @@ from infra.cluster import Cluster
 from pipeline.filterbank import FRAME_SHIFT_MS, NUM_BINS
 from pipeline.runs.names import (
     ALIGNER,
+    ALIGNMENT_STEP,
     DEV,
     HELDOUT,
     LABELLED,
@@ -300,29 +301,53 @@ def extraction(step: PlannedStep) -> list[Volume]:
     return [found]
 
 
+MEASURED_PASSES = 12
+"""The bootstrap's rate was measured with so many iterations."""
+
+STATISTICS_BYTES = 10_000_000
+"""The triphones of a shard of five hours, at 650 bytes each, and its phones."""
+
+
 def bootstrap(step: PlannedStep) -> list[Volume]:
-    """Align a share of the labelled hours by monophones, and grow the tree, on one core."""
-    found = []
+    """Train monophones on one core, align all hours by them, grow the tree, write senones."""
+    found, config = list[Volume](), step.recipe.bootstrap
     for labelled in step.workload.of(LABELLED):
-        hours = min(step.recipe.bootstrap.max_hours or labelled.hours, labelled.hours)
-        read, share = step.feature_bytes(labelled), hours / labelled.hours
-        written = share * step.aligned_bytes(labelled)
-        files, work = step.files(labelled), {"bootstrap_x_real_time": hours * 3600}
-        found.append(_tasks(files, files, files, read, written, work) + Volume(num_ranks=1))
+        hours = min(config.max_hours or labelled.hours, labelled.hours)
+        read = step.feature_bytes(labelled)
+        trained = {"bootstrap_x_real_time": hours * 3600 * config.num_iterations / MEASURED_PASSES}
+        aligned = {"phones_x_real_time": labelled.hours * 3600}
+        found.append(_tasks(1, 1, step.files(labelled), read, 0, trained) + Volume(num_ranks=1))
+        found += _with_tree(step, labelled, aligned)
     return found
 
 
 def realignment(step: PlannedStep) -> list[Volume]:
     """Align by each round's network: a forward pass and a search, a task a feature shard."""
-    subsets = (written.hours_of.rpartition("/")[2] for written in step.written)
-    return [_realigned(step, subset) for name in subsets for subset in step.workload.of(name)]
+    found, is_regrown = list[Volume](), step.recipe.alignment.regrow_tree
+    for written in step.written:
+        for subset in step.workload.of(written.hours_of.rpartition("/")[2]):
+            work = {"alignment_x_real_time": subset.hours * 3600}
+            scored = step.forward(ALIGNER, subset, on_core=True)
+            if is_regrown and written.name == ALIGNMENT_STEP:
+                found += _with_tree(step, subset, work, [scored])
+                continue
+            files, read = step.files(subset), step.feature_bytes(subset)
+            aligned = step.aligned_bytes(subset)
+            found.append(_tasks(files, files, files, read, aligned, work, [scored]))
+    return found
 
 
-def _realigned(step: PlannedStep, subset: Subset) -> Volume:
-    files, scored = step.files(subset), step.forward(ALIGNER, subset, on_core=True)
-    read, written = step.feature_bytes(subset), step.aligned_bytes(subset)
-    work = {"alignment_x_real_time": subset.hours * 3600}
-    return _tasks(files, files, files, read, written, work, [scored])
+def _with_tree(
+    step: PlannedStep, subset: Subset, work: dict[str, float], passes: Iterable[ModelPass] = ()
+) -> list[Volume]:
+    """Align shards by phones; add up their statistics and grow the tree; write their senones."""
+    files, read = step.files(subset), step.feature_bytes(subset)
+    statistics = files * STATISTICS_BYTES
+    return [
+        _tasks(files, 2 * files, files, read, statistics, work, passes),
+        _tasks(1, 0, files, statistics, 0, {}) + Volume(num_ranks=1),
+        _tasks(files, files, 2 * files, read, step.aligned_bytes(subset), {}),
+    ]
 
 
 LATTICE_BYTES_PER_FRAME = 14.3 * 2.54

@@ -38,9 +38,9 @@ from pipeline.runs.names import (
     DEV,
     EVALUATION_STEP,
     MODELS_FOLDER,
+    PHONES_PREFIX,
     SCRATCH_FOLDER,
     SELECTED_PREFIX,
-    SELECTION_FOLDER,
     STEP_RECORDS_FOLDER,
     TARGETS_FOLDER,
     UNLABELLED,
@@ -245,14 +245,14 @@ def hours_read(job: Job, step: Written) -> float:
 
 def reading_commits(job: Job, step: str) -> list[str]:
     """List the commits whose tasks read the step's input, once each; evaluation's once a model."""
-    folder = step
-    if folder_of(step) == SELECTION_FOLDER or step == EVALUATION_STEP:
-        folder = join_uri(step, SCRATCH_FOLDER)
-    uris = commit_uris(job.store, job.run_uri, folder)
-    if folder_of(step) != SELECTION_FOLDER:
-        return uris
-    # A selection also indexes its buckets, and packs what it has selected.
-    return [each for each in uris if each.rpartition("/")[2].startswith(SELECTED_PREFIX)]
+    scratch = commit_uris(job.store, job.run_uri, join_uri(step, SCRATCH_FOLDER))
+    if step == EVALUATION_STEP:
+        return scratch
+    # A selection also indexes its buckets, and packs what it has selected. An alignment that grows
+    # a tree reads the features once more for their senones.
+    reading = SELECTED_PREFIX, PHONES_PREFIX
+    found = [each for each in scratch if each.rpartition("/")[2].startswith(reading)]
+    return found or commit_uris(job.store, job.run_uri, step)
 
 
 def training_hours(job: Job, fit: Fit) -> tuple[float, float]:

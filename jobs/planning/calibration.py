@@ -111,6 +111,7 @@ class SearchRates:
 
     source: Source
     bootstrap_x_real_time: Rate
+    phones_x_real_time: Rate
     alignment_x_real_time: Rate
     lattices_x_real_time: Rate
     decoding_x_real_time: Rate

@@ -53,7 +53,7 @@ def chain_findings(
         for earlier in _sources(manifest, finished):
             if earlier not in holdings:
                 continue
-            for found in _unlike(store, run_uri, holdings[earlier], holdings[name], manifest):
+            for found in _unlike(store, run_uri, holdings[earlier], holdings[name]):
                 yield Finding(key, f"the utterances of {earlier}", found, remedy)
             before = finished[earlier].manifest
             if before is not None and before.tally_out != manifest.tally_in:
@@ -151,14 +151,11 @@ def _doubled(store: ObjectStore, run_uri: str, step: str, holding: Holding) -> I
         yield Finding(where, f"each utterance once in {step}", found, _do_not_use(step))
 
 
-def _unlike(
-    store: ObjectStore, run_uri: str, earlier: Holding, later: Holding, manifest: Manifest
-) -> Iterator[str]:
+def _unlike(store: ObjectStore, run_uri: str, earlier: Holding, later: Holding) -> Iterator[str]:
     """Say what was lost or invented: the later step has the utterances of the earlier one."""
     before, after = [earlier.written], [later.written, later.quarantined]
     lost = _Names.of(names_without(before, after))
-    # The bootstrap counts the utterances that it leaves to later rounds; they are not lost.
-    if lost.number != manifest.unselected.utterances:
+    if lost.number:
         yield f"{lost.number:,} lost: {_named(store, run_uri, earlier, lost)}"
     invented = _Names.of(names_without(after, before))
     if invented.number:

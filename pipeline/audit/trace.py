@@ -323,12 +323,8 @@ class _Tracer:
             if hit := self._in_lines(ledgers):
                 self._add(manifest, "quarantined", hit)
                 return None
-        if manifest.unselected.utterances:
-            reason = {"why": "beyond bootstrap.max_hours; the network aligns it"}
-            self._add(manifest, "not selected", Hit("", 0, reason))
-        else:
-            # Neither written nor in a ledger: `verify` reports the utterance as lost.
-            self.steps.append(StepTrace(manifest.step, LOST))
+        # Neither written nor in a ledger: `verify` reports the utterance as lost.
+        self.steps.append(StepTrace(manifest.step, LOST))
         return None
 
     def _explain_absence(self, selections: Mapping[str, Manifest | None]) -> Mapping[str, Any]:

@@ -294,6 +294,10 @@ SELECTED_PREFIX = "selected-"
 """The names of the tasks that select begin so, those of the step's other tasks do not."""
 
 
+PHONES_PREFIX = "phones-"
+"""So do those of the tasks of an alignment that align phones, for the tree to grow."""
+
+
 def bucket_of(uri: str) -> str:
     """Return the speaker bucket that a metadata object's URI names, or the one of all objects."""
     match = re.search(r"/speaker_bucket=([^/]+)/", uri)

@@ -37,7 +37,7 @@ from pipeline.runs.engine import (
 )
 from pipeline.runs.manifest import Manifest, Output, read_manifest
 from pipeline.runs.names import (
-    BOOTSTRAP_STEP,
+    ALIGNMENT_STEP,
     ONLY_ROUND,
     TEACHER,
     UNLABELLED,
@@ -154,7 +154,7 @@ def generate_targets(
     the steps `graphs`; at most the share `loss_budget` of the utterances may have none.
     """
     features = features_step(UNLABELLED)
-    labelling = [*(map(model_step, models) if models else [BOOTSTRAP_STEP]), *graphs]
+    labelling = [*(map(model_step, models) if models else [ALIGNMENT_STEP]), *graphs]
 
     def label(step: StepRun) -> Manifest:
         shards = read_manifest(store, run_uri, features).own_outputs

@@ -25,7 +25,7 @@ from tests.training.align.labelled_run import (
     store_network,
     write_labelled,
 )
-from training.align.network_alignment import AlignmentSettings, realign
+from training.align.realignment import AlignmentSettings, realign
 from training.settings.decoding import WindowsConfig
 from training.settings.models import FactoryConfig
 from training.targets.teacher import PooledTeacher, kept_targets

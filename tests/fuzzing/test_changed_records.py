@@ -123,6 +123,7 @@ STATISTICS: Mapping[str, tuple[Any, Callable[[Manifest], Any]]] = {
         json.dumps({"phones": ["a", "b"], "roots": [0, 1]}),
         lambda found: parse_senone_tree(found.statistic("senone_tree", str)),
     ),
+    "lda_mllt": ([[0.5, 1.0]], lambda found: found.statistic("lda_mllt", list[list[float]])),
     "senone_counts": ([3, 1], lambda found: found.statistic("senone_counts", list[int])),
     "settings": (SETTINGS, lambda found: DecodingSettings.of(found.statistic("settings", ANY))),
     "metadata_bytes": (

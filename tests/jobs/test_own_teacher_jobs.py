@@ -110,7 +110,7 @@ def test_in_a_second_round_a_sibling_labels(options: tuple[str, ...], run_one: R
     first, last = (Path(run_uri, f"targets/{each}") for each in ("round_1", "unlabelled"))
     reads = [json.loads((each / "manifest.json").read_text())["inputs"] for each in (first, last)]
     assert [set(each) - {features_step(UNLABELLED)} for each in reads] == [
-        {"alignments/bootstrap"},
+        {"alignments/labelled"},
         {SIBLING},
     ]
     assert outputs(run_uri, "targets/round_1") != outputs(run_uri, "targets/unlabelled")
@@ -123,14 +123,14 @@ def test_jobs_name_no_model_of_it() -> None:
     recipe = read_recipe(str(TINY), [OWN])
     assert written_steps(recipe, "train_teacher") == ()
     assert not [name for name in step_configs(recipe, recipe) if TEACHER in name]
-    later = later_steps(recipe, ["alignments/bootstrap"])
+    later = later_steps(recipe, ["alignments/labelled"])
     assert "targets/unlabelled" in later
     assert model_step(TEACHER) not in later
 
 
 def test_costs_of_k_are_those_of_who_labelled_last(options: tuple[str, ...]) -> None:
     """The user's own teacher, of the tree's senones; in a second round the sibling."""
-    for rounds, reads in ((1, ["alignments/bootstrap"]), (2, [SIBLING])):
+    for rounds, reads in ((1, ["alignments/labelled"]), (2, [SIBLING])):
         given = [*options, "--set", f"targets.rounds={rounds}"]
         job = open_job(EVALUATE, evaluate.STEP.parser().parse_args(given))
         teachers = evaluate.labelling(job)

@@ -31,17 +31,13 @@ def manifest_bytes(store: ObjectStore, run_uri: str) -> dict[str, bytes]:
 def require_balance(
     store: ObjectStore, run_uri: str, subsets: Sequence[str], ensemble: int = 1
 ) -> dict[str, Manifest]:
-    """Require all steps, and in = out + quarantined in each and from each to the next.
-
-    The bootstrap alone leaves some out, which it counts, and the network then aligns.
-    """
+    """Require all steps, and in = out + quarantined in each and from each to the next."""
     stored = manifest_bytes(store, run_uri)
     expected = STEPS | {*map(model_step, teachers(ensemble))}
     assert stored.keys() == expected | (DEV_STEPS if DEV in subsets else set())
     manifests = {step: Manifest.from_bytes(data) for step, data in stored.items()}
     for step, manifest in manifests.items():
-        unselected = manifest.unselected if step == "alignments/bootstrap" else Tally()
-        assert manifest.tally_in == manifest.tally_out + manifest.quarantined + unselected, step
+        assert manifest.tally_in == manifest.tally_out + manifest.quarantined, step
         held = sum((output.tally for output in manifest.outputs), Tally())
         assert not manifest.outputs or held == manifest.tally_out, step
         lost = sum((ledger.tally for ledger in manifest.ledgers), Tally())

@@ -82,6 +82,8 @@ OPTIONS = (
     *("--set", "student.trainer={name = 'synchronous'}"),
     *("--set", "teacher.trainer={name = 'synchronous'}"),
     *("--set", "alignment.rounds=1"),
+    *("--set", "alignment.regrow_tree=true"),
+    *("--set", "senones.features='lda_mllt'"),
     *("--set", "targets.teacher.factory='my_teachers:waveform'"),
 )
 
@@ -152,7 +154,7 @@ def test_a_run_learns_from_a_teacher_of_the_users_own(
     num_senones = read_tree(store, run_uri).num_senones
     network = store_weights(tmp_path / "weights.pt", num_senones)
     reads = jobs_of("generate_targets", "--dry-run")["reads"]
-    assert set(reads) == {"features/unlabelled", "alignments/bootstrap"}
+    assert set(reads) == {"features/unlabelled", "alignments/labelled"}
     for name in ("generate_targets", "repartition", "train_student", "evaluate"):
         jobs_of(name)
     require_targets_of(network, run_uri, kaldi_dir)

@@ -1,68 +1,54 @@
-"""Bootstrap the alignment: monophones on a share of the labelled data, and the tree."""
+"""Bootstrap the alignment: monophones on a share of the labelled hours, the tree on all of them."""
 
 import heapq
 import math
 import sys
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float32
 
 from infra.log_lines import log
 from infra.prefetch import prefetch
 from infra.store.object_store import ObjectStore, scan_checked
-from pipeline.placement_versions import distinct, heard_versions, shared_by_versions
+from pipeline.placement_versions import distinct, heard_versions
 from pipeline.records import Tally
-from pipeline.runs.commit import Commit, StepContext
-from pipeline.runs.engine import (
-    Statistics,
-    StepResult,
-    StepRun,
-    StepSpec,
-    TaskPlan,
-    run_step,
-    run_tasks,
-)
+from pipeline.runs.commit import Commit, Repetition, StepContext
+from pipeline.runs.engine import Distribute, StepResult, StepRun, StepSpec, run_step
 from pipeline.runs.manifest import Manifest, Output, read_manifest, read_output
-from pipeline.runs.names import BOOTSTRAP_STEP, LABELLED, features_step, task_name
+from pipeline.runs.names import BOOTSTRAP_STEP, LABELLED, features_step
 from pipeline.sampling import sampling_priority
 from pipeline.settings import Versions
 from pipeline.shards import FeatureRow, read_feature_texts, read_features
-from training.align.labelled import (
-    Alignments,
-    Senones,
-    commit_aligned,
-    senone_statistics,
-    sum_histograms,
-    transcribed,
-    unknown_words_of,
+from training.align.labelled import transcribed, unknown_words_of
+from training.align.lda_mllt import (
+    CEPSTRA,
+    LDA_MLLT_STATISTIC,
+    LdaMllt,
+    TreeFeatures,
+    estimate_lda_mllt,
 )
-from training.align.monophone_hmm import bootstrap_alignment, speaker_cepstra
-from training.align.tree_growing import GrownTree, grow_tree
+from training.align.monophone_hmm import Monophones, speaker_cepstra, train_monophones
+from training.align.shard_alignment import PhoneAligner, Phones, align_and_grow
 from training.decode.corpus_lexicon import CorpusLexicon, UnknownWords
 from training.decode.lexicon import Lexicon
-from training.decode.senones import Unaligned, senone_alignment
 from training.settings.decoding import (
     BootstrapConfig,
     TreeConfig,
     UnknownWordsRule,
     bootstrap_settings,
 )
+from training.tensor_encoding import decode_state, encode_state
 
 READ_AHEAD = 2
 """Shards in memory while one is drawn from, of some 0.25 GB at five hours."""
 
 MS_PER_HOUR = 3_600_000
 _SEED = 17
-
-
-@dataclass(slots=True)
-class ShardSample:
-    """ShardSample holds the rows of a shard that were drawn, and the tally of the others."""
-
-    rows: list[FeatureRow] = field(default_factory=list)
-    unselected: Tally = field(default_factory=Tally)
 
 
 def bootstrap(
@@ -72,15 +58,16 @@ def bootstrap(
     config: BootstrapConfig,
     tree_config: TreeConfig,
     loss_budget: float,
+    distribute: Distribute,
     versions: Versions = "own",
     unknown_words: UnknownWordsRule = "row",
 ) -> StepResult:
-    """Align by monophones, grow a senone tree on that, and write the senone of every frame.
+    """Train monophones, align all by them, grow a senone tree, and write the senone of every frame.
 
-    Of more than `max_hours` the first network sees a share alone; it then realigns all. With
-    `versions` "clearest", the versions of an utterance have the alignment of the clearest one.
-    With `unknown_words` "row", utterances with a word without pronunciation have no alignment.
-    LossBudgetExceededError if too many of all labelled utterances have one, drawn or not.
+    The monophones learn from at most `max_hours`, in this process. With `versions` "clearest", the
+    versions of an utterance have the alignment of the clearest one. With `unknown_words` "row",
+    utterances with a word without pronunciation have no alignment. LossBudgetExceededError if too
+    many of all labelled utterances have one.
     """
     features = features_step(LABELLED)
     read_manifest(store, run_uri, features)  # what is missing first is named first
@@ -90,33 +77,70 @@ def bootstrap(
         context = step.context
         lexicon = stored.parse()
         check_transcripts(store, run_uri, LABELLED, lexicon, loss_budget)
-        samples = _draw(context, config.max_hours)
-        rows = [row for sample in samples.values() for row in sample.rows]
-        senones, grown = align_rows(rows, lexicon, config, tree_config, versions)
-
-        def write_shard(name: str) -> Commit:
-            if (earlier := context.committed(name)) is not None:
-                return earlier
-            sample = samples[name]
-            return commit_aligned(context, name, sample.rows, senones, sample.unselected)
-
-        def statistics(sums: Statistics) -> Statistics:
-            return {**senone_statistics(grown.tree, sums), "senone_bound": grown.bound}
-
-        plan = TaskPlan(
-            {name: name for name in samples},
-            write_shard,
-            one_after_another,
-            loss_budget,
-            fold=sum_histograms,
-            statistics=statistics,
-            num_utterances=len(rows),
-        )
-        return run_tasks(step, plan)
+        model = _trained(context, lexicon, config, tree_config, versions)
+        lexicon_file = context.scratch.put_output("lexicon", ".txt", stored.data, Tally())
+        aligner = StoredMonophones(model, lexicon_file, unknown_words, versions)
+        about = aligner.load(context).tree_features.statistics
+        phones = lexicon.phones
+        return align_and_grow(step, aligner, phones, tree_config, loss_budget, distribute, about)
 
     resolved = bootstrap_settings(config, tree_config, versions, unknown_words)
-    spec = StepSpec(store, run_uri, BOOTSTRAP_STEP, resolved, [features], stored.digests)
+    spec = StepSpec(
+        store,
+        run_uri,
+        BOOTSTRAP_STEP,
+        resolved,
+        [features],
+        stored.digests,
+        # A frame between two states may fall to the other one where likelihoods have other last
+        # bits.
+        Repetition.OTHER_LAST_BITS,
+    )
     return run_step(spec, align_monophones)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredMonophones:
+    """StoredMonophones names the objects of monophones and lexicon, for the tasks of the step."""
+
+    model: Output
+    lexicon: Output
+    unknown_words: UnknownWordsRule
+    versions: Versions
+
+    def load(self, context: StepContext) -> PhoneAligner:
+        """Read both."""
+        lexicon = CorpusLexicon(context.read(self.lexicon), self.unknown_words).parse()
+        return MonophoneAligner(lexicon, *_read_model(context, self.model))
+
+
+@dataclass(frozen=True, slots=True)
+class MonophoneAligner:
+    """MonophoneAligner aligns utterances by monophones."""
+
+    lexicon: Lexicon
+    monophones: Monophones
+    tree_features: TreeFeatures
+
+    def align(
+        self,
+        rows: Sequence[FeatureRow],
+        cepstra: Mapping[str, Float32[np.ndarray, "_frames 39"]],
+    ) -> Phones:
+        """Align utterances one after the other."""
+        return {
+            row.utterance_id: self.monophones.align(
+                transcribed(row), cepstra[row.utterance_id], self.lexicon
+            )
+            for row in rows
+        }
+
+
+def _read_model(context: StepContext, model: Output) -> tuple[Monophones, TreeFeatures]:
+    state = decode_state(context.read(model))
+    matrix = state[LDA_MLLT_STATISTIC]
+    features = CEPSTRA if matrix is None else LdaMllt(matrix.numpy())
+    return Monophones.from_state(state["monophones"]), features
 
 
 def check_transcripts(
@@ -135,82 +159,78 @@ def check_transcripts(
         log(said)
 
 
-def _draw(context: StepContext, max_hours: float) -> dict[str, ShardSample]:
+def _trained(
+    context: StepContext,
+    lexicon: Lexicon,
+    config: BootstrapConfig,
+    tree_config: TreeConfig,
+    versions: Versions,
+) -> Output:
+    """Train monophones on the hours that are drawn; a killed step finds them again."""
+    scratch, name = context.scratch, "monophones"
+    if (earlier := scratch.committed(name)) is not None:
+        return earlier.outputs[0]
+    rows = [row for row in _draw(context, config.max_hours) if not unknown_words_of(row, lexicon)]
+    utterances = [transcribed(row) for row in distinct(heard_versions(rows, versions))]
+    cepstra = speaker_cepstra(utterances)
+    # 003 VII-C2 starts from an alignment model at hand; monophones need none.
+    trained = train_monophones(utterances, cepstra, lexicon, config)
+    matrix = None
+    if tree_config.features == "lda_mllt":
+        frames = ((cepstra[name], path) for name, path in trained.paths.items())
+        num_states = len(trained.monophones.mixtures)
+        matrix = torch.from_numpy(estimate_lda_mllt(frames, num_states).matrix)
+    state = {"monophones": trained.monophones.to_state(), LDA_MLLT_STATISTIC: matrix}
+    tally = Tally(len(rows), sum(row.duration_ms for row in rows))
+    record = Commit(
+        task=name,
+        fingerprint=context.fingerprint,
+        outputs=(scratch.put_output(name, ".npz", encode_state(state), tally),),
+        ledger=None,
+        tally_in=tally,
+        quarantined=Tally(),
+    )
+    return scratch.commit(record).outputs[0]
+
+
+def _draw(context: StepContext, max_hours: float) -> list[FeatureRow]:
     def read(output: Output) -> list[FeatureRow]:
         return read_features(read_output(context.store, context.run_uri, output))
 
     outputs = read_manifest(context.store, context.run_uri, features_step(LABELLED)).outputs
-    shards = enumerate(prefetch(read, outputs, READ_AHEAD))
-    samples = draw_rows(((task_name(number), rows) for number, (_, rows) in shards), max_hours)
-    if not any(sample.rows for sample in samples.values()):
+    shards = (rows for _, rows in prefetch(read, outputs, READ_AHEAD))
+    rows = draw_rows(shards, max_hours)
+    if not rows:
         raise ValueError(
             f"bootstrap.max_hours = {max_hours:g}: need more: the utterance that comes "
             "first in the draw is longer"
         )
-    return samples
+    return rows
 
 
-def align_rows(
-    rows: Sequence[FeatureRow],
-    lexicon: Lexicon,
-    config: BootstrapConfig,
-    tree_config: TreeConfig,
-    versions: Versions = "own",
-) -> tuple[Alignments, GrownTree]:
-    """Align by monophones, and grow the senone tree on their segments."""
-    unknown = {row.utterance_id: found for row in rows if (found := unknown_words_of(row, lexicon))}
-    rows = [row for row in rows if row.utterance_id not in unknown]
-    heard = heard_versions(rows, versions)
-    utterances = [transcribed(row) for row in distinct(heard)]
-    # 003 VII-C2 starts from an alignment model at hand; monophones need none.
-    bootstrapped = bootstrap_alignment(utterances, lexicon, config)
-    phones = bootstrapped.alignments
-    # 003 VII-C1 grows its tree on LDA and MLLT of PLP; cepstra with deltas replace them.
-    grown = grow_tree(speaker_cepstra(utterances), phones, lexicon.phones, tree_config)
-    senones: dict[str, Senones | Unaligned] = {
-        name: Unaligned(detail) for name, detail in bootstrapped.failures.items()
-    }
-    senones |= {name: senone_alignment(each, grown.tree) for name, each in phones.items()}
-    return {**unknown, **shared_by_versions(rows, heard, senones)}, grown
-
-
-def one_after_another(elements: Any, function: Any, description: str) -> list[Any]:  # noqa: ANN401
-    """Run the tasks in this process: they write the alignments that it holds."""
-    del description
-    return [function(element) for element in elements]
-
-
-def draw_rows(
-    shards: Iterable[tuple[str, list[FeatureRow]]], max_hours: float
-) -> dict[str, ShardSample]:
+def draw_rows(shards: Iterable[Sequence[FeatureRow]], max_hours: float) -> list[FeatureRow]:
     """Draw at most `max_hours` (0: all) evenly from the speakers; only these remain in memory.
 
     Utterances are taken in the order of their places, whatever the order of the shards, until the
-    next one would exceed the hours.
+    next one would exceed the hours. They keep the order of the shards and of their rows.
     """
     limit_ms = max_hours * MS_PER_HOUR or math.inf
-    samples: dict[str, ShardSample] = {}
     drawn: list[_Drawn] = []
     total_ms, end = 0, (-sys.maxsize, 0)
-    for name, rows in shards:
-        samples[name] = ShardSample()
+    for shard, rows in enumerate(shards):
         for number, (row, (rank, priority)) in enumerate(zip(rows, draw_places(rows), strict=True)):
             if (-rank, -priority) <= end:
-                samples[name].unselected += Tally(1, row.duration_ms)
                 continue
             # Features are views of their shard, which one drawn row would keep in memory.
             own = replace(row, features=row.features.copy())
-            heapq.heappush(drawn, _Drawn((-rank, -priority), name, number, own))
+            heapq.heappush(drawn, _Drawn((-rank, -priority), (shard, number), own))
             total_ms += row.duration_ms
             # The last of the draw goes first, and with it all that would come after it.
             while total_ms > limit_ms:
                 last = heapq.heappop(drawn)
-                samples[last.shard].unselected += Tally(1, last.row.duration_ms)
                 total_ms -= last.row.duration_ms
                 end = last.key
-    for each in sorted(drawn, key=lambda each: each.number):
-        samples[each.shard].rows.append(each.row)
-    return samples
+    return [each.row for each in sorted(drawn, key=lambda each: each.position)]
 
 
 @dataclass(order=True, frozen=True, slots=True)
@@ -218,8 +238,7 @@ class _Drawn:
     """_Drawn is a row that has been drawn; a heap has the one of the last place on top."""
 
     key: tuple[int, int]
-    shard: str = field(compare=False)
-    number: int = field(compare=False)
+    position: tuple[int, int] = field(compare=False)
     row: FeatureRow = field(compare=False)
 
 

@@ -79,7 +79,6 @@ def commit_aligned(
     name: str,
     rows: Sequence[FeatureRow],
     alignments: Alignments,
-    unselected: Tally,
 ) -> Commit:
     """Write a shard's rows with their senones as one training partition, and commit it.
 
@@ -116,9 +115,8 @@ def commit_aligned(
         fingerprint=context.fingerprint,
         outputs=outputs,
         ledger=context.put_ledger(name, failed),
-        tally_in=tally + Tally.of(failed) + unselected,
+        tally_in=tally + Tally.of(failed),
         quarantined=Tally.of(failed),
-        unselected=unselected,
         statistics={"senones": [list(each) for each in sorted(counts.items())]},
     )
     return context.commit(record)

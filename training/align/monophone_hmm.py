@@ -7,17 +7,24 @@ their log-mel energies gives the cepstra.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
+import torch
 from jaxtyping import Float, Float32, Float64, Int64
 from scipy.fft import dct
+from torch import Tensor
 
 from infra.log_lines import progress_bar
 from training.decode.decoder import align
-from training.decode.graph import DecodingGraph, monophone_graph
+from training.decode.graph import monophone_graph
 from training.decode.lexicon import SILENCE, Lexicon
-from training.decode.senones import NO_WORDS, PhoneAlignment, TranscribedUtterance
+from training.decode.senones import (
+    NO_WORDS,
+    PhoneAlignment,
+    TranscribedUtterance,
+    Unaligned,
+)
 from training.settings.decoding import BootstrapConfig
 
 VARIANCE_FLOOR = 0.01  # of cepstra with variance 1
@@ -88,7 +95,7 @@ def _log_densities(
 
 
 def log_likelihoods(
-    frames: Float32[np.ndarray, "frames dimension"], mixtures: list[Mixture]
+    frames: Float32[np.ndarray, "frames dimension"], mixtures: Sequence[Mixture]
 ) -> Float32[np.ndarray, "frames states"]:
     """Return the log-likelihood of every frame in every state."""
     joined = Mixture(
@@ -152,65 +159,77 @@ STATES_PER_PHONE = 3
 
 
 @dataclass(frozen=True)
-class Bootstrap:
-    """Bootstrap holds alignments by utterance id, and the reasons where there is none."""
+class Monophones:
+    """Monophones holds the Gaussians of each state; state k of phone p has place 3 p + k."""
 
-    alignments: dict[str, PhoneAlignment]
-    failures: dict[str, str] = field(default_factory=dict)
+    mixtures: tuple[Mixture, ...]
+
+    def align(
+        self,
+        utterance: TranscribedUtterance,
+        cepstra: Float32[np.ndarray, "frames dimension"],
+        lexicon: Lexicon,
+    ) -> PhoneAlignment | Unaligned:
+        """Align an utterance phone by phone, or say why it cannot be.
+
+        Raises ValueError for words that the lexicon lacks.
+        """
+        flat = _flat_start(utterance, lexicon)
+        if isinstance(flat, Unaligned):
+            return flat
+        graph = monophone_graph(lexicon, utterance.words, STATES_PER_PHONE)
+        return _phone_alignment(align(graph, log_likelihoods(cepstra, self.mixtures)))
+
+    def to_state(self) -> dict[str, Tensor]:
+        """Return tensors that hold the mixtures, joined."""
+        joined = {
+            name: torch.from_numpy(np.concatenate([getattr(each, name) for each in self.mixtures]))
+            for name in ("weights", "means", "variances")
+        }
+        return {"sizes": torch.tensor([len(each.weights) for each in self.mixtures]), **joined}
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Tensor]) -> "Monophones":
+        """Invert `to_state`."""
+        ends = np.cumsum(state["sizes"].numpy())[:-1]
+        parts = (np.split(state[name].numpy(), ends) for name in ("weights", "means", "variances"))
+        return cls(tuple(Mixture(*of_state) for of_state in zip(*parts, strict=True)))
 
 
-def bootstrap_alignment(
-    utterances: Sequence[TranscribedUtterance], lexicon: Lexicon, config: BootstrapConfig
-) -> Bootstrap:
-    """Align transcribed utterances phone by phone, given only their transcripts and the lexicon.
+@dataclass(frozen=True)
+class TrainedMonophones:
+    """TrainedMonophones holds monophones, and the state of every frame that they learned from."""
 
-    Raises ValueError for words that the lexicon lacks. Utterances without words, or with too few
-    frames, are returned as failures.
+    monophones: Monophones
+    paths: dict[str, Int64[np.ndarray, " _frames"]]
+
+
+def train_monophones(
+    utterances: Sequence[TranscribedUtterance],
+    cepstra: Mapping[str, Float32[np.ndarray, "_frames dimension"]],
+    lexicon: Lexicon,
+    config: BootstrapConfig,
+) -> TrainedMonophones:
+    """Train on transcribed utterances and their cepstra, given the lexicon alone.
+
+    Utterances without words, or with too few frames, are passed over. ValueError for words that
+    the lexicon lacks, or if no utterance remains.
     """
     for utterance in utterances:
         lexicon.require(lexicon.transcript(utterance.words))
-    paths, failures = _flat_start(utterances, lexicon)
-    cepstra = speaker_cepstra(utterances)
-    graphs = {
-        utterance.utterance_id: monophone_graph(lexicon, utterance.words, STATES_PER_PHONE)
-        for utterance in utterances
-        if utterance.utterance_id in paths
-    }
-    if graphs:
-        paths = _train(graphs, cepstra, paths, len(lexicon.phones) * STATES_PER_PHONE, config)
-    return Bootstrap({name: _phone_alignment(path) for name, path in paths.items()}, failures)
-
-
-def _flat_start(
-    utterances: Iterable[TranscribedUtterance], lexicon: Lexicon
-) -> tuple[dict[str, Int64[np.ndarray, " frames"]], dict[str, str]]:
-    """Spread each utterance's states evenly over its frames, with silence at both edges."""
-    paths, failures = {}, {}
+    paths, graphs, why = {}, {}, NO_WORDS
     for utterance in utterances:
-        spelled = [lexicon.spoken(word)[0] for word in lexicon.transcript(utterance.words)]
-        spoken = [phone for pronunciation in spelled for phone in pronunciation]
-        phones = np.array([lexicon.phone_ids[phone] for phone in (SILENCE, *spoken, SILENCE)])
-        states = (phones[:, np.newaxis] * STATES_PER_PHONE + np.arange(STATES_PER_PHONE)).ravel()
-        num_frames = len(utterance.features)
-        if not utterance.words:
-            failures[utterance.utterance_id] = NO_WORDS
-        elif num_frames < len(states):
-            failures[utterance.utterance_id] = f"{num_frames} frames: need {len(states)}"
-        else:
-            # Flat start, Kaldi's align-equal: each state has an equal share of the frames.
-            evenly = np.arange(num_frames) * len(states) // num_frames
-            paths[utterance.utterance_id] = states[evenly]
-    return paths, failures
-
-
-def _train(
-    graphs: Mapping[str, DecodingGraph],
-    cepstra: Mapping[str, Float32[np.ndarray, "_frames dimension"]],
-    paths: dict[str, Int64[np.ndarray, " _frames"]],
-    num_states: int,
-    config: BootstrapConfig,
-) -> dict[str, Int64[np.ndarray, " _frames"]]:
+        flat = _flat_start(utterance, lexicon)
+        if isinstance(flat, Unaligned):
+            why = flat.detail
+            continue
+        paths[utterance.utterance_id] = flat
+        graph = monophone_graph(lexicon, utterance.words, STATES_PER_PHONE)
+        graphs[utterance.utterance_id] = graph
+    if not graphs:
+        raise ValueError(f"none of {len(utterances)} utterances can be aligned, such as: {why}")
     frames = np.concatenate([cepstra[name] for name in graphs])
+    num_states = len(lexicon.phones) * STATES_PER_PHONE
     mixtures = [Mixture.standard(frames.shape[1])] * num_states
     passes = range(config.num_iterations)
     for iteration in progress_bar(passes, description="bootstrap alignment", unit="pass"):
@@ -230,7 +249,26 @@ def _train(
             name: align(graph, log_likelihoods(cepstra[name], mixtures))
             for name, graph in graphs.items()
         }
-    return paths
+    return TrainedMonophones(Monophones(tuple(mixtures)), paths)
+
+
+def _flat_start(
+    utterance: TranscribedUtterance, lexicon: Lexicon
+) -> Int64[np.ndarray, " frames"] | Unaligned:
+    """Spread an utterance's states evenly over its frames, with silence at both edges."""
+    if not utterance.words:
+        return Unaligned(NO_WORDS)
+    spelled = [lexicon.spoken(word)[0] for word in lexicon.transcript(utterance.words)]
+    spoken = [phone for pronunciation in spelled for phone in pronunciation]
+    phones = np.array([lexicon.phone_ids[phone] for phone in (SILENCE, *spoken, SILENCE)])
+    states = (phones[:, np.newaxis] * STATES_PER_PHONE + np.arange(STATES_PER_PHONE)).ravel()
+    num_frames = len(utterance.features)
+    if num_frames < len(states):
+        return Unaligned(f"{num_frames} frames: need {len(states)}")
+    # Flat start, Kaldi's align-equal: each state has an equal share of the frames.
+    evenly: Int64[np.ndarray, " frames"]
+    evenly = states[np.arange(num_frames) * len(states) // num_frames]
+    return evenly
 
 
 def _phone_alignment(path: Int64[np.ndarray, " frames"]) -> PhoneAlignment:

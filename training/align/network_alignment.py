@@ -4,45 +4,20 @@ Workers of a cluster import this module, so it imports nothing that only a drive
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 import torch
-from jaxtyping import Float32
+from jaxtyping import Float32, Int64
 
 from infra.store.object_store import ObjectStore
-from pipeline.placement_versions import distinct, heard_versions, shared_by_versions
-from pipeline.records import Tally
-from pipeline.runs.commit import Commit, Repetition, StepContext, once
-from pipeline.runs.engine import (
-    Distribute,
-    NumberedTasks,
-    StepResult,
-    StepRun,
-    StepSpec,
-    TaskPlan,
-    run_step,
-    run_tasks,
-)
-from pipeline.runs.manifest import Manifest, Output, read_manifest, read_output
+from pipeline.runs.manifest import read_manifest
 from pipeline.runs.names import (
-    BOOTSTRAP_STEP,
-    LABELLED,
-    RealignmentRound,
-    alignment_step,
-    features_step,
-    model_step,
+    ALIGNMENT_STEP,
 )
-from pipeline.settings import Versions
-from pipeline.shards import FeatureRow, PartitionRow, read_features
+from pipeline.shards import FeatureRow, PartitionRow
 from pipeline.splicing import num_low_rate_frames, splice
 from training.align.labelled import (
     Senones,
-    commit_aligned,
-    read_lexicon,
-    senone_statistics,
-    sum_histograms,
     transcribed,
     unknown_words_of,
 )
@@ -56,8 +31,7 @@ from training.decode.senones import (
     expand_to_frames,
     parse_senone_tree,
 )
-from training.models.store import TrainedModel, load_model
-from training.settings.models import ModelConfig
+from training.models.store import TrainedModel
 
 MAX_PADDED_FRAMES = 8192
 """The most low-rate frames, padding included, that a network scores at once: 0.1 GB of logits.
@@ -66,105 +40,9 @@ At 3,183 senones; a shard of five hours is scored in some 75 batches. A longer u
 """
 
 
-@dataclass(frozen=True, slots=True)
-class AlignmentSettings:
-    """AlignmentSettings: log-likelihoods' scale, the network's form, a task's device ("cuda:0").
-
-    With `versions` "clearest", the network hears an utterance's clearest version for all.
-    """
-
-    acoustic_scale: float
-    form: ModelConfig
-    device: str = "cpu"
-    versions: Versions = "own"
-
-    @property
-    def resolved(self) -> dict[str, object]:
-        """Return the settings that alignments depend on."""
-        return {"acoustic_scale": self.acoustic_scale, "versions": self.versions}
-
-
-@dataclass(frozen=True, slots=True)
-class AlignmentTask:
-    """AlignmentTask is one feature shard to align by the network `aligner`."""
-
-    context: StepContext
-    settings: AlignmentSettings
-    name: str
-    features: Output
-    corpus_uri: str
-    aligner: str
-
-
-def realign(
-    store: ObjectStore,
-    run_uri: str,
-    corpus_uri: str,
-    realignment: RealignmentRound,
-    settings: AlignmentSettings,
-    loss_budget: float,
-    distribute: Distribute,
-    subset: str = LABELLED,
-) -> StepResult:
-    """Align a subset by the network of a round, a task for each feature shard."""
-    features, aligner = features_step(subset), realignment.aligner
-    reads = [features, BOOTSTRAP_STEP, model_step(aligner)]
-    stored = read_lexicon(store, run_uri, corpus_uri, reads)
-
-    def align_senones(step: StepRun) -> Manifest:
-        shards = read_manifest(store, run_uri, features)
-        tree = read_tree(store, run_uri)
-
-        def task(name: str, output: Output) -> AlignmentTask:
-            return AlignmentTask(step.context, settings, name, output, corpus_uri, aligner)
-
-        plan = TaskPlan(
-            NumberedTasks(shards.outputs, task),
-            align_shard,
-            distribute,
-            loss_budget,
-            fold=sum_histograms,
-            statistics=partial(senone_statistics, tree),
-            num_utterances=shards.tally_out.utterances,
-            size=lambda task: task.features.duration_ms,
-        )
-        return run_tasks(step, plan)
-
-    spec = StepSpec(
-        store,
-        run_uri,
-        realignment.writes if subset == LABELLED else alignment_step(subset),
-        settings.resolved,
-        reads,
-        stored.digests,
-        # A frame between two senones may fall to the other one where logits have other last bits.
-        Repetition.OTHER_LAST_BITS,
-    )
-    return run_step(spec, align_senones)
-
-
-@once
-def align_shard(task: AlignmentTask) -> Commit:
-    """Align the utterances of one shard, on a worker that reads lexicon, tree and network."""
-    torch.set_num_threads(1)  # a task has one core
-    store, run_uri = task.context.store, task.context.run_uri
-    # On AN4's 7 labelled minutes, realignment keeps 87.6 % of the senones and gains no WER.
-    trained = load_model(store, run_uri, task.aligner, task.settings.form)
-    trained = trained.to(torch.device(task.settings.device))
-    lexicon = read_lexicon(store, run_uri, task.corpus_uri, [BOOTSTRAP_STEP]).parse()
-    rows = read_features(read_output(store, run_uri, task.features))
-    tree = read_tree(store, run_uri)
-    heard = heard_versions(rows, task.settings.versions)
-    scale = task.settings.acoustic_scale
-    found = network_alignments(distinct(heard), trained, lexicon, tree, scale)
-    alignments = shared_by_versions(rows, heard, found)
-    return commit_aligned(task.context, task.name, rows, alignments, Tally())
-
-
-def read_tree(store: ObjectStore, run_uri: str) -> SenoneTree:
-    """Read the run's senone tree."""
-    bootstrapped = read_manifest(store, run_uri, BOOTSTRAP_STEP)
-    return parse_senone_tree(bootstrapped.statistic("senone_tree", str))
+def read_tree(store: ObjectStore, run_uri: str, step: str = ALIGNMENT_STEP) -> SenoneTree:
+    """Read the tree of the senones that an alignment has: all models but the aligner know these."""
+    return parse_senone_tree(read_manifest(store, run_uri, step).statistic("senone_tree", str))
 
 
 def log_likelihoods(
@@ -216,17 +94,28 @@ def align_row(
     tree: SenoneTree,
 ) -> Senones | Unaligned:
     """Align one utterance with its transcript, or say why it cannot be."""
+    senones = best_senones(row, scores, lexicon, tree)
+    if isinstance(senones, Unaligned):
+        return senones
+    return expand_to_frames(senones, 0, len(row.features))
+
+
+def best_senones(
+    row: FeatureRow,
+    scores: Float32[np.ndarray, "frames senones"],
+    lexicon: Lexicon,
+    tree: SenoneTree,
+) -> Int64[np.ndarray, " frames"] | Unaligned:
+    """Return the senone of every low-rate frame."""
     words = transcribed(row).words
     if not words:
         return Unaligned(NO_WORDS)
     if unknown := unknown_words_of(row, lexicon):
         return unknown
-    graph = alignment_graph(lexicon, tree, words)
     try:
-        senones = align(graph, scores)
+        return align(alignment_graph(lexicon, tree, words), scores)
     except AlignmentError as error:
         return Unaligned(str(error))
-    return expand_to_frames(senones, 0, len(row.features))
 
 
 def length_batches(lengths: Sequence[int], most: int) -> list[list[int]]:

@@ -11,11 +11,13 @@ from itertools import count
 from typing import Literal
 
 import numpy as np
+import torch
 from jaxtyping import Bool, Float, Float32, Float64, Int, Int32
 
 from training.decode.lexicon import SILENCE_ID
 from training.decode.senones import Node, PhoneAlignment, SenoneTree, Side, Split
 from training.settings.decoding import TreeConfig
+from training.tensor_encoding import decode_state, encode_state
 
 VARIANCE_FLOOR = 0.01  # of cepstra with variance 1
 
@@ -56,28 +58,73 @@ class GaussianStatistics:
         return totals
 
 
+@dataclass(frozen=True)
+class TriphoneStatistics:
+    """TriphoneStatistics holds the statistics of each triphone, sorted, that occurs in some speech.
+
+    Those of parts add up to those of the whole, but for the last bits of double precision.
+    """
+
+    triphones: Int32[np.ndarray, "sets 3"]
+    gaussians: GaussianStatistics
+
+    def __len__(self) -> int:
+        """Return the number of triphones."""
+        return len(self.triphones)
+
+    def __add__(self, other: "TriphoneStatistics") -> "TriphoneStatistics":
+        """Add up the statistics of two parts."""
+        if not len(self) or not len(other):
+            return self if len(self) else other
+        joined = np.concatenate([self.triphones, other.triphones])
+        triphones, inverse = np.unique(joined, axis=0, return_inverse=True)
+        rows = np.split(inverse.reshape(-1), [len(self)])  # NumPy 2.0.0 returns a column
+        totals = []
+        for name in ("counts", "sums", "squares"):
+            parts = [getattr(each.gaussians, name) for each in (self, other)]
+            total = np.zeros((len(triphones), *parts[0].shape[1:]))
+            for own, part in zip(rows, parts, strict=True):
+                total[own] += part
+            totals.append(total)
+        return TriphoneStatistics(triphones, GaussianStatistics(*totals))
+
+    def to_bytes(self) -> bytes:
+        """Write the statistics: 650 bytes a triphone of 39 dimensions."""
+        arrays = {"triphones": self.triphones, **vars(self.gaussians)}
+        return encode_state({name: torch.from_numpy(array) for name, array in arrays.items()})
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> "TriphoneStatistics":
+        """Read what `to_bytes` wrote."""
+        arrays = {name: tensor.numpy() for name, tensor in decode_state(data).items()}
+        triphones = arrays.pop("triphones")
+        return cls(triphones, GaussianStatistics(**arrays))
+
+
 def triphone_statistics(
-    cepstra: Mapping[str, Float32[np.ndarray, "frames dimension"]],
+    frames: Mapping[str, Float32[np.ndarray, "_frames dimension"]],
     alignments: Mapping[str, PhoneAlignment],
-) -> tuple[Int32[np.ndarray, "sets 3"], GaussianStatistics]:
-    """Collect the triphones that occur, sorted, and the statistics of their 10 ms frames."""
+) -> TriphoneStatistics:
+    """Collect the statistics of aligned utterances' 10 ms frames, by utterance id."""
     if not alignments:
-        raise ValueError("no alignments: need at least one utterance to grow a tree")
+        nothing = GaussianStatistics(np.zeros(0), np.zeros((0, 0)), np.zeros((0, 0)))
+        return TriphoneStatistics(np.zeros((0, 3), np.int32), nothing)
     names = sorted(alignments)
     segments = np.concatenate([alignments[name].triphones for name in names])
     durations = np.concatenate([alignments[name].durations for name in names]).astype(np.float64)
     # Add up the segments of equal triphones.
     triphones, inverse = np.unique(segments, axis=0, return_inverse=True)
-    rows = inverse.reshape(-1)  # NumPy 2.0.0 returns a column
+    rows = inverse.reshape(-1)
     moments = []
     for power in (1, 2):
         of_segments = [
-            np.add.reduceat(cepstra[name].astype(np.float64) ** power, alignments[name].starts)
+            np.add.reduceat(frames[name].astype(np.float64) ** power, alignments[name].starts)
             for name in names
         ]
         moments.append(np.zeros((len(triphones), of_segments[0].shape[1])))
         np.add.at(moments[-1], rows, np.concatenate(of_segments))
-    return triphones, GaussianStatistics(np.bincount(rows, durations), *moments)
+    gaussians = GaussianStatistics(np.bincount(rows, durations), *moments)
+    return TriphoneStatistics(triphones, gaussians)
 
 
 Bound = Literal["max_senones", "min_count", "contexts"]
@@ -110,24 +157,23 @@ class _Leaf:
 
 
 def grow_tree(
-    cepstra: Mapping[str, Float32[np.ndarray, "frames dimension"]],
-    alignments: Mapping[str, PhoneAlignment],
-    phones: tuple[str, ...],
-    config: TreeConfig,
+    statistics: TriphoneStatistics, phones: tuple[str, ...], config: TreeConfig
 ) -> GrownTree:
-    """Grow a tree over triphones from aligned cepstra, by utterance id.
+    """Grow a tree over triphones from their statistics alone.
 
     Every phone has a root; silence and phones that never occur remain a single leaf. The tree has
     `max_senones` unless every further split would leave a side below `min_count`.
     """
     if config.max_senones < len(phones):
         raise ValueError(f"max_senones = {config.max_senones}: need {len(phones)}, one a phone")
-    triphones, statistics = triphone_statistics(cepstra, alignments)
+    if not len(statistics):
+        raise ValueError("no alignments: need at least one utterance to grow a tree")
+    triphones, gaussians = statistics.triphones, statistics.gaussians
     # Questions come from the phones' own statistics, pooled over their contexts.
     centres = np.arange(len(phones))[:, np.newaxis] == triphones[:, 1]
-    questions = phonetic_questions(statistics.pool(centres.astype(np.float64)))
+    questions = phonetic_questions(gaussians.pool(centres.astype(np.float64)))
     # Silence is never split.
-    roots = [_Leaf(triphones[rows], statistics.select(rows)) for rows in centres]
+    roots = [_Leaf(triphones[rows], gaussians.select(rows)) for rows in centres]
     spoken = roots[:SILENCE_ID] + roots[SILENCE_ID + 1 :]
     bound = _grow(spoken, questions, config.max_senones - len(roots), config.min_count)
     numbers = count()

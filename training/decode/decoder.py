@@ -15,7 +15,7 @@ from typing import Annotated, NamedTuple, TypeVar
 import kaldi_decoder
 import kaldifst
 import numpy as np
-from jaxtyping import Float32, Int64
+from jaxtyping import Float32, Int32, Int64
 
 from infra.bounded_process import BoundedProcess, CallError
 from infra.settings import Range, check_ranges
@@ -230,6 +230,36 @@ def word_spans(
     path's senones are those of the words' phones, in order. A search that ended within a word
     leaves frames that no whole transcript explains; then the words share the utterance evenly.
     """
+    path = _phone_path(senones, words, lexicon, tree)
+    if path is None:
+        bounds = [len(senones) * word // max(len(words), 1) for word in range(len(words) + 1)]
+        return [Span(start, end) for start, end in pairwise(bounds)]
+    spans: dict[int, Span] = {}
+    for frame in reversed(range(len(path))):
+        word = path[frame].word
+        spans[word] = Span(frame, spans[word].end if word in spans else frame + 1)
+    return [spans[word] for word in range(len(words))]
+
+
+def phone_segments(
+    senones: Int64[np.ndarray, " frames"], words: Sequence[str], lexicon: Lexicon, tree: SenoneTree
+) -> tuple[Int32[np.ndarray, " segments"], Int32[np.ndarray, " segments"]]:
+    """Return the phones on an aligned path of these senones, and the first frame of each.
+
+    `words` are the lexicon's `transcript` that was aligned.
+    """
+    path = _phone_path(senones, words, lexicon, tree)
+    assert path is not None, "an aligned path is a transcript's"
+    # Of two equal phones in a row, each is a node of its own.
+    starts = [n for n, node in enumerate(path) if n == 0 or node is not path[n - 1]]
+    phones = np.array([path[start].phone for start in starts], np.int32)
+    return phones, np.array(starts, np.int32)
+
+
+def _phone_path(
+    senones: Int64[np.ndarray, " frames"], words: Sequence[str], lexicon: Lexicon, tree: SenoneTree
+) -> list[_Node] | None:
+    """Return each frame's phone of the transcript; None if no whole transcript has the senones."""
     firsts = _first_nodes(words, lexicon)
     active = [_State(node, SILENCE_ID, after) for node in firsts for after in node.following]
     trace: list[dict[_State, _State]] = []
@@ -248,14 +278,12 @@ def word_spans(
         active = list(reached)
     ended = next((state for state in active if state.following is None), None)
     if not trace or ended is None:
-        bounds = [len(senones) * word // max(len(words), 1) for word in range(len(words) + 1)]
-        return [Span(start, end) for start, end in pairwise(bounds)]
-    spans: dict[int, Span] = {}
-    for frame in reversed(range(len(trace))):
-        word = ended.node.word
-        spans[word] = Span(frame, spans[word].end if word in spans else frame + 1)
-        ended = trace[frame][ended]
-    return [spans[word] for word in range(len(words))]
+        return None
+    path: list[_Node] = []
+    for reached in reversed(trace):
+        path.append(ended.node)
+        ended = reached[ended]
+    return path[::-1]
 
 
 def _first_nodes(words: Sequence[str], lexicon: Lexicon) -> list[_Node]:
@@ -266,7 +294,7 @@ def _first_nodes(words: Sequence[str], lexicon: Lexicon) -> list[_Node]:
     for number in reversed(range(len(words))):
         after_word = [*following, _Node(SILENCE_ID, -1, following)]
         firsts = []
-        for pronunciation in lexicon.pronunciations[words[number]]:
+        for pronunciation in lexicon.spoken(words[number]):
             after: Sequence[_Node | None] = after_word
             for phone in reversed(pronunciation):
                 node = _Node(lexicon.phone_ids[phone], number, after)

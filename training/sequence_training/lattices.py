@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from operator import itemgetter
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,7 +26,6 @@ from pipeline.runs.names import ALIGNMENT_STEP, BOOTSTRAP_STEP, lattices_step, m
 from pipeline.settings import LATTICE_OFFSET
 from pipeline.shards import Alignment, LatticeRow, PartitionRow, read_partition, write_lattices
 from pipeline.splicing import low_rate_alignment
-from training.align.bootstrap import one_after_another
 from training.align.labelled import labelled_transcripts, read_lexicon, transcript_reads
 from training.align.network_alignment import batched_log_likelihoods, read_tree
 from training.decode.decoder import GraphFile, SearchError, SearchProcess
@@ -131,6 +131,12 @@ def generate_lattices(
     reads += transcript_reads(store, run_uri)
     spec = StepSpec(store, run_uri, lattices_step(name), resolved, reads, stored.digests, last_bits)
     return run_step(spec, decode, barrier=lambda: collectives.barrier(group))
+
+
+def one_after_another(elements: Any, function: Any, description: str) -> list[Any]:  # noqa: ANN401
+    """Run the tasks in this process: each finds the commit that a rank has made."""
+    del description
+    return [function(element) for element in elements]
 
 
 def weak_graph(

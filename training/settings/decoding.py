@@ -26,7 +26,8 @@ UnknownWordsRule = Literal["row", "spn"]
 class BootstrapConfig:
     """BootstrapConfig bounds the iterations, the Gaussians of a state, and the speech in memory.
 
-    Of more than `max_hours`, utterances are drawn evenly from all speakers.
+    Of more than `max_hours`, monophones learn from utterances drawn evenly from all speakers. They
+    align all hours.
     """
 
     num_iterations: Annotated[int, Range(1, 1000)] = 12
@@ -40,10 +41,15 @@ class BootstrapConfig:
 
 @dataclass(frozen=True)
 class TreeConfig:
-    """TreeConfig bounds the tree; `min_count` is the least number of 10 ms frames of a leaf."""
+    """TreeConfig bounds the tree; `min_count` is the least number of 10 ms frames of a leaf.
+
+    Its likelihoods are of cepstra with derivatives, or of spliced cepstra after LDA and MLLT (003
+    VII-C1).
+    """
 
     max_senones: Annotated[int, Range(1, MAX_SENONES)]
     min_count: Annotated[int, Range(1, 1_000_000_000)] = 200
+    features: Literal["cepstra", "lda_mllt"] = "cepstra"
 
     __post_init__ = check_ranges
 
@@ -54,6 +60,14 @@ def bootstrap_settings(
     """Return what the bootstrap's manifest states."""
     of_records = {"bootstrap": plain(bootstrap), "senones": plain(senones)}
     return {**of_records, "versions": versions, UNKNOWN_WORDS_SETTING: rule}
+
+
+def realignment_settings(
+    acoustic_scale: float, versions: Versions, regrown: TreeConfig | None
+) -> dict[str, Any]:
+    """Return what the manifest of a network's alignment states; the tree's if it is regrown."""
+    senones = {} if regrown is None else {"senones": plain(regrown)}
+    return {"acoustic_scale": acoustic_scale, "versions": versions, **senones}
 
 
 MAX_VALUES = 100

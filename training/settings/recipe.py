@@ -148,11 +148,13 @@ class AlignmentConfig:
     """AlignmentConfig: how often a network is trained on the alignments and realigns (VII-C2).
 
     Of an utterance that ingest simulated in several placements, each version is aligned by itself,
-    or all have the alignment of the clearest.
+    or all have the alignment of the clearest. With `regrow_tree` the tree is grown again on the
+    last alignment, for all models but the aligner.
     """
 
     rounds: Annotated[int, Range(1, 20)] = 1
     versions: Versions = "own"
+    regrow_tree: bool = False
 
     __post_init__ = check_ranges
 
@@ -210,6 +212,11 @@ class Recipe:
                 raise ValueError(
                     f"{section}: warm_start = {name!r}: need one of {', '.join(earlier)}: a model "
                     "of the same form that is trained before it"
+                )
+            if name == "aligner" and self.alignment.regrow_tree:
+                raise ValueError(
+                    f"{section}: warm_start = 'aligner' with alignment.regrow_tree = true: need "
+                    "another: the aligner's senones are those of the bootstrap's tree"
                 )
             if config.model_parallel_ranks > 1:
                 check_divisible(self.models.of(section), config.model_parallel_ranks)

@@ -234,7 +234,7 @@ def test_sequence_training_costs_lattices_and_epochs() -> None:
 
 
 def test_each_round_of_realignment_costs_a_network_and_a_search() -> None:
-    """The bootstrap is on 20 hours; development speakers are aligned in the last round alone."""
+    """Monophones learn from 20 of 100 hours; the last round alone aligns development speakers."""
     once, twice = (replace(HOURS_1M, alignment=AlignmentConfig(rounds=n)) for n in (1, 2))
     forward = 100 * 120_000 / 3 / RATE.of(num_parameters(HOURS_1M.models.student, 3_183))
     a_round = 360_000 / SEARCH.alignment_x_real_time + forward
@@ -245,7 +245,12 @@ def test_each_round_of_realignment_costs_a_network_and_a_search() -> None:
     baseline = step_of(once, "train_baseline")
     assert trained[0] == pytest.approx(baseline.device_seconds), "on as many ranks, by GTC"
     bootstrap = step_of(once, "bootstrap").core_seconds
-    assert bootstrap == pytest.approx(72_000 / SEARCH.bootstrap_x_real_time)
+    trained = 72_000 * HOURS_1M.bootstrap.num_iterations / 12 / SEARCH.bootstrap_x_real_time
+    assert bootstrap == pytest.approx(trained + 360_000 / SEARCH.phones_x_real_time, rel=0.001)
+    again = replace(HOURS_1M, alignment=AlignmentConfig(rounds=1, regrow_tree=True))
+    plain, regrown = (step_of(recipe, "realign") for recipe in (once, again))
+    assert regrown.core_seconds == pytest.approx(plain.core_seconds, rel=0.001)
+    assert 1.9 < regrown.volume.bytes_read / plain.volume.bytes_read < 2.3
 
 
 def test_tuning_decodes_at_as_many_settings_as_it_tries() -> None:

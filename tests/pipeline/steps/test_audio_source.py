@@ -12,7 +12,7 @@ from infra.store.object_store import ObjectStore, StoreError, join_uri
 from pipeline.filterbank.log_mel import log_mel_energies
 from pipeline.kbest import KBest, select_kbest
 from pipeline.runs.manifest import Manifest, manifest_uri
-from pipeline.runs.names import BOOTSTRAP_STEP, UNLABELLED, features_step
+from pipeline.runs.names import ALIGNMENT_STEP, UNLABELLED, features_step
 from pipeline.settings import Offsets, TargetsConfig
 from pipeline.steps import audio_reads
 from pipeline.steps.audio_source import AudioSource, audio_frames
@@ -50,8 +50,8 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     steps = four_steps(store, run_uri, corpus_uri)
     steps["selection"]()
     steps["features"]()
-    tree = Manifest(BOOTSTRAP_STEP, {}, {}, ())
-    store.put(manifest_uri(run_uri, BOOTSTRAP_STEP), tree.to_bytes())
+    tree = Manifest(ALIGNMENT_STEP, {}, {}, ())
+    store.put(manifest_uri(run_uri, ALIGNMENT_STEP), tree.to_bytes())
     return store, run_uri, corpus_uri
 
 
@@ -88,7 +88,7 @@ def test_a_frame_has_the_samples_from_its_first_window_on(offset: int) -> None:
 def test_the_teacher_hears_the_audio_of_the_features(run: Run, offsets: Offsets) -> None:
     """Of each utterance at each of its offsets, as many frames as it has targets."""
     manifest, listener = generate(run, TargetsConfig(4, 100, SEED, offsets))
-    assert manifest.inputs.keys() == {features_step(UNLABELLED), BOOTSTRAP_STEP}
+    assert manifest.inputs.keys() == {features_step(UNLABELLED), ALIGNMENT_STEP}
     targets, features = (rows_of(*run[:2], step) for step in ("targets", "features"))
     num_frames_of = {row.utterance_id: len(row.features) for row in features}
     assert {row.utterance_id for row in targets} == DURATIONS_S.keys()

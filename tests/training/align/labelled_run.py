@@ -13,7 +13,7 @@ from pipeline.runs.engine import StepSpec, run_step
 from pipeline.runs.names import BOOTSTRAP_STEP, LABELLED, LEXICON_FILE, features_step, model_step
 from pipeline.settings import Versions
 from pipeline.shards import FeatureRow, write_features
-from tests.small_corpus import local_store
+from tests.small_corpus import local_store, serially
 from tests.training.decode.toy_language import LEXICON_TXT
 from training.align.bootstrap import bootstrap
 from training.align.network_alignment import read_tree
@@ -21,6 +21,7 @@ from training.models.store import TrainedModel, make_model, store_model
 from training.settings.decoding import BootstrapConfig, TreeConfig, UnknownWordsRule
 from training.settings.models import LstmConfig, ModelConfig
 
+SMALL_TREE = TreeConfig(20, 30)
 NUM_SHARDS, NUM_EACH = 3, 8
 SENTENCES = ("see a cab", "sake", "be cabs", "a bee see sake")
 FEATURES = features_step(LABELLED)
@@ -86,11 +87,12 @@ def bootstrapped(
     loss_budget: float = 0.0,
     versions: Versions = "own",
     unknown_words: UnknownWordsRule = "row",
+    tree: TreeConfig = SMALL_TREE,
     **settings: float,
 ):
     """Bootstrap the run, with few iterations and senones."""
     config = replace(BootstrapConfig(num_iterations=2, max_gaussians=1), **settings)
-    return bootstrap(*place, config, TreeConfig(20, 30), loss_budget, versions, unknown_words)
+    return bootstrap(*place, config, tree, loss_budget, serially, versions, unknown_words)
 
 
 NETWORK = LstmConfig(1, 16, bidirectional=False, look_ahead=3, dropout=0.0)
@@ -100,7 +102,7 @@ def store_network(place: Place, name: str, form: ModelConfig = NETWORK) -> None:
     """Store an untrained network as one of the run's aligners."""
     store, run_uri, _ = place
     torch.manual_seed(3)
-    num_senones = read_tree(store, run_uri).num_senones
+    num_senones = read_tree(store, run_uri, BOOTSTRAP_STEP).num_senones
     trained = TrainedModel(make_model(form, num_senones).eval(), torch.zeros(num_senones))
     spec = StepSpec(store, run_uri, model_step(name), {}, [BOOTSTRAP_STEP])
     run_step(spec, lambda step: store_model(step, trained, Tally(), {}, Tally()))

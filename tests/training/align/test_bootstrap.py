@@ -1,8 +1,11 @@
 """The bootstrap of the labelled data: a bounded share of it, drawn evenly from the speakers."""
 
 from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -10,19 +13,33 @@ import pytest
 from pipeline.audit.verify import verify_run
 from pipeline.filterbank import NUM_BINS
 from pipeline.records import Tally
+from pipeline.runs.commit import step_context
 from pipeline.runs.engine import LossBudgetExceededError
 from pipeline.runs.ledger import QUARANTINED, read_lines
 from pipeline.runs.manifest import Manifest, read_manifest, read_output
+from pipeline.runs.names import BOOTSTRAP_STEP
 from pipeline.shards import FeatureRow, read_partition
-from tests.training.align.labelled_run import FEATURES, bootstrapped, row, shards, write_labelled
-from training.align.bootstrap import MS_PER_HOUR, draw_places, draw_rows
+from tests.training.align.labelled_run import (
+    FEATURES,
+    SMALL_TREE,
+    bootstrapped,
+    row,
+    shards,
+    write_labelled,
+)
+from training.align import bootstrap as bootstrap_module
+from training.align import shard_alignment
+from training.align.bootstrap import MS_PER_HOUR, bootstrap, draw_places, draw_rows
 from training.align.labelled import read_lexicon
+from training.align.lda_mllt import CEPSTRA
 from training.align.network_alignment import read_tree
+from training.align.realignment import read_tree_features
+from training.settings.decoding import BootstrapConfig
 
 LOUD, QUIET = 30, 3
 
 
-def corpus() -> list[tuple[str, list[FeatureRow]]]:
+def corpus() -> list[list[FeatureRow]]:
     """Two speakers have thirty utterances of a second each, and ten others three."""
     frames = np.zeros((100, NUM_BINS), np.float16)
     sizes = {"loud-0": LOUD, "loud-1": LOUD} | {f"quiet-{n}": QUIET for n in range(10)}
@@ -32,15 +49,11 @@ def corpus() -> list[tuple[str, list[FeatureRow]]]:
         for number in range(size)
     ]
     speakers = [("loud-0", "quiet-0", "quiet-1"), ("loud-1", *(f"quiet-{n}" for n in range(2, 10)))]
-    return [
-        (f"{index:06d}", [each for each in rows if each.speaker_id in some])
-        for index, some in enumerate(speakers)
-    ]
+    return [[each for each in rows if each.speaker_id in some] for some in speakers]
 
 
-def drawn(seconds: float, shards: list[tuple[str, list[FeatureRow]]]) -> list[FeatureRow]:
-    samples = draw_rows(shards, seconds / 3600)
-    return [each for sample in samples.values() for each in sample.rows]
+def drawn(seconds: float, shards: list[list[FeatureRow]]) -> list[FeatureRow]:
+    return draw_rows(shards, seconds / 3600)
 
 
 @pytest.mark.parametrize(("seconds", "most"), [(12, 1), (24, 2), (36, 3), (50, 10)])
@@ -56,7 +69,7 @@ def test_the_draw_depends_on_no_order() -> None:
     """Shards and their rows in any order give the same utterances, and more hours give more."""
     parts = corpus()
     chosen = {each.utterance_id for each in drawn(20.5, parts)}
-    backwards = [(name, rows[::-1]) for name, rows in parts[::-1]]
+    backwards = [rows[::-1] for rows in parts[::-1]]
     assert {each.utterance_id for each in drawn(20.5, backwards)} == chosen
     assert len(chosen) == 20
     assert chosen < {each.utterance_id for each in drawn(21, parts)}
@@ -64,24 +77,22 @@ def test_the_draw_depends_on_no_order() -> None:
 
 def test_an_utterance_that_does_not_fit_ends_the_draw() -> None:
     """No later, shorter one slips in, whether it is read before or after."""
-    (name, rows), _ = corpus()
+    rows, _ = corpus()
     (long, *rest) = sorted(rows, key=lambda each: draw_places(rows)[rows.index(each)])
     long = replace(long, duration_ms=50_000)
     for order in ([long, *rest], [*rest, long]):
-        assert drawn(20, [(name, order)]) == []
+        assert drawn(20, [order]) == []
 
 
-def test_hours_balance_and_nothing_else_remains_in_memory() -> None:
-    """Drawn and left out add up in each shard; a drawn row does not keep its shard's bytes."""
+def test_nothing_but_the_drawn_rows_remains_in_memory() -> None:
+    """A drawn row does not keep its shard's bytes; rows keep their order."""
     block = np.zeros((5000, NUM_BINS), np.float16)
     rows = [row(f"u{n}", f"s{n % 4}", block[100 * n : 100 * n + 100]) for n in range(50)]
-    sample = draw_rows([("000000", rows)], 7 / 3600)["000000"]
-    assert sample.unselected + Tally(7, 7000) == Tally(50, 50_000)
-    assert all(each.features.base is None for each in sample.rows)
-    assert len(draw_rows([("000000", rows)], 0.0)["000000"].rows) == 50
-    assert [each.utterance_id for each in drawn(50, [("000000", rows)])] == [
-        each.utterance_id for each in rows
-    ]
+    some = drawn(7, [rows])
+    assert len(some) == 7
+    assert all(each.features.base is None for each in some)
+    assert len(draw_rows([rows], 0.0)) == 50
+    assert [each.utterance_id for each in drawn(50, [rows])] == [each.utterance_id for each in rows]
 
 
 def read_aligned(place, manifest: Manifest) -> dict[str, np.ndarray]:
@@ -93,17 +104,21 @@ def read_aligned(place, manifest: Manifest) -> dict[str, np.ndarray]:
     }
 
 
-def test_a_share_is_bootstrapped_and_the_rest_is_counted(tmp_path: Path) -> None:
-    """Its manifest balances with what is left to the network; verify finds nothing lost."""
+def test_a_share_trains_the_monophones_and_all_are_aligned(tmp_path: Path) -> None:
+    """The tree is of all labelled frames, each of which has a senone; verify finds none lost."""
     place = write_labelled(tmp_path, shards())
     store, run_uri, corpus_uri = place
     manifest = bootstrapped(place, max_hours=8_000 / MS_PER_HOUR).manifest
     labelled = read_manifest(store, run_uri, FEATURES).tally_out
-    assert manifest.tally_in == labelled == manifest.tally_out + manifest.unselected
-    assert 6_000 < manifest.tally_out.duration_ms <= 8_000
+    assert manifest.tally_in == manifest.tally_out == labelled
     assert manifest.config["bootstrap"]["max_hours"] == 8_000 / MS_PER_HOUR
+    context = step_context(store, run_uri, BOOTSTRAP_STEP, manifest.config, manifest.inputs).scratch
+    drawn = context.committed("monophones")
+    assert drawn is not None
+    assert 6_000 < drawn.tally_in.duration_ms <= 8_000
     aligned = read_aligned(place, manifest)
-    assert len(dict.fromkeys(aligned, 0)) == manifest.tally_out.utterances
+    assert len(aligned) == labelled.utterances
+    assert sum(manifest.statistics["senone_counts"]) == sum(map(len, aligned.values()))
     found = verify_run(store, run_uri, corpus_uri, lambda *_: None)
     assert [each for each in found.findings if each.object.startswith("alignments")] == []
 
@@ -114,7 +129,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Manifest:
     return bootstrapped(write_labelled(tmp_path_factory.mktemp("whole"), shards())).manifest
 
 
-def test_all_is_bootstrapped_where_the_hours_suffice(whole: Manifest, tmp_path: Path) -> None:
+def test_all_are_drawn_where_the_hours_suffice(whole: Manifest, tmp_path: Path) -> None:
     """Twenty hours are more than this run has: the bytes are those without a bound."""
     unbounded = bootstrapped(write_labelled(tmp_path, shards()), max_hours=0.0).manifest
     assert whole.unselected == unbounded.unselected == Tally()
@@ -140,14 +155,13 @@ def with_a_wasp(parts: list[list[FeatureRow]], chosen: str) -> list[list[Feature
 def test_words_outside_the_draw_count_before_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The network aligns what was not drawn, so the loss budget is compared with all words."""
+    """Monophones align what was not drawn, so the loss budget is compared with all words."""
     parts = shards()
     hours = 8_000 / MS_PER_HOUR
-    samples = draw_rows(((str(n), part) for n, part in enumerate(parts)), hours)
-    chosen = {each.utterance_id for sample in samples.values() for each in sample.rows}
+    chosen = {each.utterance_id for each in draw_rows(parts, hours)}
     left = next(each for part in parts for each in part if each.utterance_id not in chosen)
     place = write_labelled(tmp_path, with_a_wasp(parts, left.utterance_id))
-    fail = "training.align.bootstrap.align_rows", lambda *_: pytest.fail("trained")
+    fail = "training.align.bootstrap.train_monophones", lambda *_: pytest.fail("trained")
     monkeypatch.setattr(*fail)
     said = "lexicon.txt lacks 1 word, in 1 of 24 labelled utterances: 'wasp'; the loss budget is"
     with pytest.raises(LossBudgetExceededError, match=said):
@@ -181,7 +195,7 @@ def test_unknown_words_may_be_aligned_as_spoken_noise(tmp_path: Path) -> None:
     manifest = bootstrapped(place, unknown_words="spn").manifest
     assert (manifest.tally_in, manifest.quarantined) == (manifest.tally_out, Tally())
     lexicon = read_lexicon(*place, []).parse()
-    tree = read_tree(*place[:2])
+    tree = read_tree(*place[:2], BOOTSTRAP_STEP)
     assert tree.phones == lexicon.phones
     noise = set(tree.table[:, lexicon.phone_ids["SPN"]].flat)
     aligned = read_aligned(place, manifest)
@@ -189,10 +203,82 @@ def test_unknown_words_may_be_aligned_as_spoken_noise(tmp_path: Path) -> None:
     assert not noise & set(aligned["utterance-08"])
 
 
-def test_the_loss_budget_is_of_what_is_bootstrapped(tmp_path: Path) -> None:
-    """Two lost of six that were drawn exceed a budget that the 24 of the run would fit."""
+def test_the_loss_budget_is_of_all_labelled_utterances(tmp_path: Path) -> None:
+    """Eight of 24 are too short to align, though a draw of some seconds has two of them."""
     first, *rest = shards()
     short = [replace(each, features=each.features[:9]) for each in first]
     place = write_labelled(tmp_path, [short, *rest])
-    with pytest.raises(LossBudgetExceededError, match=r"2 of 6"):
-        bootstrapped(place, 0.1, max_hours=8_000 / MS_PER_HOUR)
+    with pytest.raises(LossBudgetExceededError, match=r"8 of 24"):
+        bootstrapped(place, 0.3, max_hours=8_000 / MS_PER_HOUR)
+
+
+class KilledError(Exception):
+    """KilledError ends a driver whose cluster is lost."""
+
+
+@pytest.mark.parametrize("features", ["cepstra", "lda_mllt"])
+def test_a_bootstrap_that_is_killed_again_and_again_changes_no_byte(
+    features: Literal["cepstra", "lda_mllt"], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each attempt does one task more; monophones are trained and the tree is grown once."""
+    tree = replace(SMALL_TREE, features=features)
+    alone = bootstrapped(write_labelled(tmp_path / "alone", shards()), tree=tree).manifest
+    store, run_uri, corpus_uri = write_labelled(tmp_path / "killed", shards())
+    calls: Counter[str] = Counter()
+
+    def one_then_killed(tasks: Sequence[Any], function: Any, description: str) -> list[Any]:
+        if not tasks:
+            return []
+        calls.update([description])
+        getattr(function, "run_task", function)(tasks[0])
+        raise KilledError(description)
+
+    for name in ("train_monophones", "grow_tree"):
+        module = bootstrap_module if name == "train_monophones" else shard_alignment
+        own = getattr(module, name)
+        monkeypatch.setattr(
+            module, name, lambda *given, own=own, name=name: calls.update([name]) or own(*given)
+        )
+    manifest = None
+    while manifest is None:
+        with suppress(KilledError):
+            config = BootstrapConfig(num_iterations=2, max_gaussians=1)
+            place = store, run_uri, corpus_uri
+            manifest = bootstrap(*place, config, tree, 0.0, one_then_killed).manifest
+    assert manifest.to_bytes() == alone.to_bytes()
+    assert dict(calls) == {
+        "train_monophones": 1,
+        "grow_tree": 1,
+        "align phones": 3,
+        "alignments/bootstrap": 3,
+    }
+    matrix = manifest.statistics.get("lda_mllt")
+    assert (matrix is None) == (features == "cepstra")
+    found = read_tree_features(store, run_uri)
+    assert found == CEPSTRA or np.array_equal(found.matrix, matrix)
+
+
+def test_the_tree_is_grown_on_all_labelled_frames(tmp_path: Path) -> None:
+    """Another shard outside the draw changes the tree, and not the monophones."""
+    parts = shards()
+    hours = 8_000 / MS_PER_HOUR
+    chosen = {each.utterance_id for each in draw_rows(parts, hours)}
+    changed = [
+        [
+            each if each.utterance_id in chosen else replace(each, features=each.features[::-1] * 2)
+            for each in part
+        ]
+        for part in parts
+    ]
+    trees, monophones = [], []
+    for name, some in (("first", parts), ("second", changed)):
+        place = write_labelled(tmp_path / name, some)
+        manifest = bootstrapped(place, max_hours=hours).manifest
+        trees.append(manifest.statistics["senone_tree"])
+        config, inputs = manifest.config, manifest.inputs
+        scratch = step_context(*place[:2], BOOTSTRAP_STEP, config, inputs).scratch
+        trained = scratch.committed("monophones")
+        assert trained is not None
+        monophones.append(trained.outputs[0].sha256)
+    assert trees[0] != trees[1]
+    assert monophones[0] == monophones[1]

@@ -11,16 +11,15 @@ from pipeline.audio.decode import decode_audio
 from pipeline.filterbank import NUM_BINS
 from pipeline.filterbank.log_mel import log_mel_energies
 from pipeline.normalization import CausalMean
+from tests.training.align.by_monophones import align_by_monophones
 from training.align.monophone_hmm import (
-    Bootstrap,
     Mixture,
-    bootstrap_alignment,
     cepstra,
     log_likelihoods,
     speaker_cepstra,
 )
 from training.decode.lexicon import Lexicon, parse_lexicon
-from training.decode.senones import TranscribedUtterance
+from training.decode.senones import PhoneAlignment, TranscribedUtterance, Unaligned
 from training.settings.decoding import BootstrapConfig
 
 NUM_SPEAKERS = 2
@@ -57,17 +56,20 @@ def _table(path: Path) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def bootstrap(utterances: list[TranscribedUtterance], lexicon: Lexicon) -> Bootstrap:
-    return bootstrap_alignment(utterances, lexicon, BootstrapConfig(num_iterations=8))
+def aligned(utterances: list[TranscribedUtterance], lexicon: Lexicon) -> dict[str, PhoneAlignment]:
+    found = align_by_monophones(utterances, lexicon, BootstrapConfig(num_iterations=8))
+    return {name: each for name, each in found.items() if isinstance(each, PhoneAlignment)}
 
 
 def test_every_utterance_is_aligned_to_its_own_words(
-    utterances: list[TranscribedUtterance], lexicon: Lexicon, bootstrap: Bootstrap
+    utterances: list[TranscribedUtterance],
+    lexicon: Lexicon,
+    aligned: dict[str, PhoneAlignment],
 ) -> None:
     """Without its silences, an alignment spells a pronunciation of the transcript."""
-    assert bootstrap.failures == {}
+    assert aligned.keys() == {each.utterance_id for each in utterances}
     for utterance in utterances:
-        alignment = bootstrap.alignments[utterance.utterance_id]
+        alignment = aligned[utterance.utterance_id]
         assert alignment.num_frames == len(utterance.features)
         assert alignment.durations.min() >= 3
         remaining = {tuple(p for p in alignment.phones.tolist() if p != 0)}
@@ -83,12 +85,12 @@ def test_every_utterance_is_aligned_to_its_own_words(
 
 
 def test_silence_lies_at_the_edges_where_energy_is_low(
-    utterances: list[TranscribedUtterance], bootstrap: Bootstrap
+    utterances: list[TranscribedUtterance], aligned: dict[str, PhoneAlignment]
 ) -> None:
     """Nearly all utterances begin and end in silence, far below the speech in energy."""
     num_silent_edges, drops = 0, []
     for utterance in utterances:
-        alignment = bootstrap.alignments[utterance.utterance_id]
+        alignment = aligned[utterance.utterance_id]
         silent = np.repeat(alignment.phones == 0, alignment.durations)
         num_silent_edges += int(silent[0]) + int(silent[-1])
         energy = utterance.features.mean(axis=1)
@@ -102,17 +104,21 @@ def test_silence_lies_at_the_edges_where_energy_is_low(
 def test_utterances_that_cannot_be_aligned_are_named(
     utterances: list[TranscribedUtterance], lexicon: Lexicon
 ) -> None:
-    """Utterances too short or without words are returned as failures; unknown words are refused."""
+    """Of utterances too short or without words the reason is told; unknown words are refused."""
     good = utterances[0]
     short = TranscribedUtterance("short", good.speaker_id, good.words, good.features[:5])
     silent = TranscribedUtterance("silent", good.speaker_id, (), good.features)
-    done = bootstrap_alignment([good, short, silent], lexicon, BootstrapConfig(num_iterations=1))
-    assert set(done.alignments) == {good.utterance_id}
-    assert "5 frames: need" in done.failures["short"]
-    assert "no words" in done.failures["silent"]
+    config = BootstrapConfig(num_iterations=1)
+    found = align_by_monophones([good, short, silent], lexicon, config)
+    assert isinstance(found[good.utterance_id], PhoneAlignment)
+    assert isinstance(found["short"], Unaligned)
+    assert "5 frames: need" in found["short"].detail
+    assert found["silent"] == Unaligned("no words: need a transcript to align")
+    with pytest.raises(ValueError, match=r"none of 1 utterances can be aligned.*: no words"):
+        align_by_monophones([silent], lexicon, config)
     unknown = TranscribedUtterance("u", good.speaker_id, ("XYZZY",), good.features)
     with pytest.raises(ValueError, match=r"'XYZZY'.*lexicon\.txt"):
-        bootstrap_alignment([good, unknown], lexicon, BootstrapConfig())
+        align_by_monophones([good, unknown], lexicon, BootstrapConfig())
     with pytest.raises(ValueError, match="max_gaussians = 0"):
         BootstrapConfig(max_gaussians=0)
 

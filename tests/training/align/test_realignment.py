@@ -17,10 +17,11 @@ from pipeline.runs.names import (
     ALIGNER,
     ALIGNMENT_STEP,
     BOOTSTRAP_STEP,
+    DEV,
     alignment_steps,
     realignment_rounds,
 )
-from pipeline.shards import Alignment, FeatureRow, PartitionRow, read_partition
+from pipeline.shards import Alignment, FeatureRow, PartitionRow, read_features, read_partition
 from tests.small_corpus import serially
 from tests.training.align.labelled_run import (
     FEATURES,
@@ -30,9 +31,13 @@ from tests.training.align.labelled_run import (
     bootstrapped,
     shards,
     store_network,
+    write_features_of,
     write_labelled,
 )
-from training.align.network_alignment import AlignmentSettings, realign
+from training.align.network_alignment import read_tree
+from training.align.realignment import AlignmentSettings, StoredNetwork, realign
+from training.align.shard_alignment import senones_of
+from training.settings.decoding import TreeConfig
 
 SETTINGS = AlignmentSettings(0.3, NETWORK)
 
@@ -128,6 +133,50 @@ def test_rounds_follow_each_other(place: Place) -> None:
     assert [each for each in found.findings if "alignments" in each.object] == []
 
 
+def test_the_tree_is_grown_again_on_the_last_alignment(place: Place) -> None:
+    """The frames keep their phones, and all that is read later has the new tree's senones.
+
+    The aligner's tree stays the bootstrap's. Development speakers take the new senones, too.
+    """
+    store, run_uri, _ = place
+    (only,) = realignment_rounds(1)
+    store_network(place, only.aligner)
+    write_features_of(store, run_uri, DEV, shards()[:1])
+    plain = senones(place, realign(*place, only, SETTINGS, 0.0, serially).manifest)
+    for uri in [each.uri for each in store.list(join_uri(run_uri, ALIGNMENT_STEP))]:
+        store.delete(uri)
+    regrown = replace(SETTINGS, regrown=TreeConfig(12, 30))
+    manifest = realign(*place, only, regrown, 0.0, serially).manifest
+    before, after = read_tree(store, run_uri, BOOTSTRAP_STEP), read_tree(store, run_uri)
+    assert after.num_senones == manifest.statistics["num_senones"] == 12 < before.num_senones
+    assert manifest.config["senones"]["max_senones"] == 12
+    found = senones(place, manifest)
+    assert sum(manifest.statistics["senone_counts"]) == sum(map(len, found.values()))
+    centres = [
+        {senone: c for (_, c, _), senone in np.ndenumerate(tree.table)} for tree in (before, after)
+    ]
+    for name, labels in plain.items():
+        assert [centres[0][each] for each in labels] == [centres[1][each] for each in found[name]]
+    of_dev = realign(*place, only, regrown, 0.0, serially, subset=DEV).manifest
+    assert of_dev.statistics["senone_tree"] == after.to_json()
+    assert senones(place, of_dev) == {name: found[name] for name in senones(place, of_dev)}
+    assert ALIGNMENT_STEP in of_dev.inputs
+
+
+def test_a_tree_of_the_same_alignment_gives_the_same_senones(place: Place) -> None:
+    """Relabelled by the bootstrap's own tree, the phones' senones are those that were aligned."""
+    store, run_uri, corpus_uri = place
+    (only,) = realignment_rounds(1)
+    store_network(place, only.aligner)
+    plain = senones(place, realign(*place, only, SETTINGS, 0.0, serially).manifest)
+    outputs = read_manifest(store, run_uri, FEATURES).outputs
+    rows = [row for each in outputs for row in read_features(read_output(store, run_uri, each))]
+    context = step_context(store, run_uri, ALIGNMENT_STEP, {}, {})
+    network = StoredNetwork(corpus_uri, SETTINGS, only.aligner).load(context)
+    found = senones_of(network.align(rows), network.tree)
+    assert {name: each.tolist() for name, each in found.items()} == plain
+
+
 NOISY, CLEAN = "DP3", "clean"
 
 
@@ -149,14 +198,15 @@ def place_of(folder: Path, *placements: str) -> Place:
 
 
 def senones(place: Place, manifest: Manifest) -> dict[str, list[int]]:
-    """Return the senones of each version by its id, which ends in the placement of its row."""
+    """Return the senones of each utterance; a version's id ends in the placement of its row."""
     store, run_uri, _ = place
     rows = [
         row
         for output in manifest.outputs
         for row in read_partition(read_output(store, run_uri, output))
     ]
-    assert all(row.utterance_id == version_id(source_of(row), row.placement) for row in rows)
+    versions = [row for row in rows if row.placement is not None]
+    assert all(row.utterance_id == version_id(source_of(row), row.placement) for row in versions)
     return {
         row.utterance_id: row.targets.senones.tolist()
         for row in rows

@@ -1,13 +1,18 @@
 """Grow the phonetic decision tree: leaves partition triphones, splits gain likelihood."""
 
 import json
+from functools import reduce
+from operator import add
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tests.training.decode.toy_language import toy_lexicon, toy_speech, toy_tree
 from training.align.tree_growing import (
     GaussianStatistics,
+    TriphoneStatistics,
     grow_tree,
     phonetic_questions,
     triphone_statistics,
@@ -16,9 +21,14 @@ from training.decode.senones import PhoneAlignment, SenoneTree, parse_senone_tre
 from training.settings.decoding import TreeConfig
 
 
+def toy_statistics() -> tuple[np.ndarray, GaussianStatistics]:
+    found = triphone_statistics(*toy_speech())
+    return found.triphones, found.gaussians
+
+
 def _likelihood(tree: SenoneTree) -> float:
     """Return the log-likelihood of the toy speech with one Gaussian for each senone."""
-    triphones, statistics = triphone_statistics(*toy_speech())
+    triphones, statistics = toy_statistics()
     left, centre, right = triphones.T
     leaves = np.arange(tree.num_senones)[:, np.newaxis] == tree.table[left, centre, right]
     return float(statistics.pool(leaves.astype(float)).log_likelihoods().sum())
@@ -50,7 +60,8 @@ def test_every_split_gains_likelihood_and_leaves_enough_frames() -> None:
 
 def test_a_tree_is_smaller_than_asked_for_only_where_leaves_are_too_small() -> None:
     """At the bound `min_count`, each split of any leaf by one phone would leave too few frames."""
-    grown = grow_tree(*toy_speech(), toy_lexicon().phones, TreeConfig(2000, 60))
+    statistics = triphone_statistics(*toy_speech())
+    grown = grow_tree(statistics, toy_lexicon().phones, TreeConfig(2000, 60))
     assert grown.bound == "min_count"
     assert 40 < grown.tree.num_senones < 2000
     assert 0 < largest_smaller_side(grown.tree) < 60
@@ -58,7 +69,7 @@ def test_a_tree_is_smaller_than_asked_for_only_where_leaves_are_too_small() -> N
 
 def largest_smaller_side(tree: SenoneTree) -> int:
     """Return the most frames that the smaller side of any split by one phone would have."""
-    triphones, statistics = triphone_statistics(*toy_speech())
+    triphones, statistics = toy_statistics()
     leaves = tree.table[tuple(triphones.T)]
     sides = [0]
     for leaf in set(leaves.tolist()) - {int(tree.table[0, 0, 0])}:
@@ -73,19 +84,18 @@ def largest_smaller_side(tree: SenoneTree) -> int:
 
 def test_the_bound_of_the_growth_is_named() -> None:
     """It is max_senones where the tree has as many, and else the contexts if no leaf has two."""
-    phones, speech = toy_lexicon().phones, toy_speech(2)
-    assert grow_tree(*speech, phones, TreeConfig(12, 30)).bound == "max_senones"
-    fine = grow_tree(*speech, phones, TreeConfig(2000, 1))
-    triphones, _ = triphone_statistics(*speech)
+    phones, speech = toy_lexicon().phones, triphone_statistics(*toy_speech(2))
+    assert grow_tree(speech, phones, TreeConfig(12, 30)).bound == "max_senones"
+    fine = grow_tree(speech, phones, TreeConfig(2000, 1))
     assert fine.bound == "contexts"
-    assert fine.tree.num_senones == np.count_nonzero(triphones[:, 1]) + 1
+    assert fine.tree.num_senones == np.count_nonzero(speech.triphones[:, 1]) + 1
 
 
 def test_first_split_is_the_best_of_all() -> None:
     """With one more senone than phones, no other question on any phone gains more."""
     phones = toy_lexicon().phones
     roots = toy_tree(len(phones)).roots
-    triphones, statistics = triphone_statistics(*toy_speech())
+    triphones, statistics = toy_statistics()
     centres = np.arange(len(phones))[:, np.newaxis] == triphones[:, 1]
     questions = phonetic_questions(statistics.pool(centres.astype(float)))
     best = max(
@@ -109,7 +119,7 @@ def _gain(statistics: GaussianStatistics, inside: np.ndarray) -> float:
 def test_statistics_are_those_of_the_frames() -> None:
     """Count, sum and squares of one triphone equal those of its frames, collected by hand."""
     frames, alignments = toy_speech()
-    triphones, statistics = triphone_statistics(frames, alignments)
+    triphones, statistics = toy_statistics()
     row = int(np.argmax(statistics.counts))
     own = [
         frames[name][start : start + duration]
@@ -121,6 +131,41 @@ def test_statistics_are_those_of_the_frames() -> None:
     assert statistics.counts[row] == len(collected)
     np.testing.assert_allclose(statistics.sums[row], collected.sum(axis=0), rtol=1e-6)
     np.testing.assert_allclose(statistics.squares[row], (collected**2).sum(axis=0), rtol=1e-6)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.lists(st.integers(0, 3), min_size=30, max_size=30), st.permutations(range(4)))
+def test_statistics_of_parts_add_up_to_those_of_the_whole(
+    parts: list[int], order: list[int]
+) -> None:
+    """Whatever the parts and their order: counts exactly, sums to 1e-12; so the tree is the same.
+
+    An empty part adds nothing, and storing a part changes no bit.
+    """
+    frames, alignments = toy_speech()
+    whole = triphone_statistics(frames, alignments)
+    own = [
+        triphone_statistics(
+            frames,
+            {name: alignments[name] for n, name in enumerate(alignments) if parts[n] == part},
+        )
+        for part in order
+    ]
+    added = reduce(add, (TriphoneStatistics.from_bytes(each.to_bytes()) for each in own))
+    np.testing.assert_array_equal(added.triphones, whole.triphones)
+    np.testing.assert_array_equal(added.gaussians.counts, whole.gaussians.counts)
+    for name in ("sums", "squares"):
+        pair = (getattr(each.gaussians, name) for each in (added, whole))
+        np.testing.assert_allclose(*pair, rtol=1e-12, atol=1e-9)
+    phones = toy_lexicon().phones
+    trees = [grow_tree(each, phones, TreeConfig(40, 30)).tree.to_json() for each in (added, whole)]
+    assert trees[0] == trees[1]
+
+
+def test_a_tree_needs_statistics() -> None:
+    """Without an aligned utterance there is nothing to grow on."""
+    with pytest.raises(ValueError, match="no alignments: need at least one utterance"):
+        grow_tree(triphone_statistics({}, {}), toy_lexicon().phones, TreeConfig(40))
 
 
 def test_questions_join_phones_that_sound_alike() -> None:
@@ -136,7 +181,8 @@ def test_phones_that_never_occur_have_a_senone_of_their_own() -> None:
     """A phone of the lexicon that never occurs has its own senone."""
     frames = {"u": np.random.default_rng(0).normal(size=(9, 39)).astype(np.float32)}
     alignment = PhoneAlignment(np.array([0, 1], np.int32), np.array([0, 4], np.int32), 9)
-    tree = grow_tree(frames, {"u": alignment}, ("SIL", "A", "B"), TreeConfig(3)).tree
+    statistics = triphone_statistics(frames, {"u": alignment})
+    tree = grow_tree(statistics, ("SIL", "A", "B"), TreeConfig(3)).tree
     assert len({tree.senone(0, phone, 0) for phone in range(3)}) == 3
 
 

@@ -10,9 +10,9 @@ from jobs.synthesis.speech import Speech, SpeechSynthesizer
 from pipeline.filterbank import FRAME_SHIFT_MS, WINDOW_MS
 from pipeline.filterbank.log_mel import log_mel_energies
 from pipeline.normalization import CausalMean
-from training.align.monophone_hmm import Bootstrap, bootstrap_alignment
+from tests.training.align.by_monophones import align_by_monophones
 from training.decode.lexicon import SILENCE, Lexicon
-from training.decode.senones import TranscribedUtterance
+from training.decode.senones import PhoneAlignment, TranscribedUtterance, Unaligned
 from training.settings.decoding import BootstrapConfig
 
 pytestmark = pytest.mark.chaos
@@ -75,12 +75,12 @@ def spoken() -> Spoken:
 
 
 @pytest.fixture(scope="module")
-def bootstrap(spoken: Spoken) -> Bootstrap:
+def aligned(spoken: Spoken) -> dict[str, PhoneAlignment | Unaligned]:
     config = BootstrapConfig(max_gaussians=4)
-    return bootstrap_alignment(spoken.utterances, spoken.lexicon, config)
+    return align_by_monophones(spoken.utterances, spoken.lexicon, config)
 
 
-def phones_of(bootstrap: Bootstrap, spoken: Spoken) -> dict[str, Phones]:
+def phones_of(aligned: dict[str, PhoneAlignment | Unaligned], spoken: Spoken) -> dict[str, Phones]:
     """Return the bootstrap's phones by utterance, with their beginnings in ms."""
     names = spoken.lexicon.phones
     return {
@@ -88,12 +88,13 @@ def phones_of(bootstrap: Bootstrap, spoken: Spoken) -> dict[str, Phones]:
             (names[phone], frame_time(start))
             for phone, start in zip(found.phones.tolist(), found.starts.tolist(), strict=True)
         ]
-        for name, found in bootstrap.alignments.items()
+        for name, found in aligned.items()
+        if isinstance(found, PhoneAlignment)
     }
 
 
 def test_boundaries_lie_where_the_synthesizer_set_them(
-    spoken: Spoken, bootstrap: Bootstrap
+    spoken: Spoken, aligned: dict[str, PhoneAlignment | Unaligned]
 ) -> None:
     """After two minutes of training, three in four of the phones begin within 20 ms of the truth.
 
@@ -101,11 +102,11 @@ def test_boundaries_lie_where_the_synthesizer_set_them(
     """
     late: list[tuple[str, float]] = []
     num_phones = 0
-    for name, ours in phones_of(bootstrap, spoken).items():
+    for name, ours in phones_of(aligned, spoken).items():
         truth = [(each.phone, 1000 * each.start_s) for each in spoken.speech[name].phones]
         num_phones += sum(phone != SILENCE for phone, _ in truth)
         late += lateness(ours, truth)
-    assert len(bootstrap.alignments) == len(spoken.utterances)
+    assert len(phones_of(aligned, spoken)) == len(spoken.utterances)
     assert len(late) > 0.95 * num_phones
     others = [ms for phone, ms in late if phone not in STOPS]
     assert np.mean(np.abs(others) <= 20) > 0.72  # seen: 0.77

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from training.align.tree_growing import grow_tree
+from training.align.tree_growing import grow_tree, triphone_statistics
 from training.decode.lexicon import Lexicon, parse_lexicon
 from training.decode.senones import PhoneAlignment, SenoneTree
 from training.settings.decoding import TreeConfig
@@ -46,7 +46,8 @@ def toy_speech(
 
 
 def toy_tree(max_senones: int = 40) -> SenoneTree:
-    return grow_tree(*toy_speech(), toy_lexicon().phones, TreeConfig(max_senones, 30)).tree
+    statistics = triphone_statistics(*toy_speech())
+    return grow_tree(statistics, toy_lexicon().phones, TreeConfig(max_senones, 30)).tree
 
 
 def senones_of(words: list[str], tree: SenoneTree) -> list[int]:

@@ -135,13 +135,11 @@ def write_oracle_run(
     def align(step: StepRun) -> Manifest:
         tally = Tally(len(aligned), len(aligned))
         output = step.context.put_output("000000", ".parquet", write_partition(aligned), tally)
-        return step.lossless(tally, (output,))
-
-    def bootstrap(step: StepRun) -> Manifest:
-        return step.lossless(Tally(), statistics={"senone_tree": TREE.to_json()})
+        return step.lossless(tally, (output,), {"senone_tree": TREE.to_json()})
 
     run_step(StepSpec(run.store, run.run_uri, ALIGNMENT_STEP, {}), align)
-    run_step(StepSpec(run.store, run.run_uri, BOOTSTRAP_STEP, {"unknown_words": "row"}), bootstrap)
+    spec = StepSpec(run.store, run.run_uri, BOOTSTRAP_STEP, {"unknown_words": "row"})
+    run_step(spec, lambda step: step.lossless(Tally()))
     for name in MODELS:
         spec = StepSpec(run.store, run.run_uri, step_of_model(name), {})
         run_step(spec, lambda step: step.lossless(Tally()))

@@ -81,7 +81,7 @@ def write_toy_run(
     moments = Moments.of(np.concatenate([row.features for row in rows_of(0)])).to_dict()
     for subset in (LABELLED, UNLABELLED):
         finish(store, run_uri, features_step(subset), Tally(), (), moments=moments)
-    finish(store, run_uri, BOOTSTRAP_STEP, Tally(), (), senone_tree=TREE.to_json())
+    finish(store, run_uri, BOOTSTRAP_STEP, Tally(), ())
     context = step_context(store, run_uri, ALIGNMENT_STEP, {}, {})
     outputs, counts = [], np.zeros(TREE.num_senones, int)
     for partition in range(len(NUM_ROWS)):
@@ -93,7 +93,8 @@ def write_toy_run(
         for row in rows:
             counts += np.bincount(row.targets.senones, minlength=len(counts))
     total = sum((output.tally for output in outputs), Tally())
-    finish(*(store, run_uri, ALIGNMENT_STEP, total, tuple(outputs)), senone_counts=counts.tolist())
+    statistics = {"senone_counts": counts.tolist(), "senone_tree": TREE.to_json()}
+    finish(*(store, run_uri, ALIGNMENT_STEP, total, tuple(outputs)), **statistics)
     torch.manual_seed(7)
     model = make_model(config, TREE.num_senones)
     put_model(store, run_uri, name, model, counts.tolist(), moments)

@@ -1,0 +1,284 @@
+"""Align shards phone by phone, grow the tree from the statistics of all, and label their frames.
+
+A step does so in three passes, each of whose tasks is committed once. A task for each shard aligns
+it, and stores its phones and the statistics of its triphones. The driver adds the statistics up and
+grows the tree, as 003 VII-C2 grew it on all labelled hours. A task for each shard then writes the
+senone of every frame.
+
+Workers of a cluster import this module, so it imports nothing that only a driver has.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from operator import add
+from types import MappingProxyType
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from jaxtyping import Float32
+
+from infra.prefetch import prefetch
+from pipeline.placement_versions import distinct, heard_versions, shared_by_versions
+from pipeline.records import Tally
+from pipeline.runs.commit import Commit, StepContext, once
+from pipeline.runs.engine import (
+    Distribute,
+    NumberedTasks,
+    ScratchTasks,
+    Statistics,
+    StepRun,
+    TaskPlan,
+    run_tasks,
+)
+from pipeline.runs.manifest import Manifest, Output, read_manifest, read_output
+from pipeline.runs.names import LABELLED, PHONES_PREFIX, features_step, task_name
+from pipeline.settings import Versions
+from pipeline.shards import FeatureRow, read_features
+from training.align.labelled import (
+    Senones,
+    commit_aligned,
+    senone_statistics,
+    sum_histograms,
+    transcribed,
+    unknown_words_of,
+)
+from training.align.lda_mllt import TreeFeatures
+from training.align.monophone_hmm import speaker_cepstra
+from training.align.tree_growing import TriphoneStatistics, grow_tree, triphone_statistics
+from training.decode.lexicon import Lexicon
+from training.decode.senones import (
+    PhoneAlignment,
+    SenoneTree,
+    Unaligned,
+    parse_senone_tree,
+    senone_alignment,
+)
+from training.settings.decoding import TreeConfig
+from training.tensor_encoding import decode_state, encode_state
+
+READ_AHEAD = 4
+"""Shards' statistics in memory while they are added up, of some 10 MB at five hours."""
+
+Phones = Mapping[str, PhoneAlignment | Unaligned]
+"""By utterance id the phones, or why there are none."""
+
+
+@runtime_checkable
+class PhoneAligner(Protocol):
+    """PhoneAligner aligns utterances phone by phone; the tree is grown on its `tree_features`."""
+
+    @property
+    def lexicon(self) -> Lexicon:
+        """The lexicon of the transcripts."""
+        ...
+
+    @property
+    def tree_features(self) -> TreeFeatures:
+        """What the tree's statistics are of."""
+        ...
+
+    def align(
+        self,
+        rows: Sequence[FeatureRow],
+        cepstra: Mapping[str, Float32[np.ndarray, "_frames 39"]],
+    ) -> Phones:
+        """Align utterances whose words the lexicon has, given their normalized cepstra."""
+        ...
+
+
+@runtime_checkable
+class StoredAligner(Protocol):
+    """StoredAligner says where a worker reads an aligner, and which versions it hears."""
+
+    @property
+    def versions(self) -> Versions:
+        """The versions of an utterance that are heard."""
+        ...
+
+    def load(self, context: StepContext) -> PhoneAligner:
+        """Read the aligner."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class PhonesTask:
+    """PhonesTask is one feature shard to align phone by phone."""
+
+    context: StepContext
+    name: str
+    features: Output
+    aligner: StoredAligner
+
+
+@dataclass(frozen=True, slots=True)
+class SenonesTask:
+    """SenonesTask is one feature shard whose `phones` the step's tree maps to senones."""
+
+    context: StepContext
+    name: str
+    features: Output
+    phones: Output
+    versions: Versions
+
+
+def align_and_grow(
+    step: StepRun,
+    aligner: StoredAligner,
+    phones: tuple[str, ...],
+    config: TreeConfig,
+    loss_budget: float,
+    distribute: Distribute,
+    about: Statistics = MappingProxyType({}),
+) -> Manifest:
+    """Align all labelled shards, grow the tree on them, and write the senone of every frame.
+
+    The manifest carries the tree, what bounded its growth, its senones' frames, and what `about`
+    says.
+    """
+    context = step.context
+    shards = read_manifest(context.store, context.run_uri, features_step(LABELLED))
+    tasks = [
+        PhonesTask(context.scratch, f"{PHONES_PREFIX}{task_name(number)}", output, aligner)
+        for number, output in enumerate(shards.outputs)
+    ]
+    aligned = ScratchTasks(context, distribute).run(tasks, align_shard_phones, "align phones")
+    grown = _grown(context, [commit.outputs[1] for commit in aligned], phones, config)
+    tree = parse_senone_tree(grown["senone_tree"])
+
+    def task(name: str, output: Output) -> SenonesTask:
+        return SenonesTask(context, name, output, aligned[int(name)].outputs[0], aligner.versions)
+
+    def statistics(sums: Statistics) -> Statistics:
+        bound = {"senone_bound": grown["senone_bound"]}
+        return {**senone_statistics(tree, sums), **bound, **about}
+
+    plan = TaskPlan(
+        NumberedTasks(shards.outputs, task),
+        write_shard_senones,
+        distribute,
+        loss_budget,
+        fold=sum_histograms,
+        statistics=statistics,
+        num_utterances=shards.tally_out.utterances,
+        size=lambda task: task.features.duration_ms,
+    )
+    return run_tasks(step, plan)
+
+
+@once
+def align_shard_phones(task: PhonesTask) -> Commit:
+    """Store a shard's phones and, as the second output, its triphones' statistics."""
+    torch.set_num_threads(1)  # a task has one core
+    context = task.context
+    aligner = task.aligner.load(context)
+    rows = read_features(read_output(context.store, context.run_uri, task.features))
+    found: dict[str, PhoneAlignment | Unaligned] = {}
+    known: list[FeatureRow] = []
+    for row in distinct(heard_versions(rows, task.aligner.versions)):
+        if unknown := unknown_words_of(row, aligner.lexicon):
+            found[row.utterance_id] = unknown
+        else:
+            known.append(row)
+    # A speaker is whole in one shard, but one of more hours than a shard has.
+    cepstra = speaker_cepstra(map(transcribed, known))
+    found |= aligner.align(known, cepstra)
+    aligned = {name: each for name, each in found.items() if isinstance(each, PhoneAlignment)}
+    features = {name: aligner.tree_features.of(cepstra[name]) for name in aligned}
+    statistics = triphone_statistics(features, aligned)
+    tally = Tally(len(rows), sum(row.duration_ms for row in rows))
+    outputs = (
+        context.put_output(task.name, ".phones", encode_phones(found), tally),
+        context.put_output(task.name, ".statistics", statistics.to_bytes(), Tally()),
+    )
+    record = Commit(
+        task=task.name,
+        fingerprint=context.fingerprint,
+        outputs=outputs,
+        ledger=None,
+        tally_in=tally,
+        quarantined=Tally(),
+    )
+    return context.commit(record)
+
+
+def _grown(
+    context: StepContext, stored: Sequence[Output], phones: tuple[str, ...], config: TreeConfig
+) -> Statistics:
+    """Return the tree and its bound from the commit of the one task that grows it."""
+
+    def parts() -> Iterator[TriphoneStatistics]:
+        for _, part in prefetch(context.read, stored, READ_AHEAD):
+            yield TriphoneStatistics.from_bytes(part)
+
+    scratch, name = context.scratch, "tree"
+    if (earlier := scratch.committed(name)) is not None:
+        return earlier.statistics
+    grown = grow_tree(reduce(add, parts()), phones, config)
+    record = Commit(
+        task=name,
+        fingerprint=context.fingerprint,
+        outputs=(),
+        ledger=None,
+        tally_in=Tally(),
+        quarantined=Tally(),
+        statistics={"senone_tree": grown.tree.to_json(), "senone_bound": grown.bound},
+    )
+    return scratch.commit(record).statistics
+
+
+@once
+def write_shard_senones(task: SenonesTask) -> Commit:
+    """Write a shard's rows with the senones that the step's tree has for their phones."""
+    context = task.context
+    committed = context.scratch.committed("tree")
+    assert committed is not None, "the tree is grown before its senones are written"
+    tree = parse_senone_tree(committed.statistics["senone_tree"])
+    rows = read_features(read_output(context.store, context.run_uri, task.features))
+    senones = senones_of(decode_phones(context.read(task.phones)), tree)
+    heard = heard_versions(rows, task.versions)
+    return commit_aligned(context, task.name, rows, shared_by_versions(rows, heard, senones))
+
+
+def senones_of(phones: Phones, tree: SenoneTree) -> dict[str, Senones | Unaligned]:
+    """Return the tree's senone of every 10 ms frame, by utterance id."""
+    return {
+        name: each if isinstance(each, Unaligned) else senone_alignment(each, tree)
+        for name, each in phones.items()
+    }
+
+
+def encode_phones(phones: Phones) -> bytes:
+    """Write the phones of a shard's utterances: six bytes a segment."""
+    aligned = {name: each for name, each in phones.items() if isinstance(each, PhoneAlignment)}
+    unaligned = {name: each for name, each in phones.items() if isinstance(each, Unaligned)}
+    nothing = np.zeros(0, np.int32)
+    state = {
+        "utterances": list(aligned),
+        "num_frames": torch.tensor([each.num_frames for each in aligned.values()]),
+        "num_segments": torch.tensor([len(each.phones) for each in aligned.values()]),
+        "phones": torch.from_numpy(
+            np.concatenate([nothing, *(each.phones for each in aligned.values())]).astype(np.int16)
+        ),
+        "starts": torch.from_numpy(
+            np.concatenate([nothing, *(each.starts for each in aligned.values())])
+        ),
+        "unaligned": {name: [each.detail, each.reason] for name, each in unaligned.items()},
+    }
+    return encode_state(state)
+
+
+def decode_phones(data: bytes) -> dict[str, PhoneAlignment | Unaligned]:
+    """Read what `encode_phones` wrote."""
+    state: dict[str, Any] = decode_state(data)
+    ends = np.cumsum(state["num_segments"].numpy())
+    parts = zip(
+        state["utterances"],
+        np.split(state["phones"].numpy().astype(np.int32), ends)[:-1],
+        np.split(state["starts"].numpy(), ends)[:-1],
+        state["num_frames"].tolist(),
+        strict=True,
+    )
+    aligned = {name: PhoneAlignment(phones, starts, size) for name, phones, starts, size in parts}
+    return {**aligned, **{name: Unaligned(*each) for name, each in state["unaligned"].items()}}
