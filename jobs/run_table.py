@@ -209,13 +209,12 @@ def _realignments(recipe: "Recipe") -> list[Written]:
 
 
 def _trained(fit: "Fit") -> Written:
-    is_students = section_of(fit.name) == STUDENT
     return Written(
         model_step(fit.name),
         tuple(fit.on_development_speakers().inputs),
         fit=fit,
         holds_utterances=False,
-        in_increment="made" if is_students else "inherited",
+        in_increment="inherited" if fit.unlabelled is None else "made",
     )
 
 
@@ -227,10 +226,11 @@ def _models(recipe: "Recipe", fits: "Iterable[Fit]") -> list[Written]:
     config, found = recipe.sequence_training, list[Written]()
     settings = lattice_settings(config.lattices, config.acoustic_scale)
     for fit in fits:
-        found.append(_trained(fit))
+        trained = _trained(fit)
+        found.append(trained)
         if section_of(fit.name) in config.models:
             lattices = replace(
-                found[-1],
+                trained,
                 name=lattices_step(fit.name),
                 reads=(ALIGNMENT_STEP, BOOTSTRAP_STEP, model_step(fit.name)),
                 settings=settings,
@@ -238,7 +238,9 @@ def _models(recipe: "Recipe", fits: "Iterable[Fit]") -> list[Written]:
                 hours_of=ALIGNMENT_STEP,
                 holds_utterances=True,
             )
-            found += [lattices, _trained(sequence_fit(recipe, fit))]
+            by_sequence = _trained(sequence_fit(recipe, fit))
+            # It learns from labelled speech, but goes on where the other has begun.
+            found += [lattices, replace(by_sequence, in_increment=trained.in_increment)]
     return found
 
 

@@ -42,7 +42,7 @@ from training.settings.model_training import (
     TrainingSettings,
     WarmStart,
 )
-from training.settings.models import ModelConfig, check_divisible
+from training.settings.models import ModelConfig, Normalization, check_divisible
 from training.settings.trainers import (
     BmufConfig,
     HtmConfig,
@@ -133,10 +133,16 @@ class StudentConfig(TrainingSettings):
 
 @dataclass(frozen=True, slots=True)
 class ModelsConfig:
-    """ModelsConfig: the deployed model (baseline, aligner and student alike) and the teacher."""
+    """ModelsConfig: the deployed model (baseline, aligner and student alike) and the teacher.
+
+    `normalization` says of which speech the global mean and variance are (003 IV-B2) by which
+    aligner, baseline and teacher normalize: with "labelled" they need no unlabelled speech. The
+    student's are of all speech, or those of the model that it begins from.
+    """
 
     student: ModelConfig
     teacher: ModelConfig
+    normalization: Normalization = "all"
 
     def of(self, name: str) -> ModelConfig:
         """Return the form of the model `name`; an ensemble's teachers have one form."""
