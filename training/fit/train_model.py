@@ -236,7 +236,8 @@ def check_trainer(fit: Fit, group: ProcessGroup) -> None:
 def warm_start(model: AcousticModel, fit: Fit, store: ObjectStore, run_uri: str) -> None:
     """Begin from the weights of a model that was trained on a part of the data (000 3.2).
 
-    Its normalization comes with them: they were learnt of inputs that it normalized. Raises ConfigurationError where that model is of another form.
+    Its normalization comes with them: they were learnt of inputs that it normalized. Raises
+    ConfigurationError where that model is of another form.
     """
     try:
         trained = load_model(store, run_uri, fit.warm_start, fit.model).model

@@ -17,6 +17,7 @@ from infra.settings import (
     read_toml,
 )
 from pipeline.runs.names import (
+    STUDENT,
     TEACHER,
     TargetsRound,
     evaluated_models,
@@ -260,6 +261,12 @@ class Recipe:
         return evaluated_models(
             self.sequence_training.models, self.num_teachers, self.targets.rounds
         )
+
+    @property
+    def supervised_models(self) -> tuple[str, ...]:
+        """Return those of them that learn from labelled speech alone."""
+        scored = evaluated_models(self.sequence_training.models, self.num_teachers)
+        return tuple(name for name in scored if section_of(name) != STUDENT)
 
     def labelling_models(self, targets_round: TargetsRound) -> tuple[str, ...]:
         """Return the models that label the targets of a round; none if the user's own label."""
