@@ -103,7 +103,7 @@ def require_beside(run_uri: str, base_uri: str, option: str) -> None:
     """
     run_uri, base_uri = normalize_uri(run_uri), normalize_uri(base_uri)
     if run_uri == base_uri:
-        raise ValueError(f"{option} {base_uri}: a run has no base in itself: name an earlier run")
+        raise ValueError(f"{option} {base_uri}: a run cannot be its own base: name an earlier run")
     folder = run_uri.rpartition("/")[0]
     if base_uri.rpartition("/")[0] != folder:
         raise ValueError(
@@ -130,7 +130,7 @@ def bases_of(store: ObjectStore, run_uri: str, base_uri: str, taken: Taken) -> B
     there = read_bases(store, run_uri)
     if there.runs and there != bases:
         raise ValueError(
-            f"{run_uri} has {there.option} {there.runs[0]} already, and cannot have "
+            f"{run_uri} has begun with {there.option} {there.runs[0]}, and cannot have "
             f"{bases.option} {base_uri}: use another --run"
         )
     return bases

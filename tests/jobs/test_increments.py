@@ -8,7 +8,7 @@ import pytest
 from infra.store.object_store import join_uri
 from jobs.cli import spark_steps
 from jobs.run import launches
-from pipeline.runs.increment import read_bases
+from pipeline.runs.increment import Bases, read_bases
 from pipeline.runs.manifest import Manifest, manifest_uri, read_manifest
 from tests.job_programs import RunJob, Said
 from tests.pipeline.steps.increments.nights import SUBSET, Nights
@@ -82,7 +82,7 @@ def test_an_unfinished_base_is_refused(run_job: RunJob, nights: Nights) -> None:
     nights.store.put(uri, Manifest("models/teacher", {}, {}, ()).to_bytes())
     said = give(run_job, nights, "check", "night-2", *extends)
     assert "no manifest of selection/labelled, selection/heldout, features/labelled" in said.err
-    assert read_bases(nights.store, nights.run_uri("night-2")) == (), "check writes nothing"
+    assert read_bases(nights.store, nights.run_uri("night-2")) == Bases(), "check writes nothing"
 
 
 def test_what_no_increment_can_be_is_refused(run_job: RunJob, nights: Nights) -> None:
@@ -92,10 +92,13 @@ def test_what_no_increment_can_be_is_refused(run_job: RunJob, nights: Nights) ->
     for options, message in (
         (
             ("--extends", elsewhere),
-            f"extends = {elsewhere}: need a run in {nights.folder}/, beside",
+            f"--extends {elsewhere}: need a run in {nights.folder}/, beside",
         ),
-        (("--extends", nights.run_uri("night-2")), "a run cannot extend itself"),
-        (("--extends", base, "--set", "corpus.uri="), "corpus: uri = '': an increment needs"),
+        (("--extends", nights.run_uri("night-2")), "a run cannot be its own base"),
+        (
+            ("--extends", base, "--set", "corpus.uri="),
+            "corpus: uri = '': with --extends a run needs",
+        ),
         (("--extends", base, "--set", "targets.rounds=2"), "rounds = 2: need 1 in an increment"),
     ):
         said = give(run_job, nights, "select_utterances", "night-2", *options)
@@ -121,10 +124,12 @@ def test_a_nightly_workflow_extends_the_last_success(run_job: RunJob) -> None:
     without = (*shared, "--manifest", "s3://bucket/{{ ds }}.jsonl")
     refused = run_job("workflow", *without, "--extends", f"s3://bucket/runs/{LAST}")
     assert (refused.code, refused.out) == (2, "")
-    assert "corpus: uri = '': an increment needs" in refused.err
+    assert "corpus: uri = '': with --extends a run needs" in refused.err
 
 
 def test_an_increment_trains_the_student_alone_on_ranks() -> None:
     """Baseline and teacher are the base's: one process finds that, without torchrun."""
-    on_ranks = [each.step for each in launches([], 2, 4, is_increment=True) if len(each.prefix) > 1]
+    on_ranks = [
+        each.step for each in launches([], 2, 4, inherits_models=True) if len(each.prefix) > 1
+    ]
     assert on_ranks == ["train_student"]
