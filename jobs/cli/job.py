@@ -180,12 +180,12 @@ def _bases(recipe: Recipe, run_uri: str, arguments: argparse.Namespace) -> Bases
     extends: str = getattr(arguments, "extends", "")
     base = extends or getattr(arguments, "labelled_from", "")
     taken: Taken = "all" if extends else "labelled"
-    runs = [run_uri, *([normalize_uri(base)] if base else [])]
+    runs = (run_uri, *([normalize_uri(base)] if base else []))
     try:
         if base:
-            require_beside(*runs, OPTIONS[taken])
+            require_beside(run_uri, base, OPTIONS[taken])
         records = ObjectStore(tuple(join_uri(run, STEP_RECORDS_FOLDER) for run in runs))
-        found = bases_of(records, *runs, taken) if base else read_bases(records, run_uri)
+        found = bases_of(records, run_uri, base, taken) if base else read_bases(records, run_uri)
     except ValueError as error:
         raise ConfigurationError(str(error)) from error
     if found.runs:
