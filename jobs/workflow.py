@@ -35,7 +35,7 @@ from jobs.cli.arguments import (
 from jobs.cli.command_line import fail
 from jobs.cli.job import require_takeover
 from jobs.run import JOBS, Launch, launches_of, shared_arguments, step_environment
-from jobs.run_table import INGEST, STEPS, due_steps, written_steps
+from jobs.run_table import INGEST, STEPS, due_steps, written, written_steps
 from pipeline.runs.increment import require_beside
 from pipeline.runs.manifest import manifest_uri
 from pipeline.runs.names import EXTENDS, LABELLED_FROM
@@ -83,10 +83,15 @@ def workflow_steps(arguments: argparse.Namespace, recipe: Recipe) -> Iterator[Wo
     times: Counter[str] = Counter()
     without = set(order) - {launch.step for launch in steps}
     there = {made for step in without for made in written_steps(recipe, step)}
-    # An increment takes over what the rounds of its base have made.
-    has = (lambda _: True) if arguments.extends else there.__contains__
+    # A run takes over what the rounds of its base have made.
+    taken = {
+        each.name
+        for each in written(recipe).values()
+        if arguments.extends or (arguments.labelled_from and each.in_increment == "labelled")
+    }
     for number, launch in enumerate(steps):
         times[launch.step] += 1
+        has = (there | taken).__contains__
         made = [s for s in due_steps(recipe, launch.step, has) if s not in there]
         there.update(made)
         if first <= number <= last:
