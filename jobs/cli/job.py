@@ -430,7 +430,6 @@ def take_over(job: Job) -> None:
     if it has not finished what it has to.
     """
     base, rows = job.bases.runs[0], STEPS[job.name].writes(job.recipe)
-    record_bases(job.store, job.run_uri, base, "all" if job.bases.extends else "labelled")
     inherited = [each for each in rows if is_taken_over(each, job.bases)]
     there = [each for each in inherited if is_finished(job.store, base, each.name)]
     needed = [each.name for each in inherited if not each.is_optional and each not in there]
@@ -438,10 +437,11 @@ def take_over(job: Job) -> None:
         raise unfinished(base, needed)
     has_dev = any(each.fit for each in there) and is_finished(job.store, base, features_step(DEV))
     now = step_configs(job.recipe, job.recipe, has_dev)
-    for each in there:
-        step = BaseStep(base, *read_with_digest(job.store, base, each.name))
-        if each.name in now:
-            _require_same(job, step, now)
+    steps = [BaseStep(base, *read_with_digest(job.store, base, each.name)) for each in there]
+    for step in steps:
+        _require_same(job, step, now)
+    record_bases(job.store, job.run_uri, base, "all" if job.bases.extends else "labelled")
+    for step in steps:
         step.inherit(job.store, job.run_uri)
 
 

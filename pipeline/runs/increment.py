@@ -87,8 +87,8 @@ def read_bases(store: ObjectStore, run_uri: str) -> Bases:
 
 
 def _parse_bases(document: dict[str, Any]) -> Bases:
-    names = (name for name in (_BASES, _LABELLED_FROM) if name == _BASES or name in document)
-    return Bases(*(tuple(texts_of(name, document)) for name in names))
+    labelled_from = texts_of(_LABELLED_FROM, document) if _LABELLED_FROM in document else []
+    return Bases(tuple(texts_of(_BASES, document)), tuple(labelled_from))
 
 
 def store_of_chain(run_uri: str) -> ObjectStore:

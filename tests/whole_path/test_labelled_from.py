@@ -4,7 +4,6 @@ The jobs run in this process, and their Spark tasks in a plain loop; the teacher
 """
 
 import json
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -149,11 +148,10 @@ def require_refusals(runs: Runs, taken: tuple[str, str]) -> None:
     assert said.code == 2
     digests = f"SHA-256 {sha256(text)[:12]} -> {sha256(text + b'sees S IY S' + bytes([10]))[:12]}"
     assert f"lexicon.txt: {digests}" in said.err
-    shutil.rmtree(runs.uri("other"))
     said = runs.job("bootstrap", "other", "--labelled-from", runs.uri("ingest"))
     assert said.code == 2
     assert "ingest is unfinished: it has no manifest of alignments/bootstrap" in said.err
-    shutil.rmtree(runs.uri("other"))
+    assert read_bases(runs.store, runs.uri("other")) == Bases(), "what is refused is not recorded"
 
 
 def require_equal_student(runs: Runs, taken: tuple[str, str]) -> None:
