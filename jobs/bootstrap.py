@@ -5,7 +5,7 @@ megahour bootstrap --recipe demo --run runs/demo
 
 from infra.log_lines import log
 from jobs.cli.command_line import Step, StepResults, main
-from jobs.cli.job import Job
+from jobs.cli.job import Job, require_moments
 from jobs.cli.spark_steps import distribute_on_spark
 from jobs.run_table import BOOTSTRAP
 from pipeline.runs.manifest import Manifest, subsets_of_run
@@ -28,6 +28,7 @@ def run(job: Job) -> StepResults:
             "speech to align; without any, a run ends with its features"
         )
     job.manifest(features)
+    require_moments(job)
     rule = recipe.corpus.unknown_words
     lexicon = CorpusLexicon.read(job.store, job.corpus_uri, rule).parse()
     check_phones(recipe, len(lexicon.phones))

@@ -8,7 +8,7 @@ from typing import Any
 
 from infra.settings import ConfigurationError
 from jobs.cli.command_line import Step, StepResults, main
-from jobs.cli.job import Job
+from jobs.cli.job import Job, require_unlabelled
 from jobs.run_table import CERTIFY
 from pipeline.runs.names import STUDENT, model_step
 from pipeline.shuffle_quality import FIGURE_TITLES
@@ -23,6 +23,7 @@ HEADER = f"{'':32}{'step':>10}{'uniform':>10}{'rank':>10}{'uniform':>10}"
 
 def run(job: Job) -> StepResults:
     """Examine the first steps of the student's sub-epochs; print the table."""
+    require_unlabelled(job)
     arguments = job.arguments
     num_ranks = arguments.ranks or USUAL_RANKS
     if not arguments.ranks and job.has(model_step(STUDENT)):

@@ -18,8 +18,8 @@ from infra.store.object_store import AccessDenied, StoreError, join_uri
 from infra.store.uris import require_within, resolve_audio, resolve_prefix
 from jobs.cli.arguments import (
     LANGUAGE_MODEL,
+    add_base_arguments,
     add_device_argument,
-    add_extends_argument,
     add_ranks_arguments,
     add_source_arguments,
     require_source_options,
@@ -105,7 +105,7 @@ def _parser() -> argparse.ArgumentParser:
     add_source_arguments(parser, required=False)
     text = "the corpus must be there already, as when nothing is ingested"
     add("--ingested", action="store_true", help=text)
-    add_extends_argument(parser)
+    add_base_arguments(parser)
     add_ranks_arguments(parser)
     add_device_argument(parser)
     add("--quiet", action="store_true", help="print nothing if all is well")

@@ -35,10 +35,12 @@ def run(job: Job) -> StepResults:
     where, recipe = (job.store, job.run_uri, job.corpus_uri), job.recipe
     has_development = DEV in subsets_of_run(job.store, job.run_uri, features_step)
     with distribute_on_spark(job) as distribute:
-        forms = {name: recipe.models.of(name) for name in recipe.evaluated_models}
+        forms = {name: recipe.models.of(name) for name in job.evaluated_models}
         models = ModelsToDecode(forms, distribute, str(of_tasks))
         tuned = [tune(*where, recipe.evaluation, recipe.tuning, models)] if has_development else []
         made = [*tuned, evaluate(*where, recipe.evaluation, models)]
+    if not job.has_unlabelled:
+        return made
     place = *where[:2], recipe.targets
     return [*made, measure_kbest_costs(*place, labelling(job), recipe.models.of(STUDENT), device)]
 
@@ -69,7 +71,8 @@ STEP = Step(
     "on these before. A Spark task decodes some ten minutes with one model, on --device where the "
     "cluster's master is local[1], on the CPU elsewhere. Hypotheses and references are kept as "
     "trn, ctm and stm files, which sclite reads. A sample of the unlabelled features "
-    "then says what the targets' k costs.",
+    "then says what the targets' k costs. Without unlabelled features baseline and teacher alone "
+    "are scored.",
     run=run,
 )
 

@@ -15,7 +15,7 @@ from pipeline.steps.selection.buckets import subsets_of
 
 def run(job: Job) -> StepResults:
     """Extract the features of each subset."""
-    of_corpus = () if job.bases else subsets_of(job.store, job.corpus_uri)
+    of_corpus = () if job.bases.runs else subsets_of(job.store, job.corpus_uri)
     # What was selected is extracted, also where its metadata is gone.
     subsets = [
         subset for subset in ALL_SUBSETS if subset in of_corpus or job.has(selection_step(subset))

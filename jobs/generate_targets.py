@@ -12,7 +12,7 @@ import numpy as np
 from infra.devices.device_pool import DevicePool
 from infra.settings import canonical_json
 from jobs.cli.command_line import Step, StepResults, main
-from jobs.cli.job import Job
+from jobs.cli.job import Job, require_unlabelled
 from jobs.cli.spark_steps import distribute_on_spark
 from jobs.run_table import GENERATE_TARGETS
 from pipeline.kbest import joined
@@ -46,6 +46,7 @@ SEARCH_IDLE_TIMEOUT_S = 120.0
 
 def run(job: Job) -> StepResults:
     """Label all unlabelled feature shards, in each round whose teachers are trained."""
+    require_unlabelled(job)
     with distribute_on_spark(job) as distribute:
         made = prepare_search(job, distribute) if searches(job) else []
         for targets_round, models in due_rounds(job):

@@ -56,8 +56,8 @@ def run(job: Job) -> StepResults:
 
 def _ingest_manifests(job: Job) -> StepResults:
     ingestion = ingestion_of(job, simulation_of(job.arguments))
-    if job.bases:
-        require_same_speakers(job.store, job.bases, ingestion)
+    if job.bases.runs:
+        require_same_speakers(job.store, job.bases.runs, ingestion)
     require_usable_manifests(job)
     announce_lexicon(job)
     place = job.store, job.run_uri, job.corpus_uri

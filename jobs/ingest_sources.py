@@ -80,7 +80,7 @@ def ingestion_of(job: Job, simulation: Simulation | None) -> ManifestIngestion:
         rules,
         settings,
         {stored_name(model): read_language_model(model).data} if model else {},
-        adds=bool(job.bases),
+        adds=bool(job.bases.runs),
         simulation=simulation,
         conversion=conversion,
     )
@@ -193,7 +193,7 @@ def vocabulary_notes(job: Job, lexicon: Lexicon) -> Iterator[str]:
     LossBudgetExceededError if too many utterances to align have such words. The driver alone reads
     tables and manifests, and no audio. An increment aligns nothing: its base has.
     """
-    if job.bases:
+    if job.bases.runs:
         return
     for subset, texts in _transcripts(job):
         unknown = UnknownWords.of(texts, lexicon)

@@ -108,8 +108,8 @@ def require_replaceable(job: Job, data: bytes) -> None:
             f"{said}, and other runs may have read it: give the same, use another corpus.uri, or "
             "replace it there if no run has aligned by it"
         )
-    if job.bases:
-        raise ValueError(f"{said}, and {job.bases[0]} has aligned by it: give the same")
+    if job.bases.runs:
+        raise ValueError(f"{said}, and {job.bases.runs[0]} has aligned by it: give the same")
     if job.store.list(folder := join_uri(job.run_uri, BOOTSTRAP_STEP)):
         raise ValueError(
             f"{said}, by which {folder} is aligned: give the same, or use another --run"

@@ -4,7 +4,7 @@ megahour repartition --recipe demo --run runs/demo
 """
 
 from jobs.cli.command_line import Step, StepResults, main
-from jobs.cli.job import Job
+from jobs.cli.job import Job, require_unlabelled
 from jobs.cli.spark_steps import distribute_on_spark
 from jobs.run_table import REPARTITION
 from pipeline.runs.names import targets_rounds
@@ -13,6 +13,7 @@ from pipeline.steps.repartition import repartition
 
 def run(job: Job) -> StepResults:
     """Join and repartition the unlabelled subset, for each round whose targets are made."""
+    require_unlabelled(job)
     config = job.recipe.partitions
     rounds = targets_rounds(job.recipe.targets.rounds)
     due = [each for each in rounds if each.number == 1 or job.has(each.targets)]

@@ -105,7 +105,7 @@ def report_spec(job: Job, other_reports: Mapping[str, str]) -> StepSpec:
     """
     store, run_uri = job.store, job.run_uri
     later = [step for step in LATER_STEPS if is_finished(store, run_uri, step)]
-    reads = (*required_reads(job.recipe), *other_ledger_steps(store, run_uri, job.recipe), *later)
+    reads = (*required_reads(job), *other_ledger_steps(store, run_uri, job.recipe), *later)
     uris = record_uris(store, run_uri)
     if store.exists(plan := join_uri(run_uri, PLAN_DOCUMENT)):
         uris.append(plan)

@@ -19,13 +19,12 @@ from infra.store.objects import PrefixError
 from infra.store.uris import is_s3, normalize_uri
 from jobs.cli.arguments import (
     DEV_SHARE,
-    EXTENDS,
     INGEST_OPTIONS,
     MANIFEST,
     PLACEMENT_OPTIONS,
     Parser,
+    add_base_arguments,
     add_dev_share_argument,
-    add_extends_argument,
     add_manifest_arguments,
     add_placement_arguments,
     add_recipe_arguments,
@@ -38,6 +37,7 @@ from jobs.cli.arguments import (
 from jobs.cli.command_line import fail
 from jobs.run_table import INGEST, STEPS, due_steps
 from pipeline.runs.manifest import is_finished, manifest_uri
+from pipeline.runs.names import EXTENDS, LABELLED_FROM
 from training.settings.recipe import Recipe, read_recipe
 
 NAME = "request_cluster"
@@ -69,7 +69,7 @@ def make_launch(arguments: argparse.Namespace, cluster: Cluster, platform: Platf
         if given
         for word in (option, _on_host(option, given, platform))
     ]
-    names = ("--set", EXTENDS, *(INGEST_OPTIONS if arguments.step == INGEST else ()))
+    names = ("--set", EXTENDS, LABELLED_FROM, *(INGEST_OPTIONS if arguments.step == INGEST else ()))
     words = [*named[:2], "--run", arguments.run, *named[2:], *given_options(arguments, names)]
     return StepLaunch(
         arguments.step,
@@ -177,7 +177,7 @@ def _parser() -> argparse.ArgumentParser:
     add_recipe_arguments(parser)
     add("--run", required=True, help="s3:// URI that holds the run")
     add("--cluster", help="cluster TOML, or a name in infra/clusters; default: the step's")
-    add_extends_argument(parser)
+    add_base_arguments(parser)
     add_manifest_arguments(parser)
     add_placement_arguments(parser)
     add_dev_share_argument(parser)

@@ -19,7 +19,6 @@ from infra.spark.session import spark_environment
 from infra.supervisor import command_of, describe_end, shell_code
 from jobs.cli.arguments import (
     AUTO,
-    EXTENDS,
     INGEST_OPTIONS,
     KALDI_DIR,
     MANIFEST,
@@ -44,6 +43,7 @@ from jobs.run_table import (
     TRAIN_STUDENT,
     TRAIN_TEACHER,
 )
+from pipeline.runs.names import EXTENDS, LABELLED_FROM
 from training.settings.recipe import Recipe, read_recipe
 
 JOBS = Path(__file__).parent
@@ -75,18 +75,18 @@ def launches(
     num_alignment_rounds: int = 1,
     num_target_rounds: int = 1,
     has_own_teacher: bool = False,
-    is_increment: bool = False,
+    inherits_models: bool = False,
 ) -> list[Launch]:
     """Return the steps in order, each with spark-submit, torchrun or Python before it.
 
     `ingested` are ingest's own options; without any the corpus is there. Each round of alignment or
     of targets after the first repeats two or three steps, which then do what has become due. A
-    teacher of the user's own is not trained. An increment takes over all models but the student.
+    teacher of the user's own is not trained. A run that `inherits_models` trains the student alone.
     """
     prefixes = {
         "python": (sys.executable,),
         "Spark": (str(Path(sys.executable).parent / "spark-submit"),),
-        "torchrun": (sys.executable,) if is_increment else _torchrun(supervised_ranks),
+        "torchrun": (sys.executable,) if inherits_models else _torchrun(supervised_ranks),
     }
     found = {
         name: Launch(name, prefixes[step.starter], ("--device", device) if step.has_device else ())
@@ -111,15 +111,17 @@ def launches_of(
     arguments: argparse.Namespace, recipe: Recipe, ingested: Sequence[str]
 ) -> list[Launch]:
     """Return the steps of a recipe, on the ranks and devices that the command line names."""
+    has_base = bool(arguments.extends or arguments.labelled_from)
     return launches(
         ingested,
         arguments.supervised_ranks,
         arguments.student_ranks,
         arguments.device,
-        num_alignment_rounds=1 if arguments.extends else recipe.alignment.rounds,
+        num_alignment_rounds=1 if has_base else recipe.alignment.rounds,
         num_target_rounds=recipe.targets.rounds,
         has_own_teacher=not recipe.num_teachers,
-        is_increment=bool(arguments.extends),
+        # A later round's teacher learns from the run's own targets.
+        inherits_models=has_base and recipe.targets.rounds == 1,
     )
 
 
@@ -223,7 +225,8 @@ def exit_with(action: Callable[[], int]) -> None:
 
 def check(arguments: argparse.Namespace, *options: str) -> int:
     """Check recipe, clusters and ranks in a process of its own, which is quiet if all is well."""
-    for text in (arguments.recipe, arguments.run, arguments.extends, *arguments.set, *options):
+    bases = arguments.extends, arguments.labelled_from
+    for text in (arguments.recipe, arguments.run, *bases, *arguments.set, *options):
         if holds_password(text):  # other users may see the command lines of processes
             remedy = "take it out; credentials come from the environment, a profile or a role"
             print(f"{CHECK}: {printable(text)}: a password or signature: {remedy}", file=sys.stderr)
@@ -241,7 +244,7 @@ def check(arguments: argparse.Namespace, *options: str) -> int:
 
 def shared_arguments(recipe: str, arguments: argparse.Namespace) -> list[str]:
     """Return the arguments that every step receives."""
-    given = given_options(arguments, ("--set", "--cluster", EXTENDS))
+    given = given_options(arguments, ("--set", "--cluster", EXTENDS, LABELLED_FROM))
     return ["--recipe", recipe, "--run", arguments.run, *given]
 
 

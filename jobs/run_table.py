@@ -76,7 +76,8 @@ class Written:
     It is made from the manifests of the steps `reads`, with the `settings` that the recipe decides,
     or by the training `fit`. Its tasks read the shards of the step `hours_of`, `times_read` times;
     without one, its hours are not known before. Runs without development speakers lack an optional
-    one. An increment inherits it from its base, extends the base's, or makes it anew.
+    one. An increment inherits it from its base, extends the base's, or makes it anew. What is made
+    of labelled speech alone is inherited by each run that has a base.
     """
 
     name: str
@@ -87,7 +88,7 @@ class Written:
     times_read: int = 1
     holds_utterances: bool = True
     is_optional: bool = False
-    in_increment: Literal["inherited", "extended", "made"] = "made"
+    in_increment: Literal["labelled", "inherited", "extended", "made"] = "made"
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +166,7 @@ def _of_subset(subset: str, name: str, settings: object, source: str = "") -> Wr
         plain(settings),
         hours_of=source,
         is_optional=subset == DEV,
-        in_increment="extended" if subset == UNLABELLED else "inherited",
+        in_increment="extended" if subset == UNLABELLED else "labelled",
     )
 
 
@@ -176,7 +177,7 @@ def _bootstrap(recipe: "Recipe") -> list[Written]:
     settings = bootstrap_settings(recipe.bootstrap, recipe.senones, versions, rule)
     labelled = features_step(LABELLED)
     return [
-        Written(BOOTSTRAP_STEP, (labelled,), settings, hours_of=labelled, in_increment="inherited")
+        Written(BOOTSTRAP_STEP, (labelled,), settings, hours_of=labelled, in_increment="labelled")
     ]
 
 
@@ -203,7 +204,7 @@ def _realignments(recipe: "Recipe") -> list[Written]:
             realignment_settings(scale, config.versions, regrown),
             hours_of=features,
             is_optional=features == of_dev,
-            in_increment="inherited",
+            in_increment="labelled",
         )
 
     of_rounds = [aligned(each.writes, features_step(LABELLED), each.aligner) for each in rounds]
@@ -211,13 +212,12 @@ def _realignments(recipe: "Recipe") -> list[Written]:
 
 
 def _trained(fit: "Fit") -> Written:
-    is_students = section_of(fit.name) == STUDENT
     return Written(
         model_step(fit.name),
         tuple(fit.on_development_speakers().inputs),
         fit=fit,
         holds_utterances=False,
-        in_increment="made" if is_students else "inherited",
+        in_increment="labelled" if fit.unlabelled is None else "made",
     )
 
 
@@ -229,10 +229,11 @@ def _models(recipe: "Recipe", fits: "Iterable[Fit]") -> list[Written]:
     config, found = recipe.sequence_training, list[Written]()
     settings = lattice_settings(config.lattices, config.acoustic_scale)
     for fit in fits:
-        found.append(_trained(fit))
+        trained = _trained(fit)
+        found.append(trained)
         if section_of(fit.name) in config.models:
             lattices = replace(
-                found[-1],
+                trained,
                 name=lattices_step(fit.name),
                 reads=(ALIGNMENT_STEP, BOOTSTRAP_STEP, model_step(fit.name)),
                 settings=settings,
@@ -240,7 +241,9 @@ def _models(recipe: "Recipe", fits: "Iterable[Fit]") -> list[Written]:
                 hours_of=ALIGNMENT_STEP,
                 holds_utterances=True,
             )
-            found += [lattices, _trained(sequence_fit(recipe, fit))]
+            by_sequence = _trained(sequence_fit(recipe, fit))
+            # It learns from labelled speech, but goes on where the other has begun.
+            found += [lattices, replace(by_sequence, in_increment=trained.in_increment)]
     return found
 
 

@@ -18,12 +18,12 @@ from pipeline.steps.selection.select import metadata_uri, select_utterances
 
 
 def run(job: Job) -> StepResults:
-    """Select each subset; only the unlabelled one is sampled, and only that one is extended."""
+    """Select each subset; only the unlabelled one is sampled, and a base has the others."""
     require_known_subsets(job.store, job.corpus_uri)
     with distribute_on_spark(job) as distribute:
         ingested = ingested_metadata(job.store, job.run_uri, distribute)
         subsets: tuple[str, ...] = (UNLABELLED,)
-        if not job.bases:
+        if not job.bases.runs:
             subsets = subsets_of(job.store, job.corpus_uri, ingested)
         return [
             select_utterances(

@@ -10,7 +10,14 @@ from datetime import UTC, datetime
 
 from infra.store.object_store import ObjectNotFound
 from jobs.cli.command_line import Answer, Query, main
-from jobs.cli.job import Job, hours_read, read_start_record, reading_commits, training_hours
+from jobs.cli.job import (
+    Job,
+    bases_said,
+    hours_read,
+    read_start_record,
+    reading_commits,
+    training_hours,
+)
 from jobs.cli.record import read_job_record, there_or_needed
 from jobs.run_table import STEPS, Written
 from pipeline.records import Tally
@@ -52,7 +59,7 @@ def status(job: Job) -> Answer:
     document = {
         "step": "status",
         "run": job.run_uri,
-        "extends": list(job.bases),
+        **asdict(job.bases),
         "steps": plain,
         # A job without a record has taken no time that is known.
         "seconds": {
@@ -145,7 +152,7 @@ def hours_to_read(job: Job, step: Written) -> float:
 
 def describe(job: Job, steps: Mapping[str, Mapping[str, Progress]]) -> str:
     """Format one line for each step of each job, with totals below."""
-    lines = [job.run_uri, *(f"  extends {each}" for each in job.bases)]
+    lines = [job.run_uri, *bases_said(job)]
     lines += [f"  {'':<18}{'':<24}{'state':<11}{'hours':>18}{'quarantined':>13}"]
     for name, by_step in steps.items():
         for step, each in by_step.items():

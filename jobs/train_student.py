@@ -4,7 +4,7 @@ torchrun --nproc-per-node 4 --module -- jobs.train_student --recipe demo --run r
 """
 
 from jobs.cli.command_line import Step, StepResults
-from jobs.cli.job import Job
+from jobs.cli.job import Job, require_unlabelled
 from jobs.cli.training_steps import (
     HOW_MODELS_TRAIN,
     HOW_SEQUENCES_TRAIN,
@@ -19,6 +19,7 @@ from training.fit.model_specs import student_fit
 
 def run(job: Job) -> StepResults:
     """Train the student on all ranks."""
+    require_unlabelled(job)
     with training_ranks(job) as ranks:
         return [train() for train in training_stages(job, student_fit(job.recipe), ranks)]
 

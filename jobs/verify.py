@@ -9,7 +9,7 @@ from dataclasses import asdict
 from infra.log_lines import progress_bar
 from jobs.cli.arguments import recipe_path
 from jobs.cli.command_line import Answer, Query, main
-from jobs.cli.job import Job
+from jobs.cli.job import Job, bases_said
 from jobs.cli.record import read_job_record
 from jobs.cli.spark_steps import distribute_on_spark
 from jobs.run_table import STEPS, optional_steps, step_configs, written_steps
@@ -56,14 +56,14 @@ def verify(job: Job) -> Answer:
         "step": "verify",
         "status": "verified" if is_good else "failed",
         "run": job.run_uri,
-        "extends": list(job.bases),
+        **asdict(job.bases),
         **asdict(found),
         "swept": job.arguments.sweep and refusal is None,
     }
     outcome = refusal or ("deleted" if job.arguments.sweep else "--sweep deletes them")
     text = describe(found, outcome)
-    if job.bases:
-        text += f"\nextends {job.bases[0]}, whose objects are verified there"
+    if job.bases.runs:
+        text += f"\n{bases_said(job)[0].strip()}, whose objects are verified there"
     return Answer(is_good, text, document)
 
 

@@ -21,9 +21,9 @@ from infra.supervisor import CALLER, command_of
 from jobs.cli.arguments import (
     INGEST_OPTIONS,
     Parser,
+    add_base_arguments,
     add_dev_share_argument,
     add_device_argument,
-    add_extends_argument,
     add_placement_arguments,
     add_ranks_arguments,
     add_recipe_arguments,
@@ -33,11 +33,12 @@ from jobs.cli.arguments import (
     require_source_options,
 )
 from jobs.cli.command_line import fail
-from jobs.cli.job import require_extendable
+from jobs.cli.job import require_takeover
 from jobs.run import JOBS, Launch, launches_of, shared_arguments, step_environment
-from jobs.run_table import INGEST, STEPS, due_steps, written_steps
+from jobs.run_table import INGEST, STEPS, due_steps, written, written_steps
 from pipeline.runs.increment import require_beside
 from pipeline.runs.manifest import manifest_uri
+from pipeline.runs.names import EXTENDS, LABELLED_FROM
 from training.settings.recipe import Recipe, read_recipe
 
 NAME = "workflow"
@@ -82,10 +83,15 @@ def workflow_steps(arguments: argparse.Namespace, recipe: Recipe) -> Iterator[Wo
     times: Counter[str] = Counter()
     without = set(order) - {launch.step for launch in steps}
     there = {made for step in without for made in written_steps(recipe, step)}
-    # An increment takes over what the rounds of its base have made.
-    has = (lambda _: True) if arguments.extends else there.__contains__
+    # A run takes over what the rounds of its base have made.
+    taken = {
+        each.name
+        for each in written(recipe).values()
+        if arguments.extends or (arguments.labelled_from and each.in_increment == "labelled")
+    }
     for number, launch in enumerate(steps):
         times[launch.step] += 1
+        has = (there | taken).__contains__
         made = [s for s in due_steps(recipe, launch.step, has) if s not in there]
         there.update(made)
         if first <= number <= last:
@@ -133,10 +139,12 @@ def describe(arguments: argparse.Namespace) -> dict[str, object]:
     recipe = read_recipe(recipe_path(arguments.recipe), arguments.set)
     # A worker has another working directory.
     arguments.run = normalize_uri(arguments.run)
-    if arguments.extends:
-        arguments.extends = normalize_uri(arguments.extends)
-        require_beside(arguments.run, arguments.extends)
-        require_extendable(recipe)
+    for option in (EXTENDS, LABELLED_FROM):
+        name = option[2:].replace("-", "_")
+        if base := getattr(arguments, name):
+            setattr(arguments, name, normalize_uri(base))
+            require_beside(arguments.run, base, option)
+            require_takeover(recipe, option)
     for name in ("recipe", "account", "cluster", "kaldi_dir"):
         given = getattr(arguments, name)
         if given is not None and Path(given).exists():
@@ -174,7 +182,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--start-date", default="2026-01-01", metavar="DATE", help="the first interval's begin")
     add("--retries", type=int, default=3, metavar="N", help="of each step; default 3")
     add("--retry-delay-s", type=int, default=300, metavar="S", help="before each; default 300")
-    add_extends_argument(parser)
+    add_base_arguments(parser)
     add_source_arguments(parser, required=False)
     add_placement_arguments(parser)
     add_ranks_arguments(parser)

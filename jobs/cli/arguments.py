@@ -25,13 +25,18 @@ from infra.settings import (
 )
 from infra.store.uris import is_s3, normalize_uri
 from jobs.run_table import STEPS
-from pipeline.runs.names import ALL_SUBSETS, DEV, LABELLED, UNLABELLED
+from pipeline.runs.names import (
+    ALL_SUBSETS,
+    DEV,
+    EXTENDS,
+    LABELLED,
+    LABELLED_FROM,
+    UNLABELLED,
+)
 from pipeline.steps.ingestion import COLUMNS, FORMATS, IGNORE_COLUMNS, RECORDINGS
 
 DEV_SHARES = Range(0.001, 0.5, zero="none")
 """The shares of the labelled speakers that may become development speakers."""
-
-EXTENDS = "--extends"
 
 KALDI_DIR, MANIFEST, DEV_SHARE, LOCALE = "--kaldi-dir", "--manifest", "--dev-share", "--locale"
 LEXICON, LANGUAGE_MODEL = "--lexicon", "--language-model"
@@ -222,15 +227,24 @@ def add_placement_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_extends_argument(parser: argparse.ArgumentParser) -> None:
-    """Add the earlier run of which a run is an increment."""
-    parser.add_argument(
+def add_base_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the earlier run from which a run takes over all, or the labelled part."""
+    base = parser.add_mutually_exclusive_group()
+    base.add_argument(
         EXTENDS,
         metavar="URI",
         default="",
         help="an earlier, finished run in the folder of --run: select the metadata that it and the "
         "runs before it have not read, reuse their features, targets and partitions, and take over "
         "the labelled data, the teacher and the baseline; docs/increments.md",
+    )
+    base.add_argument(
+        LABELLED_FROM,
+        metavar="URI",
+        default="",
+        help="an earlier run in the folder of --run whose labelled data, alignments, teacher and "
+        "baseline this one takes over, for another selection of unlabelled speech: nothing "
+        "supervised is trained again; docs/increments.md",
     )
 
 
@@ -310,7 +324,7 @@ def recipe_path(recipe: str) -> str | Readable:
 def add_run_arguments(parser: argparse.ArgumentParser, device: str = AUTO) -> None:
     """Add the arguments that decide where all steps run, and on how many ranks they train."""
     parser.add_argument("--run", required=True, help="folder or s3:// URI that holds the run")
-    add_extends_argument(parser)
+    add_base_arguments(parser)
     add_steps_arguments(parser)
     add_ranks_arguments(parser)
     add_device_argument(parser, device)

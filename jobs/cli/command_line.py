@@ -17,7 +17,7 @@ from infra.log_lines import begin_log, elapsed_text, log, report_error, separate
 from infra.settings import ConfigurationError, printable
 from infra.store.object_store import PrefixError, StoreError, join_uri
 from infra.task_metrics import REQUESTS
-from jobs.cli.arguments import add_extends_argument
+from jobs.cli.arguments import add_base_arguments
 from jobs.cli.job import (
     Job,
     begin,
@@ -26,6 +26,7 @@ from jobs.cli.job import (
     job_parser,
     open_job,
     remove_start_record,
+    take_over,
 )
 from jobs.cli.megahour import ended_by_closed_pipe
 from jobs.cli.record import (
@@ -42,7 +43,6 @@ from jobs.cli.record import (
 from jobs.run_table import STEPS, written_steps
 from pipeline.runs.commit import RecipeConflictError
 from pipeline.runs.engine import LossBudgetExceededError, StepResult
-from pipeline.runs.increment import begin_increment, inherit
 from pipeline.runs.names import STORE_CHECK_FOLDER, metrics_file
 
 StepResults = Sequence[StepResult]
@@ -73,7 +73,7 @@ class Step:
         parser = job_parser(self.name, self.description, f"{codes} {again}")
         text = "list what the step would read and write, and write nothing"
         parser.add_argument("--dry-run", action="store_true", help=text)
-        add_extends_argument(parser)
+        add_base_arguments(parser)
         parser.add_argument(
             "--metrics-file",
             metavar="FILE",
@@ -91,11 +91,8 @@ class Step:
             return Answer(not summary["conflicts"], describe_dry_run(summary), summary)
         if job.arguments.metrics_file:
             metrics_path(job.arguments.metrics_file)  # now, not after hours
-        if job.bases:
-            begin_increment(job.store, job.run_uri, job.bases[0])
-            made = row.writes(job.recipe)
-            inherited = [each.name for each in made if each.in_increment == "inherited"]
-            inherit(job.store, job.run_uri, job.bases[0], inherited)
+        if job.bases.runs:
+            take_over(job)
         # The leader begins where a manifest is missing, and some input of the step is there.
         begins = (
             job.is_leader

@@ -7,7 +7,7 @@ before: a later start names the settings that differ, and `status` computes the 
 
 import argparse
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -25,11 +25,37 @@ from jobs.cli.arguments import (
     recipe_path,
     toml_path,
 )
-from jobs.run_table import Written, step_configs, written, written_steps
+from jobs.run_table import (
+    EVALUATE,
+    EXTRACT_FEATURES,
+    REPORT,
+    SELECT_UTTERANCES,
+    STEPS,
+    Written,
+    step_configs,
+    written,
+    written_steps,
+)
 from pipeline.records import Tally
 from pipeline.runs.commit import commit_uris, each_commit
-from pipeline.runs.increment import BaseStep, chain_of, read_bases, require_beside
-from pipeline.runs.manifest import Manifest, changes, is_finished, read_manifest
+from pipeline.runs.increment import (
+    OPTIONS,
+    Bases,
+    BaseStep,
+    Taken,
+    bases_of,
+    read_bases,
+    record_bases,
+    require_beside,
+)
+from pipeline.runs.manifest import (
+    Manifest,
+    changes,
+    is_finished,
+    read_manifest,
+    read_with_digest,
+    sha256,
+)
 from pipeline.runs.names import (
     ALIGNMENTS_FOLDER,
     CHECKPOINTS_FOLDER,
@@ -37,6 +63,11 @@ from pipeline.runs.names import (
     CORPUS_FOLDER,
     DEV,
     EVALUATION_STEP,
+    EXTENDS,
+    LABELLED,
+    LABELLED_FROM,
+    LEXICON_FILE,
+    METADATA_FOLDER,
     MODELS_FOLDER,
     PHONES_PREFIX,
     SCRATCH_FOLDER,
@@ -74,11 +105,22 @@ class Job:
     is_leader: bool
     tasks: TaskTotals = field(default_factory=TaskTotals)
     pace: dict[str, list[dict[str, float]]] = field(default_factory=dict)
-    bases: tuple[str, ...] = ()
+    bases: Bases = field(default_factory=Bases)
 
     def has(self, step: str) -> bool:
         """Return whether the run has the manifest of a step."""
         return is_finished(self.store, self.run_uri, step)
+
+    @property
+    def has_unlabelled(self) -> bool:
+        """Return whether the run has features of unlabelled speech."""
+        return self.has(features_step(UNLABELLED))
+
+    @property
+    def evaluated_models(self) -> tuple[str, ...]:
+        """Return the models that are scored: those of labelled speech where there is no other."""
+        recipe = self.recipe
+        return recipe.evaluated_models if self.has_unlabelled else recipe.supervised_models
 
     def manifest(self, step: str) -> Manifest:
         """Read the manifest of a finished step of the run."""
@@ -112,9 +154,9 @@ def open_job(name: str, arguments: argparse.Namespace) -> Job:
         raise ConfigurationError(f"--run {printable(run_uri)}: a password or a signature: {need}")
     corpus_uri = normalize_uri(recipe.corpus.uri or join_uri(run_uri, CORPUS_FOLDER))
     cluster = load_cluster(toml_path(arguments.cluster or recipe.cluster or name))
-    bases = _bases(recipe, run_uri, getattr(arguments, "extends", ""))
-    # A step may read of the runs that it extends what it may read of its own.
-    runs = (run_uri, *bases)
+    bases = _bases(recipe, run_uri, arguments)
+    # A step may read of the bases what it may read of its own run.
+    runs = (run_uri, *bases.runs)
     prefixes = [each for run in runs for each in cluster.readable(run, corpus_uri)]
     store = ObjectStore((*prefixes, *recipe.corpus.audio_prefixes))
     return Job(
@@ -130,32 +172,61 @@ def open_job(name: str, arguments: argparse.Namespace) -> Job:
     )
 
 
-def _bases(recipe: Recipe, run_uri: str, extends: str) -> tuple[str, ...]:
-    """Return the runs that a run extends, as it is recorded or as the command line asks for.
+def _bases(recipe: Recipe, run_uri: str, arguments: argparse.Namespace) -> Bases:
+    """Return the bases of a run, as they are recorded or as the command line asks for.
 
-    Raises ConfigurationError for a recipe or a base that no increment can have.
+    Raises ConfigurationError for a recipe or a base with which no run can take over work.
     """
-    runs = [run_uri, *([normalize_uri(extends)] if extends else [])]
+    extends: str = getattr(arguments, "extends", "")
+    base = extends or getattr(arguments, "labelled_from", "")
+    taken: Taken = "all" if extends else "labelled"
+    runs = (run_uri, *([normalize_uri(base)] if base else []))
     try:
-        if extends:
-            require_beside(*runs)
+        if base:
+            require_beside(run_uri, base, OPTIONS[taken])
         records = ObjectStore(tuple(join_uri(run, STEP_RECORDS_FOLDER) for run in runs))
-        found = chain_of(records, *runs) if extends else read_bases(records, run_uri)
+        found = bases_of(records, run_uri, base, taken) if base else read_bases(records, run_uri)
     except ValueError as error:
         raise ConfigurationError(str(error)) from error
-    if found:
-        require_extendable(recipe)
+    if found.runs:
+        require_takeover(recipe, found.option)
     return found
 
 
-def require_extendable(recipe: Recipe) -> None:
-    """Raise ConfigurationError for a recipe by which no run can extend another."""
+def require_unlabelled(job: Job) -> None:
+    """Raise ConfigurationError in a run of labelled speech alone, for a step that needs other."""
+    metadata = join_uri(job.corpus_uri, METADATA_FOLDER, UNLABELLED)
+    if job.has(features_step(LABELLED)) and not job.has_unlabelled:
+        raise ConfigurationError(
+            f"{job.run_uri} has no features of unlabelled speech, which {job.name} needs: add its "
+            f"metadata to {metadata} and run {SELECT_UTTERANCES} "
+            f"and {EXTRACT_FEATURES} again, or begin another run of it with {LABELLED_FROM} "
+            f"{job.run_uri}; baseline and teacher are scored by --only {EVALUATE} --only {REPORT}"
+        )
+
+
+def require_moments(job: Job) -> None:
+    """Raise ConfigurationError if the aligner is to be normalized by features that are missing."""
+    if job.recipe.models.normalization == "all" and not job.has_unlabelled:
+        raise ConfigurationError(
+            f"models: normalization = 'all': {job.run_uri} has no features of unlabelled speech: "
+            f"run {EXTRACT_FEATURES} on some first, or set 'labelled'"
+        )
+
+
+def require_takeover(recipe: Recipe, option: str) -> None:
+    """Raise ConfigurationError for a recipe by which no run can have the base of this option."""
     if not recipe.corpus.uri:
         raise ConfigurationError(
-            "corpus: uri = '': an increment needs the corpus that its base has read: set the "
-            "folder in both recipes, outside of any run"
+            f"corpus: uri = '': with {option} a run needs the corpus that its base has read: set "
+            "the folder in both recipes, outside of any run"
         )
-    if recipe.targets.rounds > 1:
+    if option == LABELLED_FROM and recipe.models.normalization != "labelled":
+        raise ConfigurationError(
+            f"models: normalization = {recipe.models.normalization!r}: need 'labelled' with "
+            f"{option}: else the models that it takes over depend on the base's unlabelled speech"
+        )
+    if option == EXTENDS and recipe.targets.rounds > 1:
         raise ConfigurationError(
             f"targets: rounds = {recipe.targets.rounds}: need 1 in an increment: the teacher of a "
             "later round would have to learn from all targets again"
@@ -289,7 +360,10 @@ def conflicts(job: Job, steps: Sequence[str]) -> Mapping[str, list[str]]:
     found = {}
     for step in steps:
         if job.has(step):
-            config = job.manifest(step).config
+            manifest = job.manifest(step)
+            if manifest.is_inherited and folder_of(step) == SELECTION_FOLDER:
+                continue  # the other subsets are selected whole
+            config = manifest.config
             before = {
                 name: each for name, each in config.items() if name not in COMMAND_LINE_SETTINGS
             }
@@ -302,31 +376,101 @@ def conflicts(job: Job, steps: Sequence[str]) -> Mapping[str, list[str]]:
 def require_base(jobs: Sequence[Job]) -> None:
     """Raise ConfigurationError if the base of an increment is unfinished, or of another recipe.
 
-    A base has all that its increment reads, unless it has features alone.
+    A base has all that the run takes over. One that is extended may have features alone.
     """
-    if not jobs[0].bases:
+    bases = jobs[0].bases
+    if not bases.runs:
         return
-    recipe, base = jobs[0].recipe, jobs[0].bases[0]
+    recipe, base = jobs[0].recipe, bases.runs[0]
     stores = {step: job.store for job in jobs for step in written_steps(recipe, job.name)}
     there = {step for step, store in stores.items() if is_finished(store, base, step)}
-    of_base = {name: e for name, e in written(recipe).items() if e.in_increment != "made"}
+    of_base = {
+        name: each
+        for name, each in written(recipe).items()
+        if is_taken_over(each, bases) or (bases.extends and each.in_increment == "extended")
+    }
     needed = [name for name, each in of_base.items() if not each.is_optional]
     of_training = (ALIGNMENTS_FOLDER, MODELS_FOLDER, TARGETS_FOLDER)
-    if not any(folder_of(step) in of_training for step in there):
+    if bases.extends and not any(folder_of(step) in of_training for step in there):
         needed = [selection_step(UNLABELLED), features_step(UNLABELLED)]
     if missing := [step for step in needed if step not in there]:
-        raise ConfigurationError(
-            f"{base} is unfinished: it has no manifest of {', '.join(missing)}: finish "
-            "it, or extend another run"
-        )
+        raise unfinished(base, missing)
     now = step_configs(recipe, recipe, features_step(DEV) in there)
-    for step in sorted(there & now.keys() & of_base.keys()):
-        manifest = read_manifest(stores[step], base, step)
-        may_differ = MAY_DIFFER if step == selection_step(UNLABELLED) else ()
-        try:
-            BaseStep(base, manifest, "").require_same(now[step], may_differ)
-        except ValueError as error:
-            raise ConfigurationError(str(error)) from error
+    for job in jobs:
+        for step in written_steps(recipe, job.name):
+            if step in there & now.keys() & of_base.keys():
+                _require_same(job, BaseStep(base, *read_with_digest(job.store, base, step)), now)
+
+
+def is_taken_over(step: Written, bases: Bases) -> bool:
+    """Return whether a run with these bases takes a step over as it is."""
+    return step.in_increment == "labelled" or (
+        bool(bases.extends) and step.in_increment == "inherited"
+    )
+
+
+def bases_said(job: Job) -> list[str]:
+    """Say from which runs the job's run takes over, a line each; none without any."""
+    lines = [f"  extends {each}" for each in job.bases.extends]
+    return lines + [f"  labelled from {each}" for each in job.bases.labelled_from]
+
+
+def unfinished(base: str, missing: Sequence[str]) -> ConfigurationError:
+    """Say what a base lacks that is to be taken over from it."""
+    return ConfigurationError(
+        f"{base} is unfinished: it has no manifest of {', '.join(missing)}: finish it, or name "
+        "another run"
+    )
+
+
+def take_over(job: Job) -> None:
+    """Record the job's base, and store the manifests that the job inherits from it.
+
+    Raises ConfigurationError if the base was made with other settings, or by another lexicon, and
+    if it has not finished what it has to.
+    """
+    base, rows = job.bases.runs[0], STEPS[job.name].writes(job.recipe)
+    inherited = [each for each in rows if is_taken_over(each, job.bases)]
+    there = [each for each in inherited if is_finished(job.store, base, each.name)]
+    needed = [each.name for each in inherited if not each.is_optional and each not in there]
+    if needed and not job.bases.extends:
+        raise unfinished(base, needed)
+    has_dev = any(each.fit for each in there) and is_finished(job.store, base, features_step(DEV))
+    now = step_configs(job.recipe, job.recipe, has_dev)
+    steps = [BaseStep(base, *read_with_digest(job.store, base, each.name)) for each in there]
+    for step in steps:
+        _require_same(job, step, now)
+    record_bases(job.store, job.run_uri, base, "all" if job.bases.extends else "labelled")
+    for step in steps:
+        step.inherit(job.store, job.run_uri)
+
+
+def _require_same(job: Job, base: BaseStep, now: Mapping[str, Mapping[str, Any]]) -> None:
+    """Raise ConfigurationError if a step of the base is not what this run's recipe would make."""
+    found, config = base.manifest, now[base.manifest.step]
+    may_differ: Collection[str] = ()
+    if found.step == selection_step(UNLABELLED):
+        may_differ = MAY_DIFFER
+    elif folder_of(found.step) == SELECTION_FOLDER:
+        may_differ = config  # the other subsets are selected whole
+    try:
+        base.require_same(config, may_differ, job.bases.option)
+    except ValueError as error:
+        raise ConfigurationError(str(error)) from error
+    if job.bases.extends:
+        return
+    said = f"{base.run_uri}: {found.step} was made"
+    remedy = f"set it so, or begin a run without {LABELLED_FROM}"
+    if features_step(UNLABELLED) in found.inputs:
+        setting = "models.normalization: all -> labelled"
+        raise ConfigurationError(f"{said} with another setting: {setting}: {remedy}")
+    if (used := found.inputs.get(LEXICON_FILE)) is not None:
+        uri = join_uri(job.corpus_uri, LEXICON_FILE)
+        if (digest := sha256(job.store.get(uri))) != used:
+            raise ConfigurationError(
+                f"{said} by another lexicon: {uri}: SHA-256 {used[:12]} -> {digest[:12]}: put the "
+                f"one of the base there, or begin a run without {LABELLED_FROM}"
+            )
 
 
 def _has_work(job: Job, steps: Sequence[str]) -> bool:

@@ -9,7 +9,7 @@ import json
 import shlex
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from functools import partial
 from typing import Any, NotRequired, TypedDict
@@ -105,6 +105,10 @@ REQUIRED_READS = (
     *map(features_step, SUBSETS),
 )
 """The steps that every report reads, but for the teacher where it is the user's own."""
+OF_UNLABELLED = (
+    *(selection_step(UNLABELLED), features_step(UNLABELLED), TARGETS_STEP, model_step(STUDENT)),
+)
+"""Those of them that a run without unlabelled speech lacks."""
 
 EVERY_SUBSET = "all subsets"
 """The name of what the subsets share: an ingest counts them together."""
@@ -127,13 +131,17 @@ class CurvePoint(TypedDict):
 
 def build_report(job: Job) -> dict[str, Any]:
     """Collect the contents of report.json."""
-    recipe, models = job.recipe, job.recipe.evaluated_models
-    subsets = subsets_of_run(job.store, job.run_uri, features_step)
+    recipe, models = job.recipe, job.evaluated_models
+    subsets = [
+        subset
+        for subset in subsets_of_run(job.store, job.run_uri, features_step)
+        if subset != UNLABELLED or job.has_unlabelled
+    ]
     manifests = manifests_of(job, subsets, models)
     # A corpus that no run has ingested has none.
     ingests = [
         read_manifest(job.store, run, INGEST_STEP)
-        for run in (*reversed(job.bases), job.run_uri)
+        for run in (*reversed(job.bases.runs), job.run_uri)
         if is_finished(job.store, run, INGEST_STEP)
     ]
     evaluation = output_of(manifests[EVALUATION_STEP], EVALUATION_SCORES)
@@ -151,7 +159,7 @@ def build_report(job: Job) -> dict[str, Any]:
         "hours": {s: manifests[features_step(s)].tally_out.hours for s in subsets},
         "steps": {name: step_entry(record) for name, record in steps.items()},
         "origin": origin_of(steps, job.run_uri),
-        **({"extends": list(job.bases)} if job.bases else {}),
+        **{name: runs for name, runs in asdict(job.bases).items() if runs},
         "waterfall": waterfall_of(job.store, job.run_uri, ingests),
         "plan": compare_plan(
             job.store, job.run_uri, recipe, lambda step: load_cluster(cluster or step), steps
@@ -160,7 +168,7 @@ def build_report(job: Job) -> dict[str, Any]:
             name: manifests[model_step(name)].statistic("curve", list[CurvePoint])
             for name in models
         },
-        "targets": targets_facts(manifests[TARGETS_STEP], recipe),
+        "targets": targets_facts(manifests[TARGETS_STEP], recipe) if job.has_unlabelled else {},
         "kbest_costs": statistics_of(job, KBEST_COSTS_STEP),
         "device_faults": {
             name: faults for name, record in steps.items() if (faults := record["device_faults"])
@@ -179,9 +187,10 @@ def manifests_of(job: Job, subsets: Collection[str], models: Sequence[str]) -> d
     optional = OPTIONAL_READS if DEV in subsets else ()
     # The evaluation's inputs name the tuning and the models trained on by sMBR, so its digest is
     # theirs, too.
-    rounds = (each.targets for each in targets_rounds(job.recipe.targets.rounds))
+    num_rounds = job.recipe.targets.rounds if job.has_unlabelled else 0
+    rounds = (each.targets for each in targets_rounds(num_rounds))
     others = other_ledger_steps(job.store, job.run_uri, job.recipe)
-    read = (*required_reads(job.recipe), *others, *rounds, *optional, *map(model_step, models))
+    read = (*required_reads(job), *others, *rounds, *optional, *map(model_step, models))
     return {step: read_manifest(job.store, job.run_uri, step) for step in dict.fromkeys(read)}
 
 
@@ -208,9 +217,14 @@ def statistics_of(job: Job, step: str) -> dict[str, Any]:
     return dict(read_manifest(job.store, job.run_uri, step).statistics)
 
 
-def required_reads(recipe: Recipe) -> list[str]:
-    """Return the steps that a report reads in any case: no teacher where none is trained."""
-    return [step for step in REQUIRED_READS if recipe.num_teachers or step != model_step(TEACHER)]
+def required_reads(job: Job) -> list[str]:
+    """Return the steps that a report reads in any case: no teacher where none is trained.
+
+    Without unlabelled speech there is nothing of it, no target and no student.
+    """
+    absent = set() if job.has_unlabelled else set(OF_UNLABELLED)
+    absent |= set() if job.recipe.num_teachers else {model_step(TEACHER)}
+    return [step for step in REQUIRED_READS if step not in absent]
 
 
 def step_records(job: Job) -> dict[str, Any]:

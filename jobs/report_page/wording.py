@@ -18,7 +18,17 @@ Estimate = Mapping[str, float | None]
 PARTS = (
     *("certificate", "comparison", "curves", "decoding", "development", "device_faults", "extends"),
     *("frame_accuracy", "hours", "hours_curve", "kbest_costs", "models", "oracle", "origin"),
-    *("pace", "plan", "quarantine", "recipe", "retries", "speakers", "statistics", "steps"),
+    *(
+        "labelled_from",
+        "pace",
+        "plan",
+        "quarantine",
+        "recipe",
+        "retries",
+        "speakers",
+        "statistics",
+        "steps",
+    ),
     *("targets", "waterfall", "wer", "werr", "werr_smbr", "word_errors", "worst"),
 )
 """The parts of a report that are shown, beside the run and the version."""
@@ -79,8 +89,9 @@ def by_placement(scores: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str,
 
 def reductions(report: Report) -> dict[str, Mapping[str, float]]:
     """Return the student's WERR by placement, before and, where both models had it, after sMBR."""
+    before = {"WERR": report["werr"]} if report["werr"] else {}
     after = {"WERR after sMBR": report["werr_smbr"]} if report["werr_smbr"] else {}
-    return {"WERR": report["werr"], **after}
+    return {**before, **after}
 
 
 def development_rates(report: Report) -> dict[str, float]:
@@ -92,6 +103,11 @@ def development_rates(report: Report) -> dict[str, float]:
 def headline(report: Report) -> str:
     """State in one sentence the mean WERR, and whether the student is better at every placement."""
     reductions: Mapping[str, float] = report["werr"]
+    if not reductions and report["wer"] and STUDENT not in report["wer"]:
+        return (
+            "This run has no unlabelled speech, and so no targets and no student: its models "
+            "learnt from labelled speech alone."
+        )
     if not reductions:
         return "This run has no word error rates yet: it has not been evaluated."
     overall = fmean(reductions.values())

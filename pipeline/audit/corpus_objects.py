@@ -82,10 +82,10 @@ def corpus_findings(
         yield from digest_findings(store, digests, f"as {step} read it", remedy)
     ingested = finished[INGEST_STEP].manifest if INGEST_STEP in finished else None
     if ingested is not None:
-        # An increment has ingested into the corpus of the runs that it extends.
+        # A run with bases has ingested into their corpus.
         earlier = (
             read_manifest(store, base, INGEST_STEP)
-            for base in read_bases(store, run_uri)
+            for base in read_bases(store, run_uri).runs
             if is_finished(store, base, INGEST_STEP)
         )
         yield from _ingested_findings(store, corpus_uri, [ingested, *earlier], grows)

@@ -40,6 +40,7 @@ from pipeline.runs.names import (
     REPORT_DOCUMENT,
     REPORT_PAGE,
     REPORT_STEP,
+    SELECTION_FOLDER,
     folder_of,
     job_record,
 )
@@ -338,11 +339,14 @@ def _recipe_findings(records: StepRecords, config: Mapping[str, Any] | None) -> 
     """Compare the settings of a step's manifest with those that the recipe decides.
 
     A setting that one of them does not state is at its default there. A manifest without any, as
-    of a model from elsewhere, is not compared.
+    of a model from elsewhere, is not compared, nor an inherited selection, which is of all speech
+    of its subset.
     """
     if config is None or records.manifest is None or not records.manifest.config:
         return
     manifest = records.manifest
+    if manifest.is_inherited and folder_of(records.step) == SELECTION_FOLDER:
+        return
     given = [name for name in COMMAND_LINE_SETTINGS if name in manifest.config]
     said = {**{name: manifest.config[name] for name in given}, **config}
     if differing := differences(manifest, said, manifest.inputs).removeprefix(": "):

@@ -1,12 +1,13 @@
-"""Increments: a run that extends an earlier one, and takes over what that one has made.
+"""Runs that take over what an earlier run has made: increments, and those of other speech.
 
-An increment's manifests are of the union. They name each object of an earlier run with that run.
+An increment extends its base: its manifests are of the union. Another run takes over its base's
+labelled speech and supervised models alone. Both name each object of an earlier run with that run.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from infra.store.object_store import (
     ObjectNotFound,
@@ -21,104 +22,145 @@ from pipeline.runs.manifest import (
     Manifest,
     Output,
     changes,
-    is_finished,
     listed,
     manifest_uri,
     read_with_digest,
 )
 from pipeline.runs.names import (
     BASE_INPUT,
+    EXTENDS,
     INCREMENT_RECORD,
+    LABELLED_FROM,
     STEP_RECORDS_FOLDER,
     STORE_CHECK_FOLDER,
 )
 from pipeline.runs.sealed_json import read_sealed, seal, texts_of
 
 _RECORD_REMEDY = "put the record back, or use another --run"
-_BASES = "bases"
+_BASES, _LABELLED_FROM = "bases", "labelled_from"
+
+Taken: TypeAlias = Literal["all", "labelled"]
+"""What a run takes over from its base: all, so that it extends it, or what labelled speech made."""
+
+OPTIONS: Mapping[Taken, str] = {"all": EXTENDS, "labelled": LABELLED_FROM}
+"""The options that name the base."""
 
 
-def read_bases(store: ObjectStore, run_uri: str) -> tuple[str, ...]:
-    """Read which runs a run extends: its own base first, the first run last; () if none.
+@dataclass(frozen=True, slots=True)
+class Bases:
+    """Bases are the earlier runs whose objects a run's manifests may name: its own base first.
 
-    ValueError if the record is damaged, or names a run outside the folder of this one.
+    The run is the union with those that it `extends`. Of those after them, from `labelled_from` on,
+    labelled speech and supervised models alone are in it.
     """
-    uri, parse = join_uri(run_uri, INCREMENT_RECORD), partial(texts_of, _BASES)
+
+    extends: tuple[str, ...] = ()
+    labelled_from: tuple[str, ...] = ()
+
+    @property
+    def runs(self) -> tuple[str, ...]:
+        """Return all of them."""
+        return (*self.extends, *self.labelled_from)
+
+    @property
+    def option(self) -> str:
+        """Return the option that named the run's own base."""
+        return OPTIONS["all" if self.extends else "labelled"]
+
+
+def read_bases(store: ObjectStore, run_uri: str) -> Bases:
+    """Read which runs a run takes over from; ValueError if the record is damaged.
+
+    Also if it names a run outside the folder of this one.
+    """
+    uri = join_uri(run_uri, INCREMENT_RECORD)
     try:
-        bases = read_checked(store, uri, partial(read_sealed, remedy=_RECORD_REMEDY, parse=parse))
+        read = partial(read_sealed, remedy=_RECORD_REMEDY, parse=_parse_bases)
+        bases = read_checked(store, uri, read)
     except ObjectNotFound:
-        return ()
-    if not bases:
+        return Bases()
+    if not bases.runs:
         raise ValueError(f"{uri}: it names no base: {_RECORD_REMEDY}")
-    for base in bases:
-        require_beside(run_uri, base)
-    return tuple(bases)
+    for base in bases.runs:
+        require_beside(run_uri, base, bases.option)
+    return bases
+
+
+def _parse_bases(document: dict[str, Any]) -> Bases:
+    labelled_from = texts_of(_LABELLED_FROM, document) if _LABELLED_FROM in document else []
+    return Bases(tuple(texts_of(_BASES, document)), tuple(labelled_from))
 
 
 def store_of_chain(run_uri: str) -> ObjectStore:
-    """Return a store that is confined to a run and the runs that it extends."""
-    return ObjectStore((run_uri, *read_bases(ObjectStore((run_uri,)), run_uri)))
+    """Return a store that is confined to a run and the runs from which it takes over."""
+    return ObjectStore((run_uri, *read_bases(ObjectStore((run_uri,)), run_uri).runs))
 
 
-def require_beside(run_uri: str, base_uri: str) -> None:
-    """Raise ValueError unless a base lies in the same folder as the run that extends it.
+def require_beside(run_uri: str, base_uri: str, option: str) -> None:
+    """Raise ValueError unless a base, which an `option` names, lies in the same folder as the run.
 
     So no record can lead a step to read elsewhere, and one prefix of a role admits all bases.
     """
     run_uri, base_uri = normalize_uri(run_uri), normalize_uri(base_uri)
     if run_uri == base_uri:
-        raise ValueError(f"extends = {base_uri}: a run cannot extend itself: name an earlier run")
+        raise ValueError(f"{option} {base_uri}: a run cannot be its own base: name an earlier run")
     folder = run_uri.rpartition("/")[0]
     if base_uri.rpartition("/")[0] != folder:
         raise ValueError(
-            f"extends = {base_uri}: need a run in {folder}/, beside {run_uri}: put the runs of a "
+            f"{option} {base_uri}: need a run in {folder}/, beside {run_uri}: put the runs of a "
             "chain into one folder"
         )
 
 
-def chain_of(store: ObjectStore, run_uri: str, base_uri: str) -> tuple[str, ...]:
-    """Return the runs that a run extends if it extends a base; nothing is written.
+def bases_of(store: ObjectStore, run_uri: str, base_uri: str, taken: Taken) -> Bases:
+    """Return the bases of a run that takes over from a base; nothing is written.
 
-    ValueError for a chain with a cycle, and for a run that extends another one already.
+    ValueError for a chain with a cycle, and for a run that has another base already.
     """
     run_uri, base_uri = normalize_uri(run_uri), normalize_uri(base_uri)
-    require_beside(run_uri, base_uri)
-    bases = (base_uri, *read_bases(store, base_uri))
-    if run_uri in bases or len(set(bases)) < len(bases):
-        chain = " extends ".join((run_uri, *bases))
+    require_beside(run_uri, base_uri, OPTIONS[taken])
+    earlier = read_bases(store, base_uri)
+    if taken == "all":
+        bases = Bases((base_uri, *earlier.extends), earlier.labelled_from)
+    else:
+        bases = Bases((), (base_uri, *earlier.runs))
+    if run_uri in bases.runs or len(set(bases.runs)) < len(bases.runs):
+        chain = " extends ".join((run_uri, *bases.runs))
         raise ValueError(f"{chain}: a cycle: use another --run, or name another run to extend")
     there = read_bases(store, run_uri)
-    if there and there != bases:
+    if there.runs and there != bases:
         raise ValueError(
-            f"{run_uri} extends {there[0]} already, and cannot extend {base_uri}: use another --run"
+            f"{run_uri} has begun with {there.option} {there.runs[0]}, and cannot have "
+            f"{bases.option} {base_uri}: use another --run"
         )
     return bases
 
 
-def begin_increment(store: ObjectStore, run_uri: str, base_uri: str) -> tuple[str, ...]:
-    """Record that a run extends another, once, and return all that it extends, as `chain_of` does.
+def record_bases(store: ObjectStore, run_uri: str, base_uri: str, taken: Taken) -> Bases:
+    """Record from which run a run takes over, once, and return its bases, as `bases_of` does.
 
-    ValueError as `chain_of` raises it, and for a run that has begun without a base.
+    ValueError as `bases_of` raises it, and for a run that has begun without a base.
     """
-    chain, run_uri = chain_of(store, run_uri, base_uri), normalize_uri(run_uri)
-    if not read_bases(store, run_uri):
+    bases, run_uri = bases_of(store, run_uri, base_uri, taken), normalize_uri(run_uri)
+    if not read_bases(store, run_uri).runs:
         # Any job has left a record there, which each job may read; check leaves none.
         records = store.list(join_uri(run_uri, STEP_RECORDS_FOLDER))
         of_checks = f"{join_uri(run_uri, STORE_CHECK_FOLDER)}/"
         if any(not each.uri.startswith(of_checks) for each in records):
             raise ValueError(
-                f"{run_uri} has begun without --extends, and cannot extend {base_uri} now: use "
-                "another --run"
+                f"{run_uri} has begun without {bases.option}, and cannot take over from "
+                f"{base_uri} now: use another --run"
             )
-        data = seal({_BASES: chain}, indent=1)
+        labelled_from = {_LABELLED_FROM: bases.labelled_from} if bases.labelled_from else {}
+        data = seal({_BASES: bases.extends, **labelled_from}, indent=1)
         if not store.put_if_absent(join_uri(run_uri, INCREMENT_RECORD), data):
-            return chain_of(store, run_uri, base_uri)  # another process was first
-    return chain
+            return bases_of(store, run_uri, base_uri, taken)  # another process was first
+    return bases
 
 
 @dataclass(frozen=True, slots=True)
 class BaseStep:
-    """BaseStep is a step of the run that an increment extends: its manifest and SHA-256."""
+    """BaseStep is a step of a run from which another takes over: its manifest and SHA-256."""
 
     run_uri: str
     manifest: Manifest
@@ -129,10 +171,12 @@ class BaseStep:
         """The input by which the increment's step depends on it."""
         return {f"{BASE_INPUT}{self.manifest.step}": self.sha256}
 
-    def require_same(self, config: Mapping[str, Any], may_differ: Collection[str] = ()) -> None:
+    def require_same(
+        self, config: Mapping[str, Any], may_differ: Collection[str] = (), option: str = EXTENDS
+    ) -> None:
         """Raise ValueError naming the settings that differ; those that `may_differ` do not count.
 
-        A name stands for all settings below it.
+        A name stands for all settings below it. The `option` names the base.
         """
         found = [
             each
@@ -142,8 +186,8 @@ class BaseStep:
         if found:
             raise ValueError(
                 f"{self.run_uri}: {self.manifest.step} was made with other settings"
-                f"{listed(found)}: an increment needs those of its base; set them so, or begin a "
-                "run without --extends"
+                f"{listed(found)}: need those of the base: set them so, or begin a run without "
+                f"{option}"
             )
 
     def extended(self, *, is_whole: bool = False, all_again: bool = False) -> Extended:
@@ -159,6 +203,26 @@ class BaseStep:
         """Yield outputs of its manifest as the increment's manifest names them."""
         return (output.seen_from(self.run_uri) for output in outputs)
 
+    def inherit(self, store: ObjectStore, run_uri: str) -> None:
+        """Store the manifest in a run that takes the step over; ValueError for another one there.
+
+        Its objects stay where they are; of a few hundred, so without parts.
+        """
+        found = self.manifest
+        inherited = replace(
+            found,
+            outputs=tuple(self.seen(found.outputs)),
+            ledgers=tuple(self.seen(found.ledgers)),
+            id_index=tuple(self.seen(found.id_index)),
+            stream_means=tuple(self.seen(found.stream_means)),
+            extends=self.extended(is_whole=True),
+        )
+        uri, data = manifest_uri(run_uri, found.step), inherited.to_bytes()
+        if not store.put_if_absent(uri, data) and store.get(uri) != data:
+            raise ValueError(
+                f"{uri} is there and is not the one of {self.run_uri}: use another --run"
+            )
+
 
 def read_base(
     store: ObjectStore,
@@ -171,30 +235,9 @@ def read_base(
 
     ValueError if the base has not finished the step, or has other settings that may not differ.
     """
-    bases = read_bases(store, run_uri)
-    if not bases:
+    extends = read_bases(store, run_uri).extends
+    if not extends:
         return None
-    base = BaseStep(bases[0], *read_with_digest(store, bases[0], step))
+    base = BaseStep(extends[0], *read_with_digest(store, extends[0], step))
     base.require_same(config, may_differ)
     return base
-
-
-def inherit(store: ObjectStore, run_uri: str, base_uri: str, steps: Sequence[str]) -> list[str]:
-    """Store the base's manifests of steps that increments do not make; return the steps it has."""
-    there = [step for step in steps if is_finished(store, base_uri, step)]
-    for step in there:
-        base = BaseStep(base_uri, *read_with_digest(store, base_uri, step))
-        found = base.manifest
-        inherited = replace(
-            found,
-            # Their objects stay where they are; of a few hundred, so without parts.
-            outputs=tuple(base.seen(found.outputs)),
-            ledgers=tuple(base.seen(found.ledgers)),
-            id_index=tuple(base.seen(found.id_index)),
-            stream_means=tuple(base.seen(found.stream_means)),
-            extends=base.extended(is_whole=True),
-        )
-        uri, data = manifest_uri(run_uri, step), inherited.to_bytes()
-        if not store.put_if_absent(uri, data) and store.get(uri) != data:
-            raise ValueError(f"{uri} is there and is not the one of {base_uri}: use another --run")
-    return there

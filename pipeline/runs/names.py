@@ -256,8 +256,11 @@ def task_name(number: int) -> str:
     return f"{number:06d}"
 
 
+EXTENDS, LABELLED_FROM = "--extends", "--labelled-from"
+"""The options that name the base of a run: the run from which it takes over all, or a part."""
+
 INCREMENT_RECORD = f"{STEP_RECORDS_FOLDER}/increment/bases.json"
-"""The record of a run that extends another: it names all runs before it."""
+"""The record of a run that has a base: it names all runs before it."""
 
 INCREMENT_METADATA = f"{STEP_RECORDS_FOLDER}/increment/metadata.json"
 """The record of an increment with the metadata objects that its first attempt found new."""

@@ -13,7 +13,7 @@ from infra.store import retry
 from infra.store.object_store import ObjectStore
 from jobs.cli import host
 from pipeline.audit.step_records import list_run
-from pipeline.runs.increment import begin_increment
+from pipeline.runs.increment import Bases, record_bases
 from pipeline.runs.names import LANGUAGE_MODEL_FILES
 from pipeline.steps.ingestion.placed_audio import PlacementChoice
 from tests.benchmarks.rotation.__main__ import EVERY_PLACEMENT, NUM_DRAWN
@@ -128,7 +128,8 @@ def test_a_store_is_tried_before_a_run(run_job: RunJob, in_s3: QuirkySettings) -
     in_s3.ignores_condition = False
     assert said() == Said(0, "check: tiny: all is well\n", "")
     store = ObjectStore(("s3://bucket",))
-    assert begin_increment(store, "s3://bucket/x", "s3://bucket/w") == ("s3://bucket/w",)
+    recorded = record_bases(store, "s3://bucket/x", "s3://bucket/w", "all")
+    assert recorded == Bases(("s3://bucket/w",))
     listing = list_run(store, "s3://bucket/x", "s3://bucket/c")
     assert set(listing.other_keys) == listing.note_keys == listing.keys
 

@@ -8,10 +8,11 @@ import pytest
 from infra.store.object_store import join_uri
 from jobs.cli import spark_steps
 from jobs.run import launches
-from pipeline.runs.increment import read_bases
+from pipeline.runs.increment import Bases, read_bases
 from pipeline.runs.manifest import Manifest, manifest_uri, read_manifest
 from tests.job_programs import RunJob, Said
 from tests.pipeline.steps.increments.nights import SUBSET, Nights
+from tests.s3_server import fresh_bucket, running_s3_server
 from tests.small_corpus import plain_loop
 from tests.whole_path.processes import TINY
 
@@ -82,7 +83,7 @@ def test_an_unfinished_base_is_refused(run_job: RunJob, nights: Nights) -> None:
     nights.store.put(uri, Manifest("models/teacher", {}, {}, ()).to_bytes())
     said = give(run_job, nights, "check", "night-2", *extends)
     assert "no manifest of selection/labelled, selection/heldout, features/labelled" in said.err
-    assert read_bases(nights.store, nights.run_uri("night-2")) == (), "check writes nothing"
+    assert read_bases(nights.store, nights.run_uri("night-2")) == Bases(), "check writes nothing"
 
 
 def test_what_no_increment_can_be_is_refused(run_job: RunJob, nights: Nights) -> None:
@@ -92,10 +93,13 @@ def test_what_no_increment_can_be_is_refused(run_job: RunJob, nights: Nights) ->
     for options, message in (
         (
             ("--extends", elsewhere),
-            f"extends = {elsewhere}: need a run in {nights.folder}/, beside",
+            f"--extends {elsewhere}: need a run in {nights.folder}/, beside",
         ),
-        (("--extends", nights.run_uri("night-2")), "a run cannot extend itself"),
-        (("--extends", base, "--set", "corpus.uri="), "corpus: uri = '': an increment needs"),
+        (("--extends", nights.run_uri("night-2")), "a run cannot be its own base"),
+        (
+            ("--extends", base, "--set", "corpus.uri="),
+            "corpus: uri = '': with --extends a run needs",
+        ),
         (("--extends", base, "--set", "targets.rounds=2"), "rounds = 2: need 1 in an increment"),
     ):
         said = give(run_job, nights, "select_utterances", "night-2", *options)
@@ -121,10 +125,69 @@ def test_a_nightly_workflow_extends_the_last_success(run_job: RunJob) -> None:
     without = (*shared, "--manifest", "s3://bucket/{{ ds }}.jsonl")
     refused = run_job("workflow", *without, "--extends", f"s3://bucket/runs/{LAST}")
     assert (refused.code, refused.out) == (2, "")
-    assert "corpus: uri = '': an increment needs" in refused.err
+    assert "corpus: uri = '': with --extends a run needs" in refused.err
 
 
 def test_an_increment_trains_the_student_alone_on_ranks() -> None:
     """Baseline and teacher are the base's: one process finds that, without torchrun."""
-    on_ranks = [each.step for each in launches([], 2, 4, is_increment=True) if len(each.prefix) > 1]
+    on_ranks = [
+        each.step for each in launches([], 2, 4, inherits_models=True) if len(each.prefix) > 1
+    ]
     assert on_ranks == ["train_student"]
+
+
+def test_another_selection_in_s3_takes_the_other_subsets_over(
+    run_job: RunJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It draws its own unlabelled speech, compares it with them, and reads their objects there."""
+    monkeypatch.setattr(spark_steps, "distribute_on_spark", plain_loop)
+    with running_s3_server() as endpoint:
+        found = Nights.at(f"s3://{fresh_bucket(endpoint, monkeypatch)}")
+        found.add(1, SPEAKERS)
+        for subset, speaker in (("labelled", "lisa"), ("heldout", "hugo")):
+            key = f"metadata/{subset}/date=2026-01-01/speaker_bucket=00/part-0.jsonl"
+            record = json.dumps(found.record(1, speaker, 0)).encode()
+            found.store.put(join_uri(found.corpus_uri, key), record)
+        labelled = ("--set", "models.normalization='labelled'")
+        taken = (*labelled, "--labelled-from", found.run_uri("base"))
+        assert give(run_job, found, "select_utterances", "base", *labelled).code == 0
+        other = ("--set", "selection.seed=6", "--set", "selection.file_hours=0.001")
+        said = give(run_job, found, "select_utterances", "other", *taken, *other)
+        assert said.code == 0, said.err
+        assert read_bases(found.store, found.run_uri("other")) == Bases(
+            (), (found.run_uri("base"),)
+        )
+        for subset in ("labelled", "heldout"):
+            before, after = (
+                read_manifest(found.store, found.run_uri(run), f"selection/{subset}")
+                for run in ("base", "other")
+            )
+            assert after.is_inherited
+            assert [each.run for each in after.outputs] == [found.run_uri("base")]
+            assert after.tally_out == before.tally_out
+        own = read_manifest(found.store, found.run_uri("other"), f"selection/{SUBSET}")
+        assert own.extends is None
+        assert own.tally_out.utterances == 9
+        assert give(run_job, found, "verify", "other", *labelled, *other).code == 0
+        found.add(2, ["hugo"])
+        said = give(run_job, found, "select_utterances", "shares", *taken)
+        assert "shares 1 speaker(s) with selection/heldout" in said.err
+
+
+def test_a_workflow_of_another_selection_trains_the_student_alone(run_job: RunJob) -> None:
+    """Each command names the base; models of all speech are refused."""
+    shared = ("--recipe", str(TINY), "--run", "s3://bucket/runs/{{ ds }}")
+    corpus = ("--set", "corpus.uri=s3://bucket/corpus", "--first", "select_utterances")
+    taken = ("--labelled-from", "s3://bucket/runs/first")
+    refused = run_job("workflow", *shared, *corpus, *taken)
+    assert refused.code == 2
+    assert "models: normalization = 'all': need 'labelled' with --labelled-from" in refused.err
+    labelled = ("--set", "models.normalization='labelled'")
+    steps = json.loads(run_job("workflow", *shared, *corpus, *taken, *labelled).out)["steps"]
+    for step in steps:
+        assert step["command"][step["command"].index(taken[0]) + 1] == taken[1]
+    module = "training.distributed.rank_launcher"
+    assert [each["name"] for each in steps if module in each["command"]] == ["train_student"]
+    (realign,) = [each for each in steps if each["name"] == "realign"]
+    made = {each.partition("{{ ds }}/")[2] for each in realign["manifests"]}
+    assert made == {f"alignments/{name}/manifest.json" for name in ("round_1", "labelled")}

@@ -253,7 +253,8 @@ def _shown(utterance: DecodedUtterance) -> dict[str, Any]:
 def word_error_scores(utterances: Iterable[UtteranceErrors]) -> dict[str, Any]:
     """Return counts and rates by model and placement, and the student's WERR by placement.
 
-    `werr_smbr` compares the two after sequence training, as Table II does, where both had it.
+    A run without unlabelled speech has no student. `werr_smbr` compares the two after sequence
+    training, as Table II does, where both had it.
     """
     errors: dict[str, dict[str, WordErrors]] = defaultdict(lambda: defaultdict(WordErrors))
     for each in utterances:
@@ -269,7 +270,8 @@ def word_error_scores(utterances: Iterable[UtteranceErrors]) -> dict[str, Any]:
         }
         for name, by_placement in errors.items()
     }
-    scores = {"wer": rates, "werr": reductions(rates[BASELINE], rates[STUDENT])}
+    reduced = reductions(rates[BASELINE], rates[STUDENT]) if STUDENT in rates else {}
+    scores = {"wer": rates, "werr": reduced}
     trained_on = [sequence_trained(name) for name in (BASELINE, STUDENT)]
     if errors.keys() >= set(trained_on):
         scores["werr_smbr"] = reductions(*(rates[name] for name in trained_on))
@@ -341,9 +343,13 @@ def _compared(counts: SpeakerCounts) -> dict[str, Any]:
 
 
 def model_scores(models: Mapping[str, ModelScores]) -> dict[str, Any]:
-    """Return frame accuracy, failed searches, and the worst utterances of the model to deploy."""
-    after = sequence_trained(STUDENT)
-    deployed = after if after in models else STUDENT
+    """Return frame accuracy, failed searches, and the worst utterances of the model to deploy.
+
+    That is the student, or, where there is none, the baseline, of the same form.
+    """
+    deployed = next(
+        name for of in (STUDENT, BASELINE) for name in (sequence_trained(of), of) if name in models
+    )
     return {
         "frame_accuracy": {name: dict(each.frame_accuracy) for name, each in models.items()},
         "failed_searches": {name: each.num_failed for name, each in models.items()},

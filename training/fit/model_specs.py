@@ -1,6 +1,6 @@
 """Describe the models of a run as its recipe trains them (paper 003 V-A, VII-C)."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, TypeAlias
 
@@ -34,7 +34,7 @@ from training.settings.model_training import (
     SupervisedConfig,
     TrainingSettings,
 )
-from training.settings.models import ModelConfig
+from training.settings.models import ModelConfig, Normalization
 from training.settings.recipe import CheckpointConfig, Recipe
 
 LEFT_OUT = "left_out"
@@ -61,7 +61,9 @@ class Fit:
     placements of the model that it continues. With `newbob` the sub-epochs are the most that are
     made, at its rates; `validation` says on whom the loss is measured: on LEFT_OUT, one labelled
     speaker in `validation_one_in`, or on a step's partitions. `warm_start` is the model of the run
-    from which training begins, or "none". Sequence training reads whole utterances.
+    from which training begins, or "none". Sequence training reads whole utterances. Inputs are
+    normalized by the moments of the features that the steps `moments` extracted, together; a model
+    with a `warm_start` keeps the normalization of the one that it begins from.
     """
 
     name: str
@@ -70,6 +72,7 @@ class Fit:
     unlabelled: str | None
     sub_epochs: Sequence[SubEpoch]
     training: TrainingSettings
+    moments: tuple[str, ...]
     newbob: MinRateNewbob | None = None
     validation_one_in: int = 0
     warm_start: str = "none"
@@ -88,9 +91,8 @@ class Fit:
     @property
     def inputs(self) -> list[str]:
         """Return the steps whose manifests this model depends on."""
-        # The frozen global mean and variance make each model depend on both subsets.
-        moments = [features_step(LABELLED), features_step(UNLABELLED)]
-        steps = [self.labelled, *([self.unlabelled] if self.unlabelled else []), *moments]
+        # The frozen global mean and variance make each model depend on the features.
+        steps = [self.labelled, *([self.unlabelled] if self.unlabelled else []), *self.moments]
         if isinstance(self.criterion, SequenceCriterion):
             steps.append(self.criterion.lattices)
         steps += [self.validation] if self.validation not in ("", LEFT_OUT) else []
@@ -108,15 +110,23 @@ class Fit:
     def config(self) -> dict[str, Any]:
         """Return all that decides the model; how often training is saved does not.
 
+        `moments` are among the inputs, with their digests.
         What one section of the recipe has and the others lack is in sub-epochs, newbob and
         criterion, or says which models are trained.
         """
         config: dict[str, Any] = plain(self)
-        del config["checkpoints"]
+        del config["checkpoints"], config["moments"]
         common = {each.name for each in fields(TrainingSettings)}
         training = config["training"].items()
         config["training"] = {name: value for name, value in training if name in common}
         return config
+
+
+MOMENTS: Mapping[Normalization, tuple[str, ...]] = {
+    "labelled": (features_step(LABELLED),),
+    "all": (features_step(LABELLED), features_step(UNLABELLED)),
+}
+"""The steps whose features' moments normalize a model's inputs."""
 
 
 def _supervised(name: str, config: SupervisedConfig, recipe: Recipe, labelled: str) -> Fit:
@@ -130,6 +140,7 @@ def _supervised(name: str, config: SupervisedConfig, recipe: Recipe, labelled: s
         unlabelled=None,
         sub_epochs=supervised_sub_epochs(decay, config.num_chunked_epochs),
         training=config,
+        moments=MOMENTS[recipe.models.normalization],
         newbob=MinRateNewbob(*rates) if is_newbob else None,
         validation_one_in=config.validation_one_in if is_newbob else 0,
         validation=LEFT_OUT if is_newbob else "",
@@ -175,6 +186,7 @@ def sequence_fit(recipe: Recipe, fit: Fit) -> Fit:
         unlabelled=None,
         sub_epochs=sequence_sub_epochs(exponential_decay(*rates, config.num_epochs)),
         training=config,
+        moments=fit.moments,
         warm_start=fit.name,
         criterion=SequenceCriterion(lattices_step(fit.name), config.acoustic_scale, config.boost),
         # At another speed an utterance would have other frames than its lattice.
@@ -203,6 +215,8 @@ def student_fit(recipe: Recipe) -> Fit:
         unlabelled=PARTITIONS_STEP,
         sub_epochs=sub_epochs,
         training=config,
+        # It begins from a supervised model, or reads unlabelled speech anyway.
+        moments=MOMENTS["all" if config.warm_start == "none" else recipe.models.normalization],
         warm_start=config.warm_start,
         augmentation=config.augmentation,
         checkpoints=recipe.checkpoints,

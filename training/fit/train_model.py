@@ -8,7 +8,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from functools import partial
+from functools import partial, reduce
 from typing import Any
 
 import torch
@@ -24,8 +24,6 @@ from pipeline.runs.manifest import Manifest, Output, read_manifest, subsets_of_r
 from pipeline.runs.names import (
     CHECKPOINTS_FOLDER,
     DEV,
-    LABELLED,
-    UNLABELLED,
     features_step,
     model_step,
 )
@@ -179,17 +177,12 @@ def train_model(
     torch.manual_seed(seed % 2**64)  # the largest seed is 2^64 - 1
     senone_counts = labelled.statistic("senone_counts", list[int])
     model = make_model(fit.model, len(senone_counts))
-    if fit.warm_start != "none":
+    if fit.warm_start == "none":
+        features = (read_manifest(store, run_uri, step) for step in fit.moments)
+        moments = (Moments.from_dict(f.statistic("moments", dict[str, Any])) for f in features)
+        model.freeze_normalization(reduce(Moments.merge, moments))
+    else:
         warm_start(model, fit, store, run_uri)
-    labelled_moments, unlabelled_moments = (
-        Moments.from_dict(
-            read_manifest(store, run_uri, features_step(subset)).statistic(
-                "moments", dict[str, Any]
-            )
-        )
-        for subset in (LABELLED, UNLABELLED)
-    )
-    model.freeze_normalization(labelled_moments.merge(unlabelled_moments))
     model.to(device)  # initial weights are those of the CPU's random numbers, wherever it trains
     dataset = open_dataset(fit, store, run_uri, labelled, data_group)
     tally = labelled.tally_out
@@ -243,7 +236,8 @@ def check_trainer(fit: Fit, group: ProcessGroup) -> None:
 def warm_start(model: AcousticModel, fit: Fit, store: ObjectStore, run_uri: str) -> None:
     """Begin from the weights of a model that was trained on a part of the data (000 3.2).
 
-    Raises ConfigurationError where that model is of another form.
+    Its normalization comes with them: they were learnt of inputs that it normalized. Raises
+    ConfigurationError where that model is of another form.
     """
     try:
         trained = load_model(store, run_uri, fit.warm_start, fit.model).model

@@ -7,6 +7,9 @@ from typing import Annotated, ClassVar, Literal, TypeAlias
 from infra.settings import IMPLIED, Range, canonical_json, check_ranges, read_record
 from training.entry_point import FactoryName, Settings, require_not_given
 
+Normalization: TypeAlias = Literal["labelled", "all"]
+"""The speech whose global mean and variance normalize a model's inputs."""
+
 
 @dataclass(frozen=True, slots=True)
 class LstmConfig:

@@ -17,6 +17,7 @@ from infra.settings import (
     read_toml,
 )
 from pipeline.runs.names import (
+    STUDENT,
     TEACHER,
     TargetsRound,
     evaluated_models,
@@ -42,7 +43,7 @@ from training.settings.model_training import (
     TrainingSettings,
     WarmStart,
 )
-from training.settings.models import ModelConfig, check_divisible
+from training.settings.models import ModelConfig, Normalization, check_divisible
 from training.settings.trainers import (
     BmufConfig,
     HtmConfig,
@@ -133,10 +134,16 @@ class StudentConfig(TrainingSettings):
 
 @dataclass(frozen=True, slots=True)
 class ModelsConfig:
-    """ModelsConfig: the deployed model (baseline, aligner and student alike) and the teacher."""
+    """ModelsConfig: the deployed model (baseline, aligner and student alike) and the teacher.
+
+    `normalization` says of which speech the global mean and variance are (003 IV-B2) by which
+    aligner, baseline and teacher normalize: with "labelled" they need no unlabelled speech. The
+    student's are of all speech, or those of the model that it begins from.
+    """
 
     student: ModelConfig
     teacher: ModelConfig
+    normalization: Normalization = "all"
 
     def of(self, name: str) -> ModelConfig:
         """Return the form of the model `name`; an ensemble's teachers have one form."""
@@ -261,6 +268,12 @@ class Recipe:
         return evaluated_models(
             self.sequence_training.models, self.num_teachers, self.targets.rounds
         )
+
+    @property
+    def supervised_models(self) -> tuple[str, ...]:
+        """Return those of them that learn from labelled speech alone."""
+        scored = evaluated_models(self.sequence_training.models, self.num_teachers)
+        return tuple(name for name in scored if section_of(name) != STUDENT)
 
     def labelling_models(self, targets_round: TargetsRound) -> tuple[str, ...]:
         """Return the models that label the targets of a round; none if the user's own label."""

@@ -331,8 +331,8 @@ def load_members(device: torch.device, run_uri: str, form: str, models: str) -> 
     A GPU computes in bfloat16 if it can.
     """
     records = join_uri(run_uri, STEP_RECORDS_FOLDER)
-    # An increment's teacher is the one of the run that it extends.
-    runs = (run_uri, *read_bases(ObjectStore((records,)), run_uri))
+    # The teacher may be the one of the run's base.
+    runs = (run_uri, *read_bases(ObjectStore((records,)), run_uri).runs)
     store = ObjectStore(tuple(join_uri(run, MODELS_FOLDER) for run in runs))
     trained = [load_model(store, run_uri, name, read_form(form)) for name in models.split(",")]
     loaded = [each.to(device).model for each in trained]

@@ -148,7 +148,7 @@ def extended_selection(
             f"selection.hours = {hours:g}: need {before:g}, as the base has, or more: what was "
             "selected stays selected; 0 selects all"
         )
-    bases, keeps_share = read_bases(store, run_uri), hours == before
+    bases, keeps_share = read_bases(store, run_uri).extends, hours == before
     opens = _end_moves(base, config, may_be_earlier=keeps_share) and any(
         # Records that the dates left out come back only if their objects are read again.
         CREATED_AT in read_manifest(store, each, step).statistic("unselected", dict[str, Month], {})

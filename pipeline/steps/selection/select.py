@@ -35,6 +35,7 @@ from pipeline.runs.engine import (
     run_step,
     run_tasks,
 )
+from pipeline.runs.increment import read_bases
 from pipeline.runs.ledger import ledger_reasons
 from pipeline.runs.manifest import Manifest
 from pipeline.runs.names import (
@@ -272,8 +273,8 @@ def select_utterances(
         )
         made = run_tasks(step, plan)
         corpus_uri = metadata_uri.removesuffix(f"/{METADATA_FOLDER}/{subset}")
-        is_increment = extended is not None
-        require_disjoint(step.context, corpus_uri, subset, distribute, is_increment=is_increment)
+        has_base = may_grow and bool(read_bases(store, run_uri).runs)
+        require_disjoint(step.context, corpus_uri, subset, distribute, has_base=has_base)
         index = index_ids(scratch, step.context, buckets, made, ranges)
         read |= {LAST_PRIORITY: last_priority} if applied.hours else {}
         statistics = {**made.statistics, **unread_statistics(everything, listing), **read}

@@ -124,14 +124,14 @@ def require_disjoint(
     subset: str,
     distribute: Distribute,
     *,
-    is_increment: bool = False,
+    has_base: bool = False,
 ) -> None:
     """Compare a subset's committed selection with those of the other subsets in its run.
 
     ValueError names a shared utterance, speaker or audio. The driver holds object names alone;
     equal 64-bit hashes count as equal ids.
     """
-    groups_of = partial(_inherited_groups if is_increment else _groups, context, corpus_uri)
+    groups_of = partial(_inherited_groups if has_base else _groups, context, corpus_uri)
     others = [group for each in ALL_SUBSETS if each != subset for group in groups_of(each)]
     if not others:
         return
@@ -165,7 +165,7 @@ def _groups(context: StepContext, corpus_uri: str, subset: str) -> Iterator[_Gro
 
 
 def _inherited_groups(context: StepContext, corpus_uri: str, subset: str) -> Iterator[_Group]:
-    """Yield the files of a subset that an increment has taken over; the base has their commits."""
+    """Yield the files of a subset that the run has taken over; the base has their commits."""
     step = selection_step(subset)
     if is_finished(context.store, context.run_uri, step):
         files = tuple(read_manifest(context.store, context.run_uri, step).outputs)

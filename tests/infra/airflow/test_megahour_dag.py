@@ -13,7 +13,7 @@ import pytest
 
 from infra.store.object_store import ObjectStore, join_uri
 from jobs.run_table import STEPS, written
-from pipeline.runs.increment import read_bases
+from pipeline.runs.increment import Bases, read_bases
 from pipeline.runs.manifest import manifest_uri, read_manifest
 from pipeline.runs.names import SUBSETS, features_step
 from pipeline.steps.features import extract_features
@@ -183,7 +183,7 @@ def test_a_failed_night_is_not_extended(batches: Batches) -> None:
     assert batches.nights[LAST]["state"] == "success"
     for date, bases in ((FIRST, ["first"]), (LAST, [FIRST, "first"])):
         found = read_bases(batches.store, batches.run_uri(date))
-        assert found == tuple(map(batches.run_uri, bases))
+        assert found == Bases(tuple(map(batches.run_uri, bases)))
     selected = read_manifest(batches.store, batches.run_uri(LAST), "selection/unlabelled")
     before = read_manifest(batches.store, batches.run_uri(FIRST), "selection/unlabelled")
     assert selected.tally_out.utterances == before.tally_out.utterances + SPEAKERS

@@ -6,7 +6,7 @@ import pytest
 
 from infra.store.object_store import ObjectStore
 from pipeline.records import Quarantined
-from pipeline.runs.increment import begin_increment
+from pipeline.runs.increment import record_bases
 from pipeline.runs.manifest import manifest_uri, sha256
 from pipeline.runs.names import INGEST_STEP, REPORT_DOCUMENT
 from tests.job_programs import RunJob
@@ -86,7 +86,7 @@ def test_lattices_ledgers_are_those_of_the_models_trained_on(
 def test_an_increment_counts_the_ingests_of_its_chain(run_job: RunJob, tmp_path: Path) -> None:
     """Other stages are of the union of all nights, so the ingest is, too."""
     first, second = tmp_path / "night-1", tmp_path / "night-2"
-    begin_increment(ObjectStore((str(tmp_path),)), str(second), str(first))
+    record_bases(ObjectStore((str(tmp_path),)), str(second), str(first), "all")
     write_reported_run(second, ERRORS)
     write_step(first, INGEST_STEP, [ROW])
     write_step(second, INGEST_STEP, [ROW, ROW])

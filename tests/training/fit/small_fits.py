@@ -24,7 +24,7 @@ from training.data.sub_epochs import (
     supervised_sub_epochs,
 )
 from training.distributed.process_group import ProcessGroup
-from training.fit.model_specs import Fit
+from training.fit.model_specs import MOMENTS, Fit
 from training.fit.train_model import fit_model
 from training.settings.models import LstmConfig
 from training.settings.recipe import CheckpointConfig
@@ -132,6 +132,7 @@ def small_fit(
             # 1-bit SGD has the momentum itself.
             optimizer=SgdConfig(momentum=0.0) if trainer == "one_bit" else AdamConfig(),
         ),
+        moments=MOMENTS["all"],
         checkpoints=checkpoints,
     )
 

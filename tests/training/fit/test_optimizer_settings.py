@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -15,11 +16,28 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from infra.settings import ConfigurationError
 from jobs.cli.job import recipe_path
+from pipeline.normalization import Moments
+from pipeline.runs.manifest import manifest_uri
 from pipeline.runs.names import realignment_rounds
-from tests.training.fit.small_fits import copy_stopped, fit, small_fit, steps_saved, write_run
+from tests.training.fit.small_fits import (
+    copy_stopped,
+    fit,
+    small_fit,
+    speech,
+    steps_saved,
+    write_run,
+    write_step,
+)
 from training.algorithms.block_filter import BlockFilter
 from training.distributed.simulated_group import simulate_ranks
-from training.fit.model_specs import Fit, aligner_fit, baseline_fit, student_fit, teacher_fit
+from training.fit.model_specs import (
+    MOMENTS,
+    Fit,
+    aligner_fit,
+    baseline_fit,
+    student_fit,
+    teacher_fit,
+)
 from training.models.store import decode_model
 from training.settings.models import LstmConfig
 from training.settings.recipe import CheckpointConfig, Recipe, read_recipe
@@ -251,6 +269,23 @@ def test_a_warm_start_begins_from_an_earlier_model(tmp_path: Path) -> None:
     assert all(torch.equal(before[name], after[name]) for name in before)
     assert "models/baseline" in manifest.inputs
     assert "models/baseline" not in small_fit(student=True).inputs
+
+
+def test_a_warm_start_keeps_the_normalization_of_its_weights(tmp_path: Path) -> None:
+    """The baseline's is of labelled speech; a student that begins from nothing has that of all."""
+    store, run_uri = write_run(tmp_path)
+    Path(manifest_uri(run_uri, "features/unlabelled")).unlink()
+    higher = Moments.of(3 + np.concatenate([speech(number)[0] for number in range(8)]))
+    write_step(store, run_uri, "features/unlabelled", None, moments=higher.to_dict())
+    supervised = replace(small_fit(), moments=MOMENTS["labelled"])
+    manifest, baseline = simulate_ranks(1, fit, tmp_path, supervised)[0]
+    assert "features/unlabelled" not in manifest.inputs
+    cold = replace(small_fit(student=True), name="teacher_round_2")
+    students = [simulate_ranks(1, fit, tmp_path, each)[0][1] for each in (warm_student(), cold)]
+    form = small_fit().model
+    before, warm, of_all = (decode_model(each, form).model for each in (baseline, *students))
+    assert all(torch.equal(*each) for each in zip(before.buffers(), warm.buffers(), strict=True))
+    assert torch.allclose(of_all.mean, before.mean + 1.5, atol=0.01)
 
 
 def test_a_warm_start_needs_a_model_of_the_same_form(tmp_path: Path) -> None:

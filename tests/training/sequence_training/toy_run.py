@@ -28,7 +28,7 @@ from pipeline.shards import Alignment, PartitionRow, write_partition
 from tests.training.decode.toy_language import LEXICON_TXT, senones_of, toy_tree
 from tests.training.training_settings import training_settings
 from training.data.sub_epochs import sequence_sub_epochs
-from training.fit.model_specs import Fit, SequenceCriterion
+from training.fit.model_specs import MOMENTS, Fit, SequenceCriterion
 from training.models.acoustic_model import AcousticModel
 from training.models.store import TrainedModel, log_priors, make_model, store_model
 from training.settings.models import LstmConfig, ModelConfig
@@ -161,6 +161,7 @@ def smbr_fit(
             # 1-bit SGD has the momentum itself.
             optimizer=SgdConfig(momentum=0.0) if trainer == "one_bit" else AdamConfig(),
         ),
+        moments=MOMENTS["all"],
         warm_start=name,
         criterion=SequenceCriterion(lattices_step(name), SCALE, 0.0),
         checkpoints=CheckpointConfig(steps=steps, num_kept=100),

@@ -8,8 +8,8 @@ from typing import Any
 
 from infra.store.object_store import ObjectStore, join_uri
 from pipeline.kbest import KBest
-from pipeline.runs.increment import begin_increment, inherit
-from pipeline.runs.manifest import Manifest, own_outputs
+from pipeline.runs.increment import BaseStep, record_bases
+from pipeline.runs.manifest import Manifest, own_outputs, read_with_digest
 from pipeline.settings import ExtractionConfig, RepartitionConfig, SelectionConfig, TargetsConfig
 from pipeline.steps.features import extract_features
 from pipeline.steps.repartition import repartition
@@ -90,7 +90,7 @@ class Nights:
         """Select into a run, which extends another if that is given."""
         run_uri = self.run_uri(name)
         if extends:
-            begin_increment(self.store, run_uri, self.run_uri(extends))
+            record_bases(self.store, run_uri, self.run_uri(extends), "all")
         config = SelectionConfig(
             **{"hours": 0.0, "file_hours": FILE_HOURS, "seed": SEED, **settings}
         )
@@ -103,6 +103,11 @@ class Nights:
         """Return the ids in the selection files that a run itself has written."""
         lines = ledger(self.store, self.run_uri(name), own_outputs(manifest.outputs))
         return {line["utterance_id"] for line in lines}
+
+    def inherit(self, run_uri: str, base_uri: str, step: str) -> None:
+        """Let a run take over a step of its base."""
+        base = BaseStep(base_uri, *read_with_digest(self.store, base_uri, step))
+        base.inherit(self.store, run_uri)
 
     def select_heldout(self, name: str, record: Mapping[str, Any]) -> None:
         """Select one record as the held-out subset of a run."""
@@ -123,7 +128,7 @@ class Nights:
         """Label and repartition what a run extracted; return the manifest of the partitions."""
         run_uri = self.run_uri(name)
         if extends:
-            inherit(self.store, run_uri, self.run_uri(extends), ["models/teacher"])
+            self.inherit(run_uri, self.run_uri(extends), "models/teacher")
         else:
             put_teacher(self.store, run_uri)
         place = self.store, run_uri

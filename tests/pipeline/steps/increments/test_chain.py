@@ -7,7 +7,7 @@ from pipeline.audit.verify import verify_run
 from pipeline.filters import SelectionFilters
 from pipeline.records import Tally, parse_utterance
 from pipeline.runs import engine
-from pipeline.runs.increment import read_bases
+from pipeline.runs.increment import Bases, read_bases
 from pipeline.runs.manifest import (
     Manifest,
     OutputsInParts,
@@ -146,7 +146,7 @@ def test_a_finished_increment_is_found(nights: Nights) -> None:
     nights.label("night-3", "night-2")
     assert {each.uri: each.etag for each in nights.store.list(nights.run_uri("night-3"))} == before
     found = read_bases(nights.store, nights.run_uri("night-3"))
-    assert found == (nights.run_uri("night-2"), nights.run_uri("night-1"))
+    assert found == Bases((nights.run_uri("night-2"), nights.run_uri("night-1")))
 
 
 def test_verify_finds_nothing_in_a_chain(nights: Nights) -> None:

@@ -10,7 +10,7 @@ from infra.store.object_store import join_uri
 from pipeline.audit.verify import verify_run
 from pipeline.filters import SelectionFilters
 from pipeline.records import Tally
-from pipeline.runs.increment import begin_increment, inherit
+from pipeline.runs.increment import record_bases
 from pipeline.runs.manifest import (
     Manifest,
     Output,
@@ -135,7 +135,7 @@ def test_more_hours_resume_without_what_has_arrived_since(nights: Nights) -> Non
     """A killed increment that reads all again ends as it began; the next takes what is new."""
     root = nights.select("root", hours=3 / 3600)
     run_uri, more = nights.run_uri("more"), {"hours": 6 / 3600}
-    begin_increment(nights.store, run_uri, nights.run_uri("root"))
+    record_bases(nights.store, run_uri, nights.run_uri("root"), "all")
     with pytest.raises(KeyboardInterrupt):
         nights.select("more", distribute=until("select from the buckets"), **more)
     whole = nights.select("whole", **more)
@@ -224,18 +224,20 @@ def test_other_settings_are_refused(
 def test_chains_without_sense_are_refused(nights: Nights) -> None:
     """A run extends one finished run beside it, once, and never itself."""
     store, uri = nights.store, nights.run_uri
-    with pytest.raises(ValueError, match="cannot extend itself"):
-        begin_increment(store, uri("night-1"), uri("night-1"))
+    with pytest.raises(ValueError, match="cannot be its own base"):
+        record_bases(store, uri("night-1"), uri("night-1"), "all")
     with pytest.raises(ValueError, match=r"need a run in .*, beside .*night-2"):
-        begin_increment(store, uri("night-2"), join_uri(nights.corpus_uri, "night-1"))
+        record_bases(store, uri("night-2"), join_uri(nights.corpus_uri, "night-1"), "all")
     store.put(join_uri(uri("night-1"), "steps/select_utterances.json"), b"{}")
     with pytest.raises(ValueError, match=r"night-1 has begun without --extends"):
-        begin_increment(store, uri("night-1"), uri("night-0"))
-    begin_increment(store, uri("night-2"), uri("night-1"))
-    with pytest.raises(ValueError, match=r"night-2 extends .*night-1 already.*another --run"):
-        begin_increment(store, uri("night-2"), uri("night-0"))
+        record_bases(store, uri("night-1"), uri("night-0"), "all")
+    record_bases(store, uri("night-2"), uri("night-1"), "all")
+    with pytest.raises(
+        ValueError, match=r"night-2 has begun with --extends .*night-1.*another --run"
+    ):
+        record_bases(store, uri("night-2"), uri("night-0"), "all")
     with pytest.raises(ValueError, match=r"night-1 extends .*night-2 extends .*night-1: a cycle"):
-        begin_increment(store, uri("night-1"), uri("night-2"))
+        record_bases(store, uri("night-1"), uri("night-2"), "all")
     with pytest.raises(ValueError, match=r"night-0/selection/unlabelled/manifest.json is missing"):
         nights.select("night-3", "night-0")
 
@@ -244,10 +246,8 @@ def test_a_speaker_of_the_bases_held_out_subset_is_refused(nights: Nights) -> No
     """An increment compares what is new with the subsets that it takes over."""
     nights.select_heldout("night-1", nights.record(1, "doris", 0))
     nights.add(2, ["ann", "doris"])
-    begin_increment(nights.store, nights.run_uri("night-2"), nights.run_uri("night-1"))
-    taken = inherit(
-        nights.store, nights.run_uri("night-2"), nights.run_uri("night-1"), ["selection/heldout"]
-    )
-    assert taken == ["selection/heldout"]
+    night_1, night_2 = map(nights.run_uri, ("night-1", "night-2"))
+    record_bases(nights.store, night_2, night_1, "all")
+    nights.inherit(night_2, night_1, "selection/heldout")
     with pytest.raises(ValueError, match=r"shares 1 speaker\(s\) with selection/heldout.*'doris'"):
         nights.select("night-2", "night-1")
