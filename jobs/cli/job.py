@@ -72,6 +72,7 @@ from pipeline.runs.names import (
     PHONES_PREFIX,
     SCRATCH_FOLDER,
     SELECTED_PREFIX,
+    SELECTION_FOLDER,
     STEP_RECORDS_FOLDER,
     TARGETS_FOLDER,
     UNLABELLED,
