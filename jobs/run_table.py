@@ -76,6 +76,7 @@ class Written:
     or by the training `fit`. Its tasks read the shards of the step `hours_of`, `times_read` times;
     without one, its hours are not known before. Runs without development speakers lack an optional
     one. An increment inherits it from its base, extends the base's, or makes it anew.
+    Its step removes objects of one that `is_replaced`: old checkpoints, the report before.
     """
 
     name: str
@@ -86,6 +87,7 @@ class Written:
     times_read: int = 1
     holds_utterances: bool = True
     is_optional: bool = False
+    is_replaced: bool = False
     in_increment: Literal["inherited", "extended", "made"] = "made"
 
 
@@ -104,6 +106,7 @@ class Step:
     writes: "Callable[[Recipe], Sequence[Written]]"
     trains: str = ""
     has_device: bool = False
+    writes_corpus: bool = False
     reads_audio: bool = False
     also_on_spark: bool = False
     volume: Callable[[PlannedStep], list[Volume]] | None = None
@@ -195,6 +198,7 @@ def _trained(fit: "Fit", reads: tuple[str, ...]) -> Written:
         reads,
         fit=fit,
         holds_utterances=False,
+        is_replaced=True,
         in_increment="made" if is_students else "inherited",
     )
 
@@ -217,6 +221,7 @@ def _models(recipe: "Recipe", fits: "Iterable[Fit]", reads: tuple[str, ...]) -> 
                 fit=None,
                 hours_of=ALIGNMENT_STEP,
                 holds_utterances=True,
+                is_replaced=False,
             )
             found += [lattices, by_sequence]
     return found
@@ -324,11 +329,11 @@ def _report(recipe: "Recipe") -> list[Written]:
         *(selection_step(DEV), features_step(DEV)),
         *map(model_step, recipe.evaluated_models),
     )
-    return [Written(REPORT_STEP, reads, holds_utterances=False)]
+    return [Written(REPORT_STEP, reads, holds_utterances=False, is_replaced=True)]
 
 
 _ROWS = (
-    Step(INGEST, "python", _ingested, reads_audio=True, also_on_spark=True),
+    Step(INGEST, "python", _ingested, writes_corpus=True, reads_audio=True, also_on_spark=True),
     Step(SELECT_UTTERANCES, "Spark", _selections, volume=selection),
     Step(EXTRACT_FEATURES, "Spark", _features, reads_audio=True, volume=extraction),
     Step(ALIGN, "Spark", _alignments, has_device=True, volume=alignment),
