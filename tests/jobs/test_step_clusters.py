@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 from infra.cluster import Cluster, load_cluster, shipped_clusters
+from infra.platforms.emr import CODE
 from infra.settings import ConfigurationError
 from jobs.cli.arguments import RECIPES, cluster_of
 from jobs.cli.job import job_parser, require_prefixes
 from jobs.run_table import EXTRACT_FEATURES, STEPS, TRAIN_STUDENT
-from tests.infra.platforms.test_platform_requests import account_file
+from tests.infra.platforms.account_files import account_file
 from tests.job_programs import RunJob
 from tests.whole_path.processes import TINY
 from training.settings.recipe import Recipe, read_recipe
@@ -108,11 +109,11 @@ def test_a_workflow_passes_each_step_s_cluster_on(run_job: RunJob, own_file: Pat
 
 def test_a_request_is_for_the_step_s_own_cluster(run_job: RunJob, own_file: Path) -> None:
     """Thirty hosts in place of forty; hosts find the file where its --cluster says."""
-    options = ("--recipe", "hours_1m", "--run", RUN, "--account", account_file("slurm"))
+    options = ("--recipe", "hours_1m", "--run", RUN, "--account", account_file("emr"))
     given = ("--step-cluster", f"{EXTRACT_FEATURES}=own.toml")
-    script = run_job("request_cluster", "--step", EXTRACT_FEATURES, *options, *given).out
-    assert "#SBATCH --nodes=30" in script
-    assert f"--cluster {own_file}" in script
+    request = run_job("request_cluster", "--step", EXTRACT_FEATURES, *options, *given).out
+    assert '"InstanceCount": 30' in request
+    assert f"{CODE}/{own_file.name}" in request
     refused = run_job("request_cluster", "--step", TRAIN_STUDENT, *options, "--cluster", "own.toml")
     assert f"{TRAIN_STUDENT}: write_prefixes of its cluster file lack {RUN}/models" in refused.err
 
