@@ -1,5 +1,6 @@
 """Describe a step's cluster: its machines, and the prefixes it may read and write (003 IV-C)."""
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -235,14 +236,20 @@ def load_cluster(name_or_path: str | Readable) -> Cluster:
 
     Raises ConfigurationError for an unknown name, and for a file that `read_record` refuses.
     """
-    if not isinstance(name_or_path, str) or name_or_path.endswith(".toml"):
+    if not isinstance(name_or_path, str):
         return read_record(Cluster, read_toml(name_or_path), str(name_or_path))
-    known = sorted(file.name.removesuffix(".toml") for file in _CLUSTERS.iterdir())
-    if name_or_path not in known:
+    is_path, known = name_or_path.endswith(".toml"), shipped_clusters()
+    # os.path: False of a name that is longer than a file's may be.
+    if not (os.path.isfile(name_or_path) if is_path else name_or_path in known):  # noqa: PTH113
         remedy = f"need a path to a .toml file, or one of {', '.join(known)}"
         raise ConfigurationError(f"cluster {shown(name_or_path)}: {remedy}")
-    file = _CLUSTERS / f"{name_or_path}.toml"
+    file = name_or_path if is_path else _CLUSTERS / f"{name_or_path}.toml"
     return read_record(Cluster, read_toml(file), str(file))
+
+
+def shipped_clusters() -> list[str]:
+    """Return the names of the cluster files of this package."""
+    return sorted(file.name.removesuffix(".toml") for file in _CLUSTERS.iterdir())
 
 
 def require_dependencies(cluster: Cluster) -> None:

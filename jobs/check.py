@@ -8,16 +8,24 @@ import json
 import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from infra.cluster import INSTANCE_TYPES, Cluster, require_dependencies
+from infra.cluster import (
+    INSTANCE_TYPES,
+    Cluster,
+    load_cluster,
+    require_dependencies,
+    shipped_clusters,
+)
 from infra.extras import how_to_install, lacking
 from infra.settings import AUTO, ConfigurationError, mebibytes, printable
 from infra.spark.host_environment import find_java_home, require_environment
 from infra.store.object_store import AccessDenied, StoreError, join_uri
-from infra.store.uris import require_within, resolve_audio, resolve_prefix
+from infra.store.uris import require_within, resolve_audio
 from jobs.cli.arguments import (
     LANGUAGE_MODEL,
+    ON_CPU,
     add_base_arguments,
     add_device_argument,
     add_ranks_arguments,
@@ -27,7 +35,7 @@ from jobs.cli.arguments import (
 )
 from jobs.cli.command_line import fail
 from jobs.cli.host import choose_device, gpus_for
-from jobs.cli.job import Job, job_parser, open_job, require_base
+from jobs.cli.job import Job, job_parser, open_job, require_base, require_prefixes
 from jobs.cli.megahour import CHECK
 from jobs.lexicon_sources import (
     has_new_lexicon,
@@ -38,16 +46,22 @@ from jobs.lexicon_sources import (
     require_replaceable,
     stored_name,
 )
+from jobs.planning.calibration import TWO_CORES, read_calibration
+from jobs.planning.run_plan import (
+    LABELLED_SHARE,
+    StepPlan,
+    plan_run,
+    planned_workload,
+    run_workload,
+)
 from jobs.run_table import (
     EVALUATE,
     GENERATE_TARGETS,
     INGEST,
     SELECT_UTTERANCES,
     STEPS,
-    written_steps,
 )
 from pipeline.runs.engine import LossBudgetExceededError
-from pipeline.runs.manifest import manifest_uri
 from pipeline.runs.names import (
     ALIGNER,
     BASELINE,
@@ -61,6 +75,7 @@ from pipeline.runs.names import (
     STORE_CHECK_FOLDER,
     STUDENT,
     TEACHER,
+    UNLABELLED,
 )
 from training.decode.lexicon import Lexicon
 from training.decode.ngrams import RestrictedArpa, read_arpa
@@ -70,6 +85,9 @@ from training.settings.decoding import OwnTeacherConfig
 from training.settings.model_training import Precision
 from training.settings.models import FactoryConfig
 from training.settings.recipe import Recipe, check_phones, check_ranks
+
+MOST_DAYS = 30
+"""A plan of more days, of all steps one after the other, is worth a note."""
 
 
 def main() -> None:
@@ -93,12 +111,13 @@ def _parser() -> argparse.ArgumentParser:
         "Check what a run would take hours to find out: the range of every value in the recipe and "
         "the cluster files, ranks against groups and GPUs, senones against phones and k, executors "
         "against instances, the files of evaluation's language model against the lexicon, whether "
-        "there is a lexicon for the manifests' transcripts, and the "
-        "installed versions. A model of your own is made and tried on a small minibatch: shapes, "
-        "gradients, determinism, padding, look-ahead. A teacher of your own is imported, and its "
-        "settings are compared with its signature. A run in S3 gets eleven small objects, "
-        "which show whether one of several conditional writes wins and listings are in the order "
-        "of keys; nothing else is written.",
+        "there is a lexicon for the manifests' transcripts, and the installed versions. By the "
+        f"calibration that comes with the package, it warns of a plan of more than {MOST_DAYS} "
+        "days, and of models that work for days on a cluster without GPUs. A model of your own is "
+        "made and tried on a small minibatch: shapes, gradients, determinism, padding, look-ahead. "
+        "A teacher of your own is imported, and its settings are compared with its signature. A "
+        "run in S3 gets eleven small objects, which show whether one of several conditional writes "
+        "wins and listings are in the order of keys; nothing else is written.",
         "0 all is well, 2 something is not.",
     )
     add = parser.add_argument
@@ -125,10 +144,6 @@ def check(arguments: argparse.Namespace) -> tuple[Job, Sequence[str]]:
         check_ranks(jobs[0].recipe, section, num_ranks)
         if section in jobs[0].recipe.sequence_training.models:
             check_ranks(jobs[0].recipe, "sequence_training", num_ranks)
-    for job in jobs:
-        for name in written_steps(job.recipe, job.name):
-            prefixes = map(resolve_prefix, job.cluster.writable(job.run_uri, job.corpus_uri))
-            require_within(manifest_uri(job.run_uri, name), list(prefixes))
     notes = list(_host_notes(jobs, arguments.device, ranks.values()))
     _check_factories(jobs[0].recipe, ranks, by_step[GENERATE_TARGETS].cluster)
     _check_own_teacher(jobs[0].recipe)
@@ -140,6 +155,7 @@ def check(arguments: argparse.Namespace) -> tuple[Job, Sequence[str]]:
             raise ConfigurationError(f"{metadata} holds no metadata: {remedy}")
     require_base(jobs)
     notes += _language_notes(by_step, arguments)
+    notes += _plan_notes(by_step, arguments.device)
     try:
         jobs[0].store.check(join_uri(jobs[0].run_uri, STORE_CHECK_FOLDER))
     except AccessDenied as error:
@@ -266,6 +282,63 @@ def _host_notes(jobs: Sequence[Job], device: str, ranks: Iterable[int]) -> Itera
             _check_host(job.cluster)
     if any(STEPS[job.name].is_on_spark and job.cluster.is_local for job in startable):
         find_java_home()
+
+
+def _plan_notes(by_step: Mapping[str, Job], device: str) -> Iterator[str]:
+    """Plan the run by the package's calibration; yield where it takes very long, and the remedy.
+
+    A corpus that is not ingested yet is planned by the hours that the recipe selects, if it says.
+    """
+    reader = by_step[SELECT_UTTERANCES]
+    recipe, hours = reader.recipe, reader.recipe.selection.hours
+    workload = run_workload(reader.store, reader.run_uri, hours)
+    if workload is None and hours:
+        workload = planned_workload(hours, LABELLED_SHARE * hours)
+    if workload is None:
+        return
+    calibration = read_calibration(TWO_CORES)
+    steps = plan_run(workload, recipe, calibration, lambda step: by_step[step].cluster).steps
+    planned = f"planned for {workload.hours(UNLABELLED):,.0f} hours by the calibration {TWO_CORES}"
+    for plan in steps:
+        job = by_step[plan.step]
+        if plan.device_seconds and plan.wall_seconds > 86_400 and not _has_gpus(job, device):
+            fitting = [name for name in shipped_clusters() if _fits(load_cluster(name), job)]
+            fitting.sort(key=lambda name: name != job.name)
+            such = f", such as {fitting[0]}" if fitting else ""
+            yield (
+                f"{plan.step} takes {_days(plan)} without GPUs, {planned}: give it a cluster with "
+                f"GPUs by --step-cluster {plan.step}=FILE{such}"
+            )
+    if (days := sum(plan.wall_seconds for plan in steps) / 86_400) > MOST_DAYS:
+        longest = max(steps, key=lambda plan: plan.wall_seconds)
+        yield (
+            f"all steps take {days:,.0f} days, {planned}; the longest is {longest.step}, "
+            f"{_days(longest)}: give it more or faster instances by --step-cluster "
+            f"{longest.step}=FILE"
+        )
+
+
+def _days(plan: StepPlan) -> str:
+    days = plan.wall_seconds / 86_400
+    return f"{days:,.1f} days on {plan.instances} x {plan.instance_type}"
+
+
+def _has_gpus(job: Job, device: str) -> bool:
+    """Return whether a step's models run on GPUs: those of its cluster, or of this host."""
+    if job.cluster.is_local and not lacking(["train"]) and gpus_for(device).count:
+        return True
+    # Ranks of torchrun take an instance's GPUs, tasks of Spark those that the file names.
+    is_on_spark = STEPS[job.name].is_on_spark
+    return job.cluster.has_gpus if is_on_spark else job.cluster.gpus_per_instance > 0
+
+
+def _fits(cluster: Cluster, job: Job) -> bool:
+    """Return whether a step could take a cluster instead of its own for the sake of its GPUs."""
+    try:
+        require_prefixes(job.name, job.recipe, cluster, job.run_uri)
+    except ConfigurationError:
+        return False
+    return _has_gpus(replace(job, cluster=cluster), ON_CPU)
 
 
 def _check_host(cluster: Cluster) -> None:

@@ -25,8 +25,12 @@ from infra.spark.packaging import (
     write_dependencies,
 )
 from infra.spark.session import launch_options
-from jobs.cli.arguments import add_log_argument
-from jobs.plan import step_clusters
+from jobs.cli.arguments import (
+    add_log_argument,
+    add_step_cluster_argument,
+    step_clusters,
+    toml_path,
+)
 from jobs.run_table import INGEST, spark_steps
 
 PACKAGE = "package"
@@ -90,7 +94,7 @@ def package_steps(folder: Path, clusters: Mapping[str, str]) -> dict[str, Packag
     programs = (*spark_steps(), "verify")  # those whose tasks a cluster runs
     steps = progress_bar(programs, description="packages", unit="step")
     return {
-        step: package_step(step, load_cluster(clusters.get(step, step)), code, folder)
+        step: package_step(step, load_cluster(toml_path(clusters.get(step, step))), code, folder)
         for step in steps
     }
 
@@ -115,10 +119,7 @@ def main() -> None:
     parser.add_argument(
         "--folder", type=Path, default=Path("dist"), help="folder to write into, default dist"
     )
-    text = "a cluster file of your own for one step, whose dependencies are packed; repeatable"
-    parser.add_argument(
-        "--step-cluster", action="append", default=[], metavar="STEP=CLUSTER", help=text
-    )
+    add_step_cluster_argument(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     add_log_argument(parser)
     arguments = parser.parse_args()

@@ -12,11 +12,16 @@ from dataclasses import asdict
 from math import ceil
 from pathlib import Path
 
-from infra.cluster import Cluster, load_cluster
 from infra.extras import how_to_install, lacking
-from infra.settings import ConfigurationError, printable
+from infra.settings import ConfigurationError
 from infra.store.object_store import ObjectStore, StoreError, normalize_uri
-from jobs.cli.arguments import Parser, add_recipe_arguments, recipe_path
+from jobs.cli.arguments import (
+    Parser,
+    add_cluster_arguments,
+    add_recipe_arguments,
+    cluster_of,
+    recipe_path,
+)
 from jobs.cli.command_line import fail
 from jobs.planning.calibration import TWO_CORES, Calibration, read_calibration
 from jobs.planning.run_plan import (
@@ -64,9 +69,7 @@ def parser() -> Parser:
     )
     add = found.add_argument
     add_recipe_arguments(found, default="hours_1m")
-    add("--cluster", help="cluster TOML, or a name in infra/clusters; default: the recipe's")
-    other = "another cluster for one step; repeat it for more"
-    add("--step-cluster", action="append", default=[], metavar="STEP=CLUSTER", help=other)
+    add_cluster_arguments(found)
     add("--hours", type=float, help="unlabelled hours; default: those of the run or the recipe")
     add("--labelled-hours", type=float, help="default: 0.7 %% of --hours, the share of the paper")
     add("--dev-hours", type=float, default=0.0, help="hours of development speakers; default 0")
@@ -102,31 +105,14 @@ def plan_and_print(arguments: argparse.Namespace) -> None:
     run_uri = normalize_uri(arguments.run) if arguments.run else None
     store = ObjectStore((run_uri,)) if run_uri else None
     workload = choose_workload(arguments, recipe, store, run_uri)
+    clusters = {step: cluster_of(step, arguments, recipe.cluster) for step in STEPS}
     calibration = choose_calibration(arguments, recipe)
-    clusters = step_clusters(arguments.step_cluster)
-    every = arguments.cluster or recipe.cluster
-
-    def cluster_of(step: str) -> Cluster:
-        return load_cluster(clusters.get(step) or every or step)
-
-    plan = plan_run(workload, recipe, calibration, cluster_of)
+    plan = plan_run(workload, recipe, calibration, clusters.__getitem__)
     if store is not None and run_uri is not None:
         store_plan(store, run_uri, plan, calibration)
     print(
         json.dumps(to_json(plan, calibration)) if arguments.json else format_plan(plan, calibration)
     )
-
-
-def step_clusters(given: Sequence[str]) -> dict[str, str]:
-    """Parse STEP=CLUSTER; ConfigurationError for a step that is not planned."""
-    found = {}
-    for text in given:
-        step, _, cluster = text.partition("=")
-        if step not in STEPS or not cluster:
-            need = f"need STEP=CLUSTER, of the steps {', '.join(STEPS)}"
-            raise ConfigurationError(f"--step-cluster {printable(text)}: {need}")
-        found[step] = cluster
-    return found
 
 
 def choose_workload(

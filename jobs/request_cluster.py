@@ -7,7 +7,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from infra.cluster import Cluster, load_cluster
+from infra.cluster import Cluster
 from infra.log_lines import report_error
 from infra.platforms.accounts import PLATFORMS, load_account
 from infra.platforms.emr import CODE, Emr, LaunchError, run_to_end
@@ -24,17 +24,20 @@ from jobs.cli.arguments import (
     PLACEMENT_OPTIONS,
     Parser,
     add_base_arguments,
+    add_cluster_arguments,
     add_dev_share_argument,
     add_manifest_arguments,
     add_placement_arguments,
     add_recipe_arguments,
+    cluster_of,
     given_options,
     recipe_path,
     require_source_options,
+    step_clusters,
     subset_and_uri,
-    toml_path,
 )
 from jobs.cli.command_line import fail
+from jobs.cli.job import require_prefixes
 from jobs.run_table import INGEST, STEPS, due_steps
 from pipeline.runs.manifest import is_finished, manifest_uri
 from pipeline.runs.names import EXTENDS, LABELLED_FROM
@@ -62,7 +65,8 @@ file of your own lies in S3, --recipe s3://bucket/mine.toml; for emr also beside
 def make_launch(arguments: argparse.Namespace, cluster: Cluster, platform: Platform) -> StepLaunch:
     """Return the step with its own arguments; ConfigurationError for files that hosts lack."""
     step = STEPS[arguments.step]
-    files = ("--recipe", arguments.recipe), ("--cluster", arguments.cluster)
+    own = step_clusters(arguments.step_cluster).get(arguments.step, arguments.cluster)
+    files = ("--recipe", arguments.recipe), ("--cluster", own)
     named = [
         word
         for option, given in files
@@ -121,12 +125,12 @@ def main() -> None:
         platform = load_account(arguments.account)
         _require_places(arguments, has_shared_files=isinstance(platform, Slurm))
         recipe = read_recipe(recipe_path(arguments.recipe), arguments.set)
-        named = arguments.cluster or recipe.cluster or arguments.step
-        cluster = load_cluster(toml_path(named))
+        cluster = cluster_of(arguments.step, arguments, recipe.cluster)
         if cluster.is_local:
             remedy = "give --cluster, such as the step's name, or take it out of the recipe"
             said = f"cluster with master {cluster.master} is this computer"
             raise ConfigurationError(f"{said}: {remedy}")
+        require_prefixes(arguments.step, recipe, cluster, arguments.run)
         launch = make_launch(arguments, cluster, platform)
         request = platform.request(launch)
         if arguments.send:
@@ -176,7 +180,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--step", required=True, choices=STEPS, metavar="STEP", help="one of " + ", ".join(STEPS))
     add_recipe_arguments(parser)
     add("--run", required=True, help="s3:// URI that holds the run")
-    add("--cluster", help="cluster TOML, or a name in infra/clusters; default: the step's")
+    add_cluster_arguments(parser)
     add_base_arguments(parser)
     add_manifest_arguments(parser)
     add_placement_arguments(parser)

@@ -12,9 +12,8 @@ from infra.cluster import Cluster, load_cluster
 from infra.settings import ConfigurationError, printable
 from infra.store.object_store import PrefixError, normalize_uri
 from infra.store.uris import is_s3
-from jobs.cli.arguments import Parser
+from jobs.cli.arguments import Parser, add_step_cluster_argument, step_clusters, toml_path
 from jobs.cli.command_line import fail
-from jobs.plan import step_clusters
 from jobs.run_table import STEPS, spark_steps
 
 QUERIES = ("export", "inspect_utterance", "retry", "status", "verify")
@@ -36,7 +35,7 @@ def template(clusters: Mapping[str, str], audio: Sequence[str] = ()) -> dict[str
     """
 
     def cluster_of(step: str) -> Cluster:
-        return load_cluster(clusters.get(step, step))
+        return load_cluster(toml_path(clusters.get(step, step)))
 
     on_emr = {step: cluster_of(step) for step in spark_steps()}
     others = [step for step in (*STEPS, *QUERIES) if step not in on_emr]
@@ -79,10 +78,7 @@ def main() -> None:
         "infra/cloudformation/roles.json has the roles of our own cluster files.",
         epilog="Exit codes: 0 printed, 2 bad usage or cluster file.",
     )
-    text = "a cluster file of your own for one step; repeat it for more"
-    parser.add_argument(
-        "--step-cluster", action="append", default=[], metavar="STEP=CLUSTER", help=text
-    )
+    add_step_cluster_argument(parser)
     text = "s3:// prefix of corpus.audio_prefixes, which steps that read audio may read; repeatable"
     parser.add_argument("--audio-prefix", action="append", default=[], metavar="URI", help=text)
     arguments = parser.parse_args()

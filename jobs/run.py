@@ -19,6 +19,7 @@ from infra.spark.session import spark_environment
 from infra.supervisor import command_of, describe_end, shell_code
 from jobs.cli.arguments import (
     AUTO,
+    CLUSTER_OPTIONS,
     INGEST_OPTIONS,
     KALDI_DIR,
     MANIFEST,
@@ -225,8 +226,8 @@ def exit_with(action: Callable[[], int]) -> None:
 
 def check(arguments: argparse.Namespace, *options: str) -> int:
     """Check recipe, clusters and ranks in a process of its own, which is quiet if all is well."""
-    bases = arguments.extends, arguments.labelled_from
-    for text in (arguments.recipe, arguments.run, *bases, *arguments.set, *options):
+    shared = shared_arguments(arguments.recipe, arguments)
+    for text in (*shared, *options):
         if holds_password(text):  # other users may see the command lines of processes
             remedy = "take it out; credentials come from the environment, a profile or a role"
             print(f"{CHECK}: {printable(text)}: a password or signature: {remedy}", file=sys.stderr)
@@ -238,13 +239,12 @@ def check(arguments: argparse.Namespace, *options: str) -> int:
     ]
     # Its own process: a model of the user's own imports torch, and this one lives as long.
     command = [sys.executable, str(JOBS / f"{CHECK}.py"), "--quiet", *ranks, *options]
-    shared = shared_arguments(arguments.recipe, arguments)
     return shell_code(run_supervised([*command, *shared], spark_environment()))
 
 
 def shared_arguments(recipe: str, arguments: argparse.Namespace) -> list[str]:
     """Return the arguments that every step receives."""
-    given = given_options(arguments, ("--set", "--cluster", EXTENDS, LABELLED_FROM))
+    given = given_options(arguments, ("--set", *CLUSTER_OPTIONS, EXTENDS, LABELLED_FROM))
     return ["--recipe", recipe, "--run", arguments.run, *given]
 
 

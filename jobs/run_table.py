@@ -77,7 +77,8 @@ class Written:
     or by the training `fit`. Its tasks read the shards of the step `hours_of`, `times_read` times;
     without one, its hours are not known before. Runs without development speakers lack an optional
     one. An increment inherits it from its base, extends the base's, or makes it anew. What is made
-    of labelled speech alone is inherited by each run that has a base.
+    of labelled speech alone is inherited by each run that has a base. Its step removes objects of
+    one that `is_replaced`: old checkpoints, the report before.
     """
 
     name: str
@@ -88,6 +89,7 @@ class Written:
     times_read: int = 1
     holds_utterances: bool = True
     is_optional: bool = False
+    is_replaced: bool = False
     in_increment: Literal["labelled", "inherited", "extended", "made"] = "made"
 
 
@@ -106,6 +108,7 @@ class Step:
     writes: "Callable[[Recipe], Sequence[Written]]"
     trains: str = ""
     has_device: bool = False
+    writes_corpus: bool = False
     reads_audio: bool = False
     also_on_spark: bool = False
     volume: Callable[[PlannedStep], list[Volume]] | None = None
@@ -217,6 +220,7 @@ def _trained(fit: "Fit") -> Written:
         tuple(fit.on_development_speakers().inputs),
         fit=fit,
         holds_utterances=False,
+        is_replaced=True,
         in_increment="labelled" if fit.unlabelled is None else "made",
     )
 
@@ -240,6 +244,7 @@ def _models(recipe: "Recipe", fits: "Iterable[Fit]") -> list[Written]:
                 fit=None,
                 hours_of=ALIGNMENT_STEP,
                 holds_utterances=True,
+                is_replaced=False,
             )
             by_sequence = _trained(sequence_fit(recipe, fit))
             # It learns from labelled speech, but goes on where the other has begun.
@@ -353,11 +358,11 @@ def _report(recipe: "Recipe") -> list[Written]:
         *(selection_step(DEV), features_step(DEV)),
         *map(model_step, recipe.evaluated_models),
     )
-    return [Written(REPORT_STEP, reads, holds_utterances=False)]
+    return [Written(REPORT_STEP, reads, holds_utterances=False, is_replaced=True)]
 
 
 _ROWS = (
-    Step(INGEST, "python", _ingested, reads_audio=True, also_on_spark=True),
+    Step(INGEST, "python", _ingested, writes_corpus=True, reads_audio=True, also_on_spark=True),
     Step(SELECT_UTTERANCES, "Spark", _selections, volume=selection),
     Step(EXTRACT_FEATURES, "Spark", _features, reads_audio=True, volume=extraction),
     Step(BOOTSTRAP, "Spark", _bootstrap, volume=bootstrap),

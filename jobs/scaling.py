@@ -1,4 +1,4 @@
-"""Predict the speed-up of many ranks; recommend HTM's settings (000 4).
+"""Predict the speed-up of many ranks; recommend a trainer.
 
 megahour scaling --ranks 1..128 --between-gbps 25 --parameters 24e6
 """
@@ -7,31 +7,29 @@ import argparse
 import json
 import sys
 import textwrap
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from importlib.resources.abc import Traversable
-from math import isfinite
+from math import gcd, isfinite
 from pathlib import Path
 from typing import Any
 
-from infra.settings import ConfigurationError, read_file, read_record, read_toml
-from jobs.cli.arguments import Parser, recipe_path
+from infra.settings import ConfigurationError, Range, read_file, read_record, read_toml
+from jobs.cli.arguments import Parser, number_in, recipe_path
 from jobs.cli.command_line import fail
 from jobs.plan import LINE_WIDTH, aligned, count, size
 from jobs.planning.calibration import CALIBRATIONS, json_object
-from training.cost_model.step_time import CostModel, ScalingCalibration, ScalingWorkload
+from training.cost_model.step_time import CostModel, Network, ScalingCalibration, ScalingWorkload
 from training.cost_model.trainer_choice import (
-    ANY_RANKS,
-    HTM_GROUP_SIZE,
-    MEASURED_BLOCKS,
-    UNMEASURED,
-    Choice,
+    KEPT_ACCURACY,
+    SIMULATED,
+    Accuracy,
+    Candidate,
     Recommendation,
-    TrainerChoice,
-    choose_trainer,
     recommend,
 )
 from training.settings.recipe import read_recipe
+
+MAX_RANKS = 1 << 16
 
 EPILOG = """\
 synchronous sums all gradients; gtc sends the elements that reach a threshold; bmuf averages the
@@ -60,7 +58,7 @@ def parser() -> Parser:
     found = Parser(
         prog="megahour scaling",
         description="Print the speed-up of each trainer against the number of ranks, for your\n"
-        "link, model and block size, and recommend HTM's group size and block size.",
+        "link, model and block size, and recommend a trainer for the most ranks.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -75,8 +73,10 @@ def parser() -> Parser:
     add("--frames-per-second", type=float, metavar="N", help="speed of one rank alone")
     text = "share of elements that GTC sends a step, default 0.001"
     add("--density", type=float, default=1e-3, help=text)
-    add("--block-size", type=int, metavar="N", help="steps a block; default: as recommended")
-    add("--group-size", type=int, metavar="N", help="ranks a group; default: as recommended")
+    some = number_in(Range(1, MAX_RANKS), int)
+    add("--block-size", type=some, default=50, metavar="N", help="steps a block, default 50")
+    text = "ranks a group of HTM; default: 8, or fewer that divide a host's"
+    add("--group-size", type=some, metavar="N", help=text)
     add = found.add_argument_group("network").add_argument
     add("--ranks-per-host", type=int, metavar="N", help="ranks that share a host and its link")
     add("--within-gbps", type=float, metavar="GBPS", help="link within a host, a rank's own")
@@ -133,29 +133,21 @@ def link_and_print(as_json: bool) -> None:
 def scale_and_print(arguments: argparse.Namespace) -> None:
     """Read or measure the calibration, predict, print."""
     ranks = parse_ranks(arguments.ranks)
-    for name in ("group_size", "block_size"):
-        given = getattr(arguments, name)
-        if given is not None and given < 1:
-            raise ValueError(f"{name} = {given}: need at least 1")
     workload = ScalingWorkload(
         num_parameters=round(arguments.parameters),
         minibatch_frames=arguments.minibatch_frames,
         density=arguments.density,
     )
     model = CostModel(workload, choose_calibration(arguments, workload))
-    scaling = scale(model, ranks, arguments.group_size, arguments.block_size)
+    groups = arguments.group_size or gcd(8, model.calibration.network.ranks_per_host)
+    scaling = Scaling(
+        model,
+        groups,
+        arguments.block_size,
+        {each: _speed_ups(model, each, groups, arguments.block_size) for each in ranks},
+        {each: recommend(model, each) for each in ranks},
+    )
     print(json.dumps(scaling.to_json()) if arguments.json else format_scaling(scaling))
-
-
-MAX_RANKS = 1 << 16
-NETWORK_OPTIONS = (
-    "ranks_per_host",
-    "within_gbps",
-    "between_gbps",
-    "connection_gbps",
-    "all_gather",
-    "all_reduce",
-)
 
 
 def choose_calibration(
@@ -169,11 +161,9 @@ def choose_calibration(
         print("scaling: calibrating on this machine", file=sys.stderr)
         recipe = read_recipe(recipe_path(arguments.recipe))
         calibration = measure_rank(calibration, recipe, workload.density)
-    given = {name: getattr(arguments, name) for name in NETWORK_OPTIONS}
-    network = replace(
-        calibration.network, **{name: each for name, each in given.items() if each is not None}
-    )
-    calibration = replace(calibration, network=network)
+    given = {each.name: getattr(arguments, each.name, None) for each in fields(Network)}
+    links = {name: value for name, value in given.items() if value is not None}
+    calibration = replace(calibration, network=replace(calibration.network, **links))
     if arguments.frames_per_second is not None:
         rank = replace(
             calibration.rank,
@@ -211,8 +201,6 @@ def parse_ranks(text: str) -> tuple[int, ...]:
     return tuple(sorted(set(found)))
 
 
-TRAINERS = ("synchronous", "gtc", "bmuf", "htm")
-
 HOLD_OUT = (
     "How far off: fitted on paper 000's speed-ups of 16 to 64 V100s (within 13 %), the model says "
     "for its 128: BMUF 103.6 (published 101.5), HTM 103.3 (97.8), GTC 14.8 (10.9). It finds small "
@@ -220,27 +208,38 @@ HOLD_OUT = (
     "of synchronous."
 )
 ACCURACY = (
-    "Not in these figures: accuracy. Paper 000 at 128 ranks, relative WER reduction in %: BMUF "
-    "-8.1, -9.6, -13.7, -16.6 and HTM -4.4, -4.7, -6.4, -7.5 at blocks of 25, 50, 100, 200 (Table "
-    "2); groups of 1, 2, 4, 8 at blocks of 25 -8.1, -7.9, -5.8, -4.4 (Table 3); GTC -15.6 (Table "
-    "1). To convergence, blocks of 25 were the fastest of both."
+    "Accuracy is percent relative to one rank, on so many ranks (in brackets) and fewer, with at "
+    "most as many frames a step. Simulated: frame accuracy; 64 frames a rank, but 320 of all ranks "
+    "(one_bit) and 1,280 (decentralized). Printed: relative WER reduction (001: the worse of two "
+    "test sets; 004: the worst of three networks), or frame accuracy (003); 2,048 frames a rank "
+    "(000; assumed of 003), 8,192 (001) and some 1,024 (004) of all ranks."
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Scaling:
-    """Scaling holds speed-ups by number of ranks and trainer, the settings, a recommendation."""
+    """Scaling holds speed-ups by number of ranks and trainer, and a recommendation for each."""
 
     model: CostModel
     group_size: int
     block_size: int
     rows: dict[int, dict[str, float | None]]
-    recommendation: Recommendation
-    choice: TrainerChoice
-    one_bit_ranks: float
+    recommendations: dict[int, Recommendation]
+
+    @property
+    def num_ranks(self) -> int:
+        """Return the most ranks."""
+        return max(self.rows)
+
+    @property
+    def one_bit_ranks(self) -> float:
+        """Return the ranks on which 1-bit SGD hides its exchanges (004 eq. (4))."""
+        frames = self.num_ranks * self.model.workload.minibatch_frames
+        return self.model.one_bit_costs(self.num_ranks).optimal_num_ranks(frames)
 
     def to_json(self) -> dict[str, Any]:
-        """Convert the rows, the settings and the recommendation to plain values."""
+        """Convert the rows, the settings and the recommendation for the most ranks."""
+        recommendation = self.recommendations[self.num_ranks]
         return {
             "workload": asdict(self.model.workload),
             "calibration": asdict(self.model.calibration),
@@ -248,32 +247,13 @@ class Scaling:
             "group_size": self.group_size,
             "block_size": self.block_size,
             "speed_ups": [{"ranks": num_ranks, **row} for num_ranks, row in self.rows.items()],
-            "recommendation": asdict(self.recommendation),
-            "choice": {
-                "trainer": self.choice.chosen.trainer,
-                "settings": dict(self.choice.chosen.settings),
-                "candidates": [
-                    {**asdict(each), "reason": self.choice.reason(each)}
-                    for each in self.choice.candidates
-                ],
-                "unmeasured": dict(self.choice.unmeasured),
-            },
+            "recommended": recommendation.chosen and asdict(recommendation.chosen),
+            "candidates": [
+                {**asdict(each), "verdict": recommendation.verdict(each)}
+                for each in recommendation.candidates
+            ],
             "one_bit_ranks": self.one_bit_ranks if isfinite(self.one_bit_ranks) else None,
         }
-
-
-def scale(
-    model: CostModel, ranks: Sequence[int], group_size: int | None, block_size: int | None
-) -> Scaling:
-    """Predict speed-ups on each number of `ranks`; settings that are None are as recommended."""
-    recommendation = recommend(model, max(ranks))
-    chosen = recommendation.chosen
-    group_size, block_size = group_size or chosen.group_size, block_size or chosen.block_size
-    rows = {each: _speed_ups(model, each, group_size, block_size) for each in ranks}
-    choice = choose_trainer(model, max(ranks))
-    frames = max(ranks) * model.workload.minibatch_frames
-    hidden = model.one_bit_costs(max(ranks)).optimal_num_ranks(frames)
-    return Scaling(model, group_size, block_size, rows, recommendation, choice, hidden)
 
 
 def _speed_ups(
@@ -281,15 +261,14 @@ def _speed_ups(
 ) -> dict[str, float | None]:
     """Return each trainer's speed-up on so many ranks; None if they make no equal groups."""
     group_size = min(group_size, num_ranks)
+    is_even = num_ranks % group_size == 0
     seconds = {
         "synchronous": model.synchronous(num_ranks),
         "gtc": model.gtc(num_ranks),
         "bmuf": model.bmuf(num_ranks, block_size),
+        "htm": model.htm(num_ranks, group_size, block_size) if is_even else None,
     }
-    if num_ranks % group_size == 0:
-        seconds["htm"] = model.htm(num_ranks, group_size, block_size)
-    speed_ups = {name: model.speed_up(num_ranks, each) for name, each in seconds.items()}
-    return {name: speed_ups.get(name) for name in TRAINERS}
+    return {name: each and model.speed_up(num_ranks, each) for name, each in seconds.items()}
 
 
 def format_scaling(scaling: Scaling) -> str:
@@ -300,7 +279,7 @@ def format_scaling(scaling: Scaling) -> str:
         + ["-" if found is None else f"{found:.1f}" for found in row.values()]
         for num_ranks, row in scaling.rows.items()
     ]
-    table = aligned([["ranks", "hosts", *TRAINERS], *cells], left=())
+    table = aligned([["ranks", "hosts", *scaling.rows[scaling.num_ranks]], *cells], left=())
     calibration, workload = scaling.model.calibration, scaling.model.workload
     rank, network, fitted = calibration.rank, calibration.network, calibration.fitted
     title = (
@@ -311,8 +290,11 @@ def format_scaling(scaling: Scaling) -> str:
         f"messages of {size(workload.message_bytes)}; blocks of {scaling.block_size} steps, HTM in "
         f"groups of {scaling.group_size}"
     )
+    ranks = scaling.one_bit_ranks
+    hidden = f"up to {ranks:,.0f} ranks" if isfinite(ranks) else "any number of ranks"
     grounds = [
-        *_recommended(scaling),
+        f"1-bit SGD with double buffering hides its exchanges on {hidden} that share a minibatch "
+        f"of {scaling.num_ranks * workload.minibatch_frames:,} frames (004 eq. (4)).",
         f"Calibration: {calibration.source}. A step's work on messages: "
         f"{count(rank.encoded_elements_per_s)} elements/s encoded, "
         f"{count(rank.decoded_words_per_s)} words/s decoded, density {workload.density:g}. "
@@ -322,85 +304,65 @@ def format_scaling(scaling: Scaling) -> str:
         "each time their number doubles; each further connection at once makes a host's link "
         f"{100 * fitted.congestion:.2g} % slower.",
         HOLD_OUT,
-        ACCURACY,
     ]
     filled = (textwrap.fill(line, LINE_WIDTH, subsequent_indent="  ") for line in grounds)
     shown = textwrap.fill(title, LINE_WIDTH)
-    return "\n\n".join([shown, table, _choice(scaling), "\n".join(filled)])
+    parts = [shown, table, _candidates(scaling), _recommended(scaling), "\n".join(filled)]
+    return "\n\n".join(parts)
 
 
-def _choice(scaling: Scaling) -> str:
-    """Lay out all trainers on the most ranks, the fastest first, with the reason for each."""
-    choice, num_ranks = scaling.choice, max(scaling.rows)
+def _candidates(scaling: Scaling) -> str:
+    """Lay out all trainers on the most ranks, the fastest first, with what is known of each."""
+    recommendation = scaling.recommendations[scaling.num_ranks]
     cells = [
         [
-            each.trainer + (f", groups of {each.group_size}" if each.group_size > 1 else ""),
+            _trainer(each),
             str(each.settings.get("block_size", "-")),
             f"{each.speed_up:.1f}",
-            f"{each.accuracy:+.1f}",
-            "any" if each.measured_ranks == ANY_RANKS else f"{each.measured_ranks}",
-            choice.reason(each),
+            _accuracy(each.simulated),
+            _accuracy(each.printed),
+            each.unknown,
+            recommendation.verdict(each),
         ]
-        for each in choice.candidates
+        for each in recommendation.candidates
     ]
-    unmeasured = sorted(choice.unmeasured.items(), key=lambda each: -each[1])
-    cells += [[name, "-", f"{each:.1f}", "", "", UNMEASURED[name]] for name, each in unmeasured]
-    head = ["trainer", "block", "speed-up", "accuracy", "on ranks", ""]
-    title = (
-        f"Which trainer, on {num_ranks} ranks: {choice.chosen.name}. Accuracy is percent of one "
-        "rank's frame accuracy, measured on simulated ranks with the frames and passes of one rank "
-        "(on ranks). Only block sizes, groups and numbers of ranks that were measured are proposed."
-    )
-    return textwrap.fill(title, LINE_WIDTH) + "\n\n" + aligned([head, *cells], left=(0, 5))
+    head = ["trainer", "block", "speed-up", "simulated", "printed", "unknown", ""]
+    title = f"Trainers on {scaling.num_ranks} ranks. {ACCURACY}"
+    return textwrap.fill(title, LINE_WIDTH) + "\n\n" + aligned([head, *cells], left=(0, 6))
 
 
-def _recommended(scaling: Scaling) -> list[str]:
-    chosen, fastest = scaling.recommendation.chosen, scaling.recommendation.fastest
-    num_ranks = max(scaling.rows)
-    share = chosen.speed_up / fastest.speed_up
-    lines = [
-        f"Recommended for {num_ranks} ranks: {_settings(chosen, num_ranks)}: "
-        f"{chosen.speed_up:.1f} times one rank, {100 * share:.0f} % of the fastest choice "
-        f"({_settings(fastest, num_ranks)}: {fastest.speed_up:.1f}).",
-        "Why: of the choices that keep 90 % of the fastest one's speed, the largest group within a "
-        "host, as fewer models are averaged; then the smallest block, as they are averaged sooner.",
-        *_unmeasured_settings(chosen, num_ranks),
-    ]
-    best = max(scaling.rows, key=lambda each: scaling.rows[each]["gtc"] or 0.0)
-    if best < num_ranks:
-        lines.append(f"GTC alone is fastest on {best} of these ranks.")
-    hidden, frames = scaling.one_bit_ranks, num_ranks * scaling.model.workload.minibatch_frames
-    ranks = f"up to {hidden:,.0f} ranks" if isfinite(hidden) else "any number of ranks"
-    lines.append(
-        f"1-bit SGD with double buffering hides its exchanges on {ranks} that share a minibatch of "
-        f"{frames:,} frames (004 eq. (4))."
-    )
-    return lines
+def _trainer(candidate: Candidate) -> str:
+    group_size = candidate.settings.get("group_size")
+    return candidate.trainer + (f", groups of {group_size}" if group_size else "")
 
 
-def _unmeasured_settings(choice: Choice, num_ranks: int) -> list[str]:
-    """Say so where the recommendation is of blocks or groups without a measured accuracy."""
-    if choice.group_size == num_ranks:
-        return []
-    trainer = "bmuf" if choice.group_size == 1 else "htm"
-    measured = MEASURED_BLOCKS[trainer]
-    is_of_groups = choice.group_size in (1, HTM_GROUP_SIZE)
-    most = max(measured[choice.block_size]) if choice.block_size in measured else 0
-    if is_of_groups and num_ranks <= most:
-        return []
-    groups = f" in groups of {HTM_GROUP_SIZE}" if trainer == "htm" else ""
-    blocks = ", ".join(map(str, measured))
-    return [
-        f"Its accuracy is not measured: {trainer}'s is known{groups} at blocks of {blocks}, on up "
-        f"to {max(max(each) for each in measured.values())} ranks. The choice above is."
-    ]
+def _accuracy(accuracy: Accuracy | None) -> str:
+    if accuracy is None:
+        return ""
+    source = "" if accuracy.source == SIMULATED else f"{accuracy.source}: "
+    return f"{accuracy.percent:+.1f} ({source}{accuracy.num_ranks})"
 
 
-def _settings(choice: Choice, num_ranks: int) -> str:
-    if choice.group_size == num_ranks:
-        return "gtc on all of them"
-    name = "bmuf" if choice.group_size == 1 else f"htm, group_size = {choice.group_size}"
-    return f"{name}, block_size = {choice.block_size}"
+def _recommended(scaling: Scaling) -> str:
+    """Return the recommendation for the most ranks, and on how many the accuracy is kept."""
+    num_ranks, minibatch = scaling.num_ranks, scaling.model.workload.minibatch_frames
+    found = {n: each.chosen for n, each in scaling.recommendations.items() if each.chosen}
+    kept = {n: each for n, each in found.items() if each.is_accurate}
+    within = f"known to stay within {-KEPT_ACCURACY:g} % of one rank's accuracy."
+    if num_ranks in kept:
+        said = f"{_shown(kept[num_ranks])}, the most accurate of the fastest that are {within}"
+    elif num_ranks in found:
+        said = f"{_shown(found[num_ranks])}, which loses least: none is {within}"
+    else:
+        said = f"nothing: no accuracy is known of {num_ranks * minibatch:,} frames a step."
+    if kept and num_ranks not in kept:
+        said += f" On {max(kept)} ranks one is: {_shown(kept[max(kept)])}."
+    said = f"Recommended for {num_ranks} ranks of {minibatch:,} frames: {said}"
+    return textwrap.fill(said, LINE_WIDTH, subsequent_indent="  ")
+
+
+def _shown(candidate: Candidate) -> str:
+    return f"{candidate.name}: {candidate.speed_up:.1f} times one rank, {candidate.percent:+.1f} %"
 
 
 if __name__ == "__main__":

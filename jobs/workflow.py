@@ -22,18 +22,21 @@ from jobs.cli.arguments import (
     INGEST_OPTIONS,
     Parser,
     add_base_arguments,
+    add_cluster_arguments,
     add_dev_share_argument,
     add_device_argument,
     add_placement_arguments,
     add_ranks_arguments,
     add_recipe_arguments,
     add_source_arguments,
+    cluster_of,
     given_options,
     recipe_path,
     require_source_options,
+    step_clusters,
 )
 from jobs.cli.command_line import fail
-from jobs.cli.job import require_takeover
+from jobs.cli.job import require_prefixes, require_takeover
 from jobs.run import JOBS, Launch, launches_of, shared_arguments, step_environment
 from jobs.run_table import INGEST, STEPS, due_steps, written, written_steps
 from pipeline.runs.increment import require_beside
@@ -97,6 +100,8 @@ def workflow_steps(arguments: argparse.Namespace, recipe: Recipe) -> Iterator[Wo
         if first <= number <= last:
             ordinal = times[launch.step]
             name = launch.step if ordinal == 1 else f"{launch.step}_{ordinal}"
+            cluster = cluster_of(launch.step, arguments, recipe.cluster)
+            require_prefixes(launch.step, recipe, cluster, arguments.run)
             manifests = [manifest_uri(arguments.run, each) for each in made]
             yield WorkflowStep(name, _command(arguments, launch), manifests)
 
@@ -146,9 +151,10 @@ def describe(arguments: argparse.Namespace) -> dict[str, object]:
             require_beside(arguments.run, base, option)
             require_takeover(recipe, option)
     for name in ("recipe", "account", "cluster", "kaldi_dir"):
-        given = getattr(arguments, name)
-        if given is not None and Path(given).exists():
-            setattr(arguments, name, str(Path(given).resolve()))
+        if given := getattr(arguments, name):
+            setattr(arguments, name, _resolved(given))
+    own = step_clusters(arguments.step_cluster).items()
+    arguments.step_cluster = [f"{step}={_resolved(file)}" for step, file in own]
     steps = [vars(each) for each in workflow_steps(arguments, recipe)]
     return {
         "name": arguments.name,
@@ -161,6 +167,11 @@ def describe(arguments: argparse.Namespace) -> dict[str, object]:
     }
 
 
+def _resolved(path: str) -> str:
+    """Return the whole path of a file that exists; a name or a URI stays as it is."""
+    return str(Path(path).resolve()) if Path(path).exists() else path
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog=f"megahour {NAME}",
@@ -171,7 +182,7 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add_recipe_arguments(parser)
     add("--run", required=True, help="folder or s3:// URI that holds the run; may have a template")
-    add("--cluster", help="cluster TOML, or a name in infra/clusters, for all steps")
+    add_cluster_arguments(parser)
     add("--account", metavar="FILE", help="TOML file of an account of emr: a cluster for each step")
     names = ", ".join(STEPS)
     add("--first", choices=STEPS, default=next(iter(STEPS)), metavar="STEP", help=f"of {names}")

@@ -13,6 +13,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import NoReturn
 
+from infra.cluster import Cluster, load_cluster
 from infra.extras import how_to_install
 from infra.log_lines import LOG_FORMATS, log_format
 from infra.settings import (
@@ -37,6 +38,8 @@ from pipeline.steps.ingestion import COLUMNS, FORMATS, IGNORE_COLUMNS, RECORDING
 
 DEV_SHARES = Range(0.001, 0.5, zero="none")
 """The shares of the labelled speakers that may become development speakers."""
+
+CLUSTER_OPTIONS = "--cluster", "--step-cluster"
 
 KALDI_DIR, MANIFEST, DEV_SHARE, LOCALE = "--kaldi-dir", "--manifest", "--dev-share", "--locale"
 LEXICON, LANGUAGE_MODEL = "--lexicon", "--language-model"
@@ -321,6 +324,39 @@ def recipe_path(recipe: str) -> str | Readable:
         return recipe
 
 
+def add_cluster_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments that name other clusters than the recipe's or each step's own."""
+    text = "cluster TOML, also in S3, or a name in infra/clusters, for all steps"
+    parser.add_argument(CLUSTER_OPTIONS[0], metavar="FILE", help=f"{text}; default: the recipe's")
+    add_step_cluster_argument(parser)
+
+
+def add_step_cluster_argument(parser: argparse.ArgumentParser) -> None:
+    """Add the argument that names another cluster for one step."""
+    text = "the same for one step; repeat it for more"
+    option, metavar = CLUSTER_OPTIONS[1], "STEP=FILE"
+    parser.add_argument(option, action="append", default=[], metavar=metavar, help=text)
+
+
+def step_clusters(given: Sequence[str]) -> dict[str, str]:
+    """Return the cluster files of --step-cluster by step; ConfigurationError for other steps."""
+    found = {}
+    for text in given:
+        step, _, file = text.partition("=")
+        if step not in STEPS or not file:
+            need = f"need STEP=FILE, of the steps {', '.join(STEPS)}"
+            raise ConfigurationError(f"--step-cluster {printable(text)}: {need}")
+        found[step] = file
+    return found
+
+
+def cluster_of(step: str, arguments: argparse.Namespace, of_recipe: str = "") -> Cluster:
+    """Read a step's cluster: that of --step-cluster, of --cluster, of the recipe, or its own."""
+    every = getattr(arguments, "cluster", None) or of_recipe
+    given = step_clusters(getattr(arguments, "step_cluster", []))
+    return load_cluster(toml_path(given.get(step) or every or step))
+
+
 def add_run_arguments(parser: argparse.ArgumentParser, device: str = AUTO) -> None:
     """Add the arguments that decide where all steps run, and on how many ranks they train."""
     parser.add_argument("--run", required=True, help="folder or s3:// URI that holds the run")
@@ -340,8 +376,7 @@ def add_steps_arguments(parser: argparse.ArgumentParser) -> None:
     add("--only", action="append", default=[], choices=steps, metavar="STEP", help=alone)
     listing = "list what each step would read and write, and where stored work is of another recipe"
     add("--dry-run", action="store_true", help=listing)
-    cluster = "cluster TOML, or a name in infra/clusters, for all steps; default: the recipe's"
-    add("--cluster", help=cluster)
+    add_cluster_arguments(parser)
     add_log_argument(parser)
 
 

@@ -13,17 +13,20 @@ from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from infra.cluster import Cluster, load_cluster
+from infra.cluster import Cluster
 from infra.settings import ConfigurationError, canonical_json, holds_password, printable, shown
 from infra.store.object_store import ObjectNotFound, ObjectStore, join_uri, normalize_uri
+from infra.store.objects import PrefixError
+from infra.store.uris import require_within, resolve_prefix
 from infra.task_metrics import TaskTotals
 from infra.torchrun import launched_rank
 from jobs.cli.arguments import (
     Parser,
+    add_cluster_arguments,
     add_log_argument,
     add_recipe_arguments,
+    cluster_of,
     recipe_path,
-    toml_path,
 )
 from jobs.run_table import (
     EVALUATE,
@@ -140,7 +143,7 @@ def job_parser(name: str, description: str, exit_codes: str) -> argparse.Argumen
     add_recipe_arguments(parser)
     add = parser.add_argument
     add("--run", required=True, help="folder or s3:// URI that holds the run")
-    add("--cluster", help="cluster TOML, or a name in infra/clusters; default: the recipe's")
+    add_cluster_arguments(parser)
     add("--json", action="store_true", help="print one JSON object on standard output")
     add_log_argument(parser)
     return parser
@@ -153,8 +156,10 @@ def open_job(name: str, arguments: argparse.Namespace) -> Job:
     if holds_password(run_uri):
         need = "need one without: credentials come from the environment, a profile or a role"
         raise ConfigurationError(f"--run {printable(run_uri)}: a password or a signature: {need}")
-    corpus_uri = normalize_uri(recipe.corpus.uri or join_uri(run_uri, CORPUS_FOLDER))
-    cluster = load_cluster(toml_path(arguments.cluster or recipe.cluster or name))
+    corpus_uri = _corpus_uri(recipe, run_uri)
+    cluster = cluster_of(name, arguments, recipe.cluster)
+    if name in STEPS:
+        require_prefixes(name, recipe, cluster, run_uri)
     bases = _bases(recipe, run_uri, arguments)
     # A step may read of the bases what it may read of its own run.
     runs = (run_uri, *bases.runs)
@@ -171,6 +176,45 @@ def open_job(name: str, arguments: argparse.Namespace) -> Job:
         is_leader=launched_rank() == 0,
         bases=bases,
     )
+
+
+def require_prefixes(step: str, recipe: Recipe, cluster: Cluster, run_uri: str) -> None:
+    """Raise ConfigurationError for a cluster file without prefixes that the step needs.
+
+    It writes its manifests' folders, with checkpoints, and its records. On other hosts, whose role
+    permits what the file names, it also removes checkpoints and its start record.
+    """
+    row, corpus_uri = STEPS[step], _corpus_uri(recipe, run_uri)
+    names = [(each.name, each.is_replaced) for each in row.writes(recipe)]
+    folders = [STEP_RECORDS_FOLDER, *(name for name, _ in names)]
+    removed = [start_record(step), *(name for name, is_replaced in names if is_replaced)]
+    needs = {
+        "write_prefixes": (cluster.writable(run_uri, corpus_uri), folders),
+        "delete_prefixes": (cluster.deletable(run_uri, corpus_uri), removed),
+    }
+    if cluster.is_local:
+        del needs["delete_prefixes"]
+    for kind, (allowed, keys) in needs.items():
+        uris = [join_uri(run_uri, key) for key in keys]
+        if row.writes_corpus and keys is folders:
+            uris.append(corpus_uri)
+        prefixes = [resolve_prefix(each) for each in allowed]
+        if lacks := [each for each in uris if _is_outside(each, prefixes)]:
+            remedy = f"add them, or give another file by --step-cluster {step}=FILE"
+            said = f"{step}: {kind} of its cluster file lack {', '.join(lacks)}"
+            raise ConfigurationError(f"{said}: {remedy}")
+
+
+def _is_outside(uri: str, prefixes: Sequence[str]) -> bool:
+    try:
+        require_within(uri, prefixes)
+    except PrefixError:
+        return True
+    return False
+
+
+def _corpus_uri(recipe: Recipe, run_uri: str) -> str:
+    return normalize_uri(recipe.corpus.uri or join_uri(run_uri, CORPUS_FOLDER))
 
 
 def _bases(recipe: Recipe, run_uri: str, arguments: argparse.Namespace) -> Bases:

@@ -14,7 +14,6 @@ from datetime import datetime
 from functools import partial
 from typing import Any, NotRequired, TypedDict
 
-from infra.cluster import load_cluster
 from infra.store.object_store import (
     ObjectNotFound,
     ObjectStore,
@@ -23,6 +22,7 @@ from infra.store.object_store import (
     read_checked,
 )
 from infra.task_metrics import REQUEST_KINDS
+from jobs.cli.arguments import cluster_of
 from jobs.cli.job import Job
 from jobs.cli.record import parse_job_record
 from jobs.planning.run_plan import compare_plan, request_dollars
@@ -145,7 +145,6 @@ def build_report(job: Job) -> dict[str, Any]:
         if is_finished(job.store, run, INGEST_STEP)
     ]
     evaluation = output_of(manifests[EVALUATION_STEP], EVALUATION_SCORES)
-    cluster = job.arguments.cluster or recipe.cluster
     steps = step_records(job)
     if EVALUATE not in steps:
         record = join_uri(job.run_uri, job_record(EVALUATE))
@@ -162,7 +161,11 @@ def build_report(job: Job) -> dict[str, Any]:
         **{name: runs for name, runs in asdict(job.bases).items() if runs},
         "waterfall": waterfall_of(job.store, job.run_uri, ingests),
         "plan": compare_plan(
-            job.store, job.run_uri, recipe, lambda step: load_cluster(cluster or step), steps
+            job.store,
+            job.run_uri,
+            recipe,
+            lambda step: cluster_of(step, job.arguments, recipe.cluster),
+            steps,
         ),
         "curves": {
             name: manifests[model_step(name)].statistic("curve", list[CurvePoint])

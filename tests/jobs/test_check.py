@@ -343,7 +343,11 @@ def test_a_local_cluster_s_devices_must_be_here(run_job: RunJob, tmp_path: Path)
     own.write_text(
         demo.replace('write_prefixes = ["{corpus}", ', 'write_prefixes = ["s3://other/x"]#')
     )
-    require_refusal(check(run_job, "--cluster", str(own)), "ingest/manifest.json: outside the all")
+    require_refusal(
+        check(run_job, "--cluster", str(own)),
+        "ingest: write_prefixes of its cluster file lack ",
+        "runs/x/ingest",
+    )
 
 
 @pytest.mark.parametrize("program", ["run", "demo"])

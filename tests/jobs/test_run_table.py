@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from infra.cluster import Cluster, load_cluster
+from infra.settings import ConfigurationError
 from infra.store.object_store import ObjectStore, join_uri
 from jobs import check, request_cluster
 from jobs.cli import megahour
@@ -103,14 +104,14 @@ def test_the_list_and_the_run_have_it() -> None:
     assert names.index(EXTRACT_FEATURES) < names.index(NAME) < names.index(GENERATE_TARGETS)
 
 
-def test_the_check_opens_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_check_opens_it(tmp_path: Path) -> None:
     """Its manifest must lie within what its cluster file may write."""
-    asked: list[str] = []
-    monkeypatch.setattr(check, "require_within", lambda uri, _: asked.append(uri))
     run_uri = str(tmp_path / "run")
-    options = ["--recipe", str(TINY), "--run", run_uri, "--device", "cpu"]
-    check.check(check._parser().parse_args(options))
-    assert manifest_uri(run_uri, MADE) in asked
+    options = ["--recipe", str(TINY), "--run", run_uri, "--step-cluster", f"{NAME}=align"]
+    with pytest.raises(
+        ConfigurationError, match=f"{NAME}: write_prefixes .* lack {run_uri}/{MADE}"
+    ):
+        check.check(check._parser().parse_args(options))
 
 
 def test_the_status_shows_its_hours(run_job: RunJob, run: tuple[ObjectStore, str]) -> None:

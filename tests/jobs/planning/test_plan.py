@@ -198,5 +198,5 @@ def test_a_step_has_another_cluster(
 def test_an_unknown_step_has_no_cluster(calibration_file: str, text: str) -> None:
     """The message names the value and the steps."""
     given = ["--hours", "1", "--calibration", calibration_file, "--step-cluster", text]
-    with pytest.raises(ValueError, match=rf"--step-cluster {text}: need STEP=CLUSTER, .*repartit"):
+    with pytest.raises(ValueError, match=rf"--step-cluster {text}: need STEP=FILE, .*repartit"):
         job.plan_and_print(job.parser().parse_args(given))
