@@ -273,8 +273,7 @@ def _partitions(recipe: "Recipe") -> list[Written]:
 def _student(recipe: "Recipe") -> list[Written]:
     from training.fit.model_specs import student_fit  # noqa: PLC0415 - imports NumPy
 
-    reads = (ALIGNMENT_STEP, PARTITIONS_STEP, *_FEATURES)
-    return _models(recipe, [student_fit(recipe)], reads)
+    return _models(recipe, [student_fit(recipe)], (*_ALIGNED, PARTITIONS_STEP))
 
 
 def _evaluation(recipe: "Recipe") -> list[Written]:
