@@ -32,7 +32,6 @@ from pipeline.runs.increment import BaseStep, chain_of, read_bases, require_besi
 from pipeline.runs.manifest import Manifest, changes, is_finished, manifest_uri, read_manifest
 from pipeline.runs.names import (
     ALIGNMENTS_FOLDER,
-    CHECKPOINTS_FOLDER,
     COMMAND_LINE_SETTINGS,
     CORPUS_FOLDER,
     DEV,

@@ -315,13 +315,13 @@ def validation_curves(here: Mapping[str, Curve], there: Mapping[str, Curve]) -> 
 
     def draw(form: Form) -> Figure:
         figure, (axes,) = form.panels(2.8)
-        for number, (name, each) in enumerate(relative.items()):
+        for index, (name, each) in enumerate(relative.items()):
             is_other = name.endswith("of the other run")
             axes.plot(
                 range(1, len(each) + 1),
                 each,
                 label=name,
-                color=SERIES[number % len(SERIES)],
+                color=SERIES[index % len(SERIES)],
                 linestyle="--" if is_other else "-",
                 marker="o",
                 markersize=2.5,

@@ -37,7 +37,9 @@ def write_development(store: ObjectStore, run_uri: str) -> Output:
 
 def last_state(folder: Path, what: Fit, rank: int) -> dict[str, Any]:
     """A rank's whole state at the end, without the learning curve."""
-    (path,) = sorted((folder / "models" / what.name / "checkpoints").glob(f"*rank-0000{rank}*"))[-1:]
+    (path,) = sorted((folder / "models" / what.name / "checkpoints").glob(f"*rank-0000{rank}*"))[
+        -1:
+    ]
     state: dict[str, Any] = decode_state(path.read_bytes())
     del state["curve"]
     return state

@@ -1,4 +1,4 @@
-"""Evaluating within a training: the model that leaving would leave, and no bit of training changed."""
+"""Evaluate within a training: the model that leaving would leave, and no other training."""
 
 from collections.abc import Collection
 from typing import Any
