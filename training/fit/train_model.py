@@ -52,8 +52,7 @@ from training.settings.trainers import data_parallel_ranks
 
 INDEXES_IN_FLIGHT = 16
 NOT_VALIDATED = (
-    "no loss and frame accuracy on other speakers than those of the training: none are left out, "
-    "and no development speakers are aligned yet"
+    "not validated: no speakers are left out of training, and no development speakers are aligned"
 )
 VALIDATION_MS = 3_600_000
 """An hour of speech is validated on, as in papers 000 (3.2) and 003 (VII-B)."""

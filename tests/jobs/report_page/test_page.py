@@ -121,7 +121,7 @@ def test_tables_and_pictures_speak(report: dict[str, Any]) -> None:
 
 
 def test_validation_is_relative_to_the_baselines_end() -> None:
-    """Frame error rates of this run and the one compared with, whose baseline is the reference."""
+    """Of this run, and of the one compared with, whose baseline is then the reference."""
     curves = {
         name: [{"validation_frame_accuracy": each} for each in accuracies]
         for name, accuracies in (("baseline", (0.2, 0.4)), ("student", (0.5, 0.7)))
