@@ -204,10 +204,11 @@ def one_rank(task: Task) -> tuple[nn.Module, Curve]:
     return start, simulate_ranks(1, train, *arguments)[0]
 
 
-def spread(values: Sequence[float]) -> str:
-    """Write the median and the range; a training that never came there took for ever."""
-    shown = [f"{each:.1f}" for each in (statistics.median(values), min(values), max(values))]
-    return f"{shown[0]} ({shown[1]}..{shown[2]})"
+def spread(gains: Sequence[float]) -> str:
+    """Write the median and the range; a training that never reached the target gained nothing."""
+    ordered = statistics.median(gains), min(gains), max(gains)
+    median, least, most = (f"{each:.1f}" if each else "never" for each in ordered)
+    return f"{median} ({least}..{most})"
 
 
 def as_text(model: CostModel, gains: Mapping[tuple[str, int, int], Sequence[float]]) -> str:
