@@ -35,7 +35,7 @@ from pipeline.runs.names import (
 from pipeline.shards import read_partition_index
 from training.checkpoints.checkpointer import Checkpointer
 from training.data.dataset import Dataset, LatticeShards
-from training.data.sub_epochs import check_offsets
+from training.data.sub_epochs import SubEpoch, check_offsets
 from training.distributed import collectives
 from training.distributed.collectives import gather_text
 from training.distributed.process_group import CPU, ProcessGroup
@@ -289,15 +289,10 @@ def development_partitions(fit: Fit, store: ObjectStore, run_uri: str) -> tuple[
     return found
 
 
-def most_validated_ms(fit: Fit, store: ObjectStore, run_uri: str) -> int:
+def most_validated_ms(sub_epochs: Sequence[SubEpoch], labelled: Tally, unlabelled: Tally) -> int:
     """Return the milliseconds of speech that validating may read at each sub-epoch's end."""
-    steps = {True: fit.labelled, False: fit.unlabelled}
-    read_ms = {
-        labelled: read_manifest(store, run_uri, step).tally_out.duration_ms if step else 0
-        for labelled, step in steps.items()
-    }
-    total_ms = sum(read_ms[each.labelled] / each.num_shares for each in fit.sub_epochs)
-    mean_ms = total_ms / max(len(fit.sub_epochs), 1)
+    read_ms = {True: labelled.duration_ms, False: unlabelled.duration_ms}
+    mean_ms = sum(read_ms[each.labelled] / each.num_shares for each in sub_epochs) / len(sub_epochs)
     return max(1, min(VALIDATION_MS, int(VALIDATION_SHARE * mean_ms)))
 
 
@@ -309,13 +304,14 @@ def open_dataset(
     Raises ValueError where newbob's loss is of development speakers, and they have no utterance.
     """
     unlabelled: tuple[Output, ...] = ()
+    unlabelled_tally = Tally()
     if fit.unlabelled is not None:
         partitions = read_manifest(store, run_uri, fit.unlabelled)
         check_offsets(fit.sub_epochs, partitions)
-        unlabelled = tuple(partitions.outputs)
+        unlabelled, unlabelled_tally = tuple(partitions.outputs), partitions.tally_out
     development, validation_ms = development_partitions(fit, store, run_uri), 0
     if fit.newbob is None:
-        validation_ms = most_validated_ms(fit, store, run_uri)
+        validation_ms = most_validated_ms(fit.sub_epochs, labelled.tally_out, unlabelled_tally)
     lattices = None
     if isinstance(criterion := fit.criterion, SequenceCriterion):
         shards = read_manifest(store, run_uri, criterion.lattices).outputs
