@@ -215,9 +215,11 @@ def _realignments(recipe: "Recipe") -> list[Written]:
 
 
 def _trained(fit: "Fit") -> Written:
+    # The aligner trains before development speakers are aligned; others are validated on them.
+    validated = (DEV_ALIGNMENT_STEP,) if fit.labelled == ALIGNMENT_STEP else ()
     return Written(
         model_step(fit.name),
-        tuple(fit.on_development_speakers().inputs),
+        tuple(dict.fromkeys((*fit.inputs, *validated))),
         fit=fit,
         holds_utterances=False,
         is_replaced=True,

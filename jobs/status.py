@@ -5,7 +5,7 @@ megahour status --recipe demo --run runs/demo
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 
 from infra.store.object_store import ObjectNotFound
@@ -29,6 +29,7 @@ from pipeline.runs.names import (
     SELECTION_FOLDER,
     folder_of,
 )
+from training.data.sub_epochs import last_measures, measures_text, newest_place
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,7 @@ class Progress:
     """Progress of one step of a job: hours that are done and in quarantine, and those it reads.
 
     `hours_in` is 0 where the step's input is not there yet, and `left_s` below 0 where no time can
-    be said.
+    be said. `measures` are those of a training's last sub-epoch, {} for other steps.
     """
 
     state: str
@@ -44,6 +45,7 @@ class Progress:
     hours_in: float
     quarantined: int
     left_s: float = -1.0
+    measures: Mapping[str, float] = field(default_factory=dict)
 
 
 def status(job: Job) -> Answer:
@@ -77,7 +79,9 @@ def progress_of(job: Job, name: str, step: Written, made: Sequence[Written]) -> 
     if job.has(step.name):
         found = job.manifest(step.name)
         out, total, lost = found.tally_out, found.tally_in, found.quarantined
-        return Progress("done", out.hours, total.hours, lost.utterances)
+        measures = last_measures(found)
+        return Progress("done", out.hours, total.hours, lost.utterances, measures=measures)
+    measures = {}
     tally_in, tally_out, lost = Tally(), Tally(), Tally()
     if step.fit is None:
         for commit in each_commit(job.store, reading_commits(job, step.name)):
@@ -87,6 +91,7 @@ def progress_of(job: Job, name: str, step: Written, made: Sequence[Written]) -> 
     else:
         read, hours_in = training_hours(job, step.fit)
         done = read
+        measures = newest_place(job.store, job.run_uri, step.name).measures
     started = read_start_record(job, name)
     if started is None and read <= 0:
         return Progress("to do", 0.0, 0.0, 0)
@@ -100,7 +105,8 @@ def progress_of(job: Job, name: str, step: Written, made: Sequence[Written]) -> 
             elapsed_s = (datetime.now(UTC) - since).total_seconds()
             left_s = elapsed_s * (hours_in - read) / of_start
     times = step.times_read
-    return Progress("under way", done / times, hours_in / times, lost.utterances, left_s)
+    done, hours_in = done / times, hours_in / times
+    return Progress("under way", done, hours_in, lost.utterances, left_s, measures)
 
 
 def since_other_kinds(
@@ -157,6 +163,8 @@ def describe(job: Job, steps: Mapping[str, Mapping[str, Progress]]) -> str:
     for name, by_step in steps.items():
         for step, each in by_step.items():
             lines.append(f"  {name:<18}{step:<24}{_columns(each)}")
+            if measured := measures_text(each.measures):
+                lines.append(f"  {'':<18}  {measured}")
     done = sum(all(p.state == "done" for p in each.values()) for each in steps.values())
     lines.append(f"{done} of {len(steps)} jobs are done")
     return "\n".join(lines)
@@ -179,8 +187,9 @@ QUERY = Query(
     name="status",
     description="Show each step of a run, also while it runs: done, under way or to do; its hours "
     "of audio, the rest of them and the time that they take at the rate so far, but for ingest and "
-    "tuning, whose work is not known before; the utterances in quarantine. Steps are those of the "
-    "recipe. Nothing is written.",
+    "tuning, whose work is not known before; the utterances in quarantine. Below each model are "
+    "cross-entropy and frame accuracy of its last sub-epoch, in training and on development "
+    "speakers or those left out. Steps are those of the recipe. Nothing is written.",
     exit_codes="0 shown, 1 failed, 2 bad usage or recipe.",
     answer=status,
 )

@@ -44,6 +44,7 @@ from jobs.run_table import STEPS, written_steps
 from pipeline.runs.commit import RecipeConflictError
 from pipeline.runs.engine import LossBudgetExceededError, StepResult
 from pipeline.runs.names import STORE_CHECK_FOLDER, metrics_file
+from training.data.sub_epochs import last_measures
 
 StepResults = Sequence[StepResult]
 """The manifests that a job wrote or found."""
@@ -122,6 +123,11 @@ class Step:
             "requests": asdict(REQUESTS.total() - before + job.tasks.requests),
             "device_faults": [asdict(each) for each in job.tasks.faults],
             "manifests": {each.manifest.step: tallies(each.manifest) for each in results},
+            "measures": {
+                each.manifest.step: measures
+                for each in results
+                if (measures := last_measures(each.manifest))
+            },
         }
         if job.is_leader:
             store_record(job, summary, writes, is_fresh)

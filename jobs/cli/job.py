@@ -61,7 +61,6 @@ from pipeline.runs.manifest import (
 )
 from pipeline.runs.names import (
     ALIGNMENTS_FOLDER,
-    CHECKPOINTS_FOLDER,
     COMMAND_LINE_SETTINGS,
     CORPUS_FOLDER,
     DEV,
@@ -381,8 +380,7 @@ def training_hours(job: Job, fit: Fit) -> tuple[float, float]:
         return 0.0, 0.0
     hours = [job.manifest(step).tally_out.hours for step in data]
     labelled, unlabelled = (*hours, 0.0)[:2]
-    checkpoints = join_uri(job.run_uri, model_step(fit.name), CHECKPOINTS_FOLDER)
-    place = newest_place(job.store, checkpoints)
+    place = newest_place(job.store, job.run_uri, model_step(fit.name))
     share = trained_share(fit.sub_epochs, place.sub_epoch, place.share, labelled, unlabelled)
     return share * sum(hours), sum(hours)
 

@@ -222,6 +222,12 @@ _TALLIES = (
 )
 """The metrics of a manifest's tallies: the tally, the metric, its help and its unit."""
 
+_MEASURES = (
+    ("cross_entropy", "model_cross_entropy_nats", "Loss a frame in the last sub-epoch."),
+    ("frame_accuracy", "model_frame_accuracy_ratio", "Frames right in the last sub-epoch."),
+)
+"""The metrics of a trained model: the measure, in training and validation, and its help."""
+
 _ESCAPES = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n"})
 
 
@@ -244,6 +250,14 @@ def metrics_text(summary: Mapping[str, Any], finished_at: float) -> str:
         tallied = summary["manifests"].items()
         counts = [({**job, "step": step}, tally[key] * factor) for step, tally in tallied]
         gauges.append((name, text, counts))
+    for key, name, text in _MEASURES:
+        measured = [
+            ({**job, "step": step, "data": data}, measures[prefix + key])
+            for step, measures in summary["measures"].items()
+            for data, prefix in (("training", ""), ("validation", "validation_"))
+            if prefix + key in measures
+        ]
+        gauges.append((name, text, measured))
     lines = []
     for name, text, samples in gauges:
         if samples:

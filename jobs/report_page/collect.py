@@ -126,6 +126,7 @@ class CurvePoint(TypedDict):
     cross_entropy: float
     frame_accuracy: float
     validation_cross_entropy: NotRequired[float]
+    validation_frame_accuracy: NotRequired[float]
     trainer: NotRequired[dict[str, float]]
 
 
@@ -464,7 +465,7 @@ def hours_point(report: Mapping[str, Any]) -> dict[str, Any]:
     return {"run": str(report["run"]), "hours": hours, "wer": shown}
 
 
-KEPT = ("run", "wer", "werr", "development", "hours", "steps", "recipe")
+KEPT = ("run", "wer", "werr", "development", "hours", "steps", "recipe", "curves")
 """The parts of the other run's report that the comparison keeps."""
 
 

@@ -266,7 +266,7 @@ def block_ends(curve: Curve, frames_in_block: int) -> list[float]:
 
 
 def learning_curve(name: str, index: int, curve: Curve, frames_in_block: int = 0) -> Drawing:
-    """Draw a model's cross-entropy and frame accuracy, in training and held out, by hours seen.
+    """Draw a model's cross-entropy and frame accuracy, in training and validation, by hours seen.
 
     `index` makes ids unique. Ticks on the axis are the ends of blocks.
     """
@@ -292,6 +292,50 @@ def learning_curve(name: str, index: int, curve: Curve, frames_in_block: int = 0
         f"from {first['frame_accuracy']:.0%} to {last['frame_accuracy']:.0%}"
     )
     return drawn(draw, f"curve-{index}", label)
+
+
+def validation_curves(here: Mapping[str, Curve], there: Mapping[str, Curve]) -> Drawing | None:
+    """Draw the models' validation frame error rates by sub-epoch (000 Figure 2, 003's VAL).
+
+    They are relative to the baseline's last one, in the run compared with where that has one.
+    `there` has the curves of that run, {} without it. None where no baseline was validated.
+    """
+    rates = {
+        name: [1 - each["validation_frame_accuracy"] for each in curve]
+        for run, curves in (("", here), (" of the other run", there))
+        for name, curve in ((f"{model}{run}", curves[model]) for model in in_order(curves))
+        if curve and all("validation_frame_accuracy" in each for each in curve)
+    }
+    reference = rates.get(f"{BASELINE} of the other run") or rates.get(BASELINE)
+    if reference is None or not reference[-1]:
+        return None
+    relative = {
+        name: [100 * (rate / reference[-1] - 1) for rate in each] for name, each in rates.items()
+    }
+
+    def draw(form: Form) -> Figure:
+        figure, (axes,) = form.panels(2.8)
+        for index, (name, each) in enumerate(relative.items()):
+            is_other = name.endswith("of the other run")
+            axes.plot(
+                range(1, len(each) + 1),
+                each,
+                label=name,
+                color=SERIES[index % len(SERIES)],
+                linestyle="--" if is_other else "-",
+                marker="o",
+                markersize=2.5,
+            )
+        axes.axhline(0, color=FAINT)
+        axes.set_title("validation frame error rate, % above the baseline's last", loc="left")
+        axes.set_xlabel("sub-epoch")
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        _add_legend(figure, form)
+        return figure
+
+    ends = ", ".join(f"{name} {number(each[-1])} %" for name, each in relative.items())
+    label = "Frame error rates in validation, relative to the baseline's last"
+    return drawn(draw, "validation", f"{label}; at the end: {ends}")
 
 
 def trainer_curve(name: str, index: int, curve: Curve) -> Drawing | None:
@@ -342,7 +386,7 @@ def pace_curve(name: str, index: int, pace: Sequence[Mapping[str, float]]) -> Dr
 
 
 def _plot_sub_epochs(axes: Axes, curve: Curve, key: str, scale: float) -> None:
-    """Plot a value over the hours read by the end of each sub-epoch, and that held out, if any."""
+    """Plot a value over the hours read by the end of each sub-epoch, and in validation, if any."""
     hours = [hours_of(frames) for frames in accumulate(point["num_frames"] for point in curve)]
     points = list(zip(hours, curve, strict=True))
 
@@ -354,8 +398,8 @@ def _plot_sub_epochs(axes: Axes, curve: Curve, key: str, scale: float) -> None:
         of_kind = [(at, scale * each[key]) for at, each in points if each["labelled"] is labelled]
         plot(of_kind, {"label": label, "marker": marker, "markersize": 3.5, "color": colour})
     name = f"validation_{key}"
-    held_out = [(at, scale * each[name]) for at, each in points if name in each]
-    plot(held_out, {"label": "held out", "linestyle": "--", "color": INK})
+    validated = [(at, scale * each[name]) for at, each in points if name in each]
+    plot(validated, {"label": "validation", "linestyle": "--", "color": INK})
     axes.set_xlabel("hours of speech seen")
     axes.grid(visible=False, axis="x")
 

@@ -99,7 +99,7 @@ SEALED: Mapping[str, tuple[Callable[[bytes], Any], bytes]] = {
     ),
     "checkpoint of a run": (
         lambda data: read_sealed(data, "again", CheckpointRecord.from_document),
-        replace(CHECKPOINT, place=Place(3, 0.25)).to_bytes(),
+        replace(CHECKPOINT, place=Place(3, 0.25, {"cross_entropy": 1.5})).to_bytes(),
     ),
     "job record": (lambda data: parse_job_record(data, "again"), seal(JOB_RECORD)),
     "start record": (parse_start_record, seal(STARTED)),

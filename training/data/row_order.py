@@ -3,7 +3,7 @@
 Only ids and lengths are read, so all ranks count their steps beforehand. No module imported here
 imports torch, so an order is also certified without it. Minibatches hold 32-frame chunks in random
 order, or whole utterances (003 II-B). Some labelled speakers are left out of training: newbob
-measures its loss on them (000 3.2).
+measures its loss on them (000 3.2). Other trainings are validated on development speakers.
 """
 
 import io
@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cache, partial
-from itertools import chain
+from itertools import chain, zip_longest
 from typing import BinaryIO, TypeVar
 
 import numpy as np
@@ -22,7 +22,12 @@ from infra.store.object_store import ObjectStore, scan_checked
 from pipeline.filterbank import STACK
 from pipeline.runs.manifest import Output
 from pipeline.sampling import sampling_priority
-from pipeline.shards import read_partition_index, read_partition_lengths, read_partition_speakers
+from pipeline.shards import (
+    PartitionIndex,
+    read_partition_index,
+    read_partition_lengths,
+    read_partition_speakers,
+)
 from training.data.augmentation import NO_AUGMENTATION, Augmenter
 from training.data.sub_epochs import SubEpoch
 from training.settings.model_training import AugmentationConfig
@@ -132,6 +137,40 @@ def left_out_rows(
     }
 
 
+@cache
+def spread_rows(
+    store: ObjectStore, run_uri: str, partitions: tuple[Output, ...], limit_ms: int
+) -> Mapping[str, Bool[np.ndarray, " rows"]]:
+    """Choose utterances of about `limit_ms` in all, evenly from the speakers, at least one.
+
+    The speakers take turns, each with the utterance of its next lowest hash. Returns by a
+    partition's key which of its rows are chosen; reads columns, and no feature.
+    """
+
+    def read(file: BinaryIO | io.IOBase) -> tuple[PartitionIndex, list[str]]:
+        return read_partition_index(file), read_partition_speakers(file)
+
+    uris = [output.uri(run_uri) for output in partitions]
+    chosen: dict[str, Bool[np.ndarray, " rows"]] = {}
+    by_speaker: dict[str, list[tuple[int, str, int, str, int]]] = {}
+    indexes = prefetch(partial(scan_checked, store, scan=read), uris, 16)
+    for output, (_, (index, speakers)) in zip(partitions, indexes, strict=True):
+        chosen[output.key] = np.zeros(len(speakers), np.bool_)
+        named = zip(index.utterance_ids, speakers, index.durations_ms, strict=True)
+        for row, (utterance, speaker, duration_ms) in enumerate(named):
+            entry = sampling_priority(0, utterance), utterance, duration_ms, output.key, row
+            by_speaker.setdefault(speaker, []).append(entry)
+    queues = [sorted(by_speaker[speaker]) for speaker in sorted(by_speaker)]
+    turns = (each for turn in zip_longest(*queues) for each in turn if each is not None)
+    total_ms = 0
+    for _, _, duration_ms, key, row in turns:
+        if total_ms >= limit_ms:
+            break
+        chosen[key][row] = True
+        total_ms += duration_ms
+    return chosen
+
+
 T = TypeVar("T")
 
 CHUNK_FRAMES = 32
@@ -222,7 +261,8 @@ class RowOrder:
     """RowOrder holds a run's labelled and unlabelled training partitions, as one rank sees them.
 
     One labelled speaker in `validation_one_in` is left out of training, for the validation loss;
-    with 0 none is, nor with partitions of development speakers, `development`.
+    with 0 none is, nor with partitions of development speakers, `development`. Of these about
+    `validation_ms` are read, evenly from the speakers, or with 0 all.
     """
 
     store: ObjectStore
@@ -237,6 +277,12 @@ class RowOrder:
     validation_one_in: int = 0
     augmentation: AugmentationConfig = NO_AUGMENTATION.config
     development: tuple[Output, ...] = ()
+    validation_ms: int = 0
+
+    @property
+    def is_validated(self) -> bool:
+        """Return whether there are utterances for a validation loss."""
+        return bool(self.development or self.validation_one_in)
 
     def shuffle_buffers(
         self, sub_epoch: SubEpoch, index: int, lengths_of: Callable[[Output], Lengths] | None = None
@@ -302,6 +348,10 @@ class RowOrder:
             place = self.store, self.run_uri, self.labelled, self.validation_one_in
             left_out = left_out_rows(*place)[part.output.key]
             rows = rows[left_out[rows] == sub_epoch.is_validation]
+        elif sub_epoch.is_validation and self.validation_ms:
+            outputs, limit_ms = self.development, self.validation_ms
+            spread = spread_rows(self.store, self.run_uri, outputs, limit_ms)
+            rows = rows[spread[part.output.key][rows]]
         chosen: Int64[np.ndarray, " rows"] = rows[part.first :: part.step]
         return chosen
 

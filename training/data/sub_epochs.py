@@ -4,13 +4,15 @@
 it in a checkpoint's record, to those who only watch. No module imported here imports torch.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
-from infra.store.object_store import ObjectNotFound, ObjectStore
+from infra.store.object_store import ObjectNotFound, ObjectStore, join_uri
 from pipeline.filterbank import STACK
 from pipeline.runs.manifest import Manifest
+from pipeline.runs.names import CHECKPOINTS_FOLDER
 from pipeline.runs.sealed_json import read_sealed, typed_record
 from pipeline.settings import LATTICE_OFFSET
 
@@ -147,20 +149,57 @@ class DataCursor:
         return DataCursor(self.sub_epoch + 1)
 
 
+MEASURES = (
+    "cross_entropy",
+    "frame_accuracy",
+    "validation_cross_entropy",
+    "validation_frame_accuracy",
+)
+"""What a point of a learning curve says of the model: in training, and where it is validated."""
+
+
+def measures_of(point: Mapping[str, Any]) -> dict[str, float]:
+    """Return the measures that a point of a learning curve has."""
+    return {name: point[name] for name in MEASURES if name in point}
+
+
+def last_measures(manifest: Manifest) -> dict[str, float]:
+    """Return the measures of a model's last sub-epoch; {} for what is no model."""
+    if "curve" not in manifest.statistics:
+        return {}
+    curve = manifest.statistic("curve", list[dict[str, Any]])
+    return measures_of(curve[-1]) if curve else {}
+
+
+def measures_text(measures: Mapping[str, float]) -> str:
+    """Write the measures of a sub-epoch for people; nothing if there are none."""
+    parts = []
+    for kind, prefix in (("training", ""), ("validation", "validation_")):
+        if f"{prefix}cross_entropy" in measures:
+            loss, accuracy = (measures[prefix + name] for name in MEASURES[:2])
+            parts.append(f"{kind} cross-entropy {loss:.3f}, frame accuracy {accuracy:.1%}")
+    return "; ".join(parts)
+
+
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Place: the sub-epoch, from 0, and the share of its minibatches that are trained on."""
+    """Place: the sub-epoch, from 0, and the share of its minibatches that are trained on.
+
+    `measures` are those of the sub-epoch before; {} in the first.
+    """
 
     sub_epoch: int = 0
     share: float = 0.0
+    measures: dict[str, float] = field(default_factory=dict)
 
 
-def newest_place(store: ObjectStore, checkpoints_uri: str) -> Place:
-    """Read the place of the newest checkpoint; the beginning where none is whole and says it.
+def newest_place(store: ObjectStore, run_uri: str, step: str) -> Place:
+    """Read the place of a model's newest checkpoint; the beginning where none is whole and says it.
 
     Checkpoints of training loops of the user's own say no place.
     """
-    records = [info.uri for info in store.list(checkpoints_uri) if info.uri.endswith(".json")]
+    checkpoints = store.list(join_uri(run_uri, step, CHECKPOINTS_FOLDER))
+    records = [info.uri for info in checkpoints if info.uri.endswith(".json")]
     # A training at work may remove it meanwhile.
     with suppress(ObjectNotFound, ValueError):
         if records:

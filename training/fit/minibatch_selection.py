@@ -110,10 +110,10 @@ class SelectingFitting(Fitting):
                 minibatches = self._select(minibatches, sub_epoch)
             self.advance(minibatches, sub_epoch, self._is_due)
 
-    def end(self, sub_epoch: SubEpoch, facts: dict[str, Any] | None = None) -> None:
+    def end(self, sub_epoch: SubEpoch, facts: dict[str, Any]) -> None:
         """Add the sub-epoch and its trials to the curve, and save."""
         trials, self.progress.minibatch.trials = self.progress.minibatch.trials, []
-        super().end(sub_epoch, {"minibatch_trials": trials, **(facts or {})})
+        super().end(sub_epoch, {"minibatch_trials": trials, **facts})
 
     def _is_due(self) -> bool:
         """Return whether to try sizes now; defer if too few steps of the sub-epoch remain."""

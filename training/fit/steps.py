@@ -1,4 +1,4 @@
-"""Take steps around an untouched optimizer, and measure the validation loss (003 V-D).
+"""Take steps around an untouched optimizer, and validate the model (003 V-D).
 
 On a GPU the gradients of minibatches of chunks are replayed as a CUDA graph, launched as one: five
 layers over a chunk's 32 frames are some 160 small products forwards and twice as many backwards,
@@ -230,22 +230,26 @@ def minibatch_loss(
     return loss, replace(totals, expected_correct=-loss.detach())
 
 
-def validation_loss(model: AcousticModel, dataset: Dataset, group: ProcessGroup) -> float:
-    """Return the mean cross-entropy a frame over what training leaves out, the same on all ranks.
+def validate(model: AcousticModel, dataset: Dataset, group: ProcessGroup) -> dict[str, float]:
+    """Return cross-entropy and frame accuracy on utterances that no training reads.
 
-    Computes in float32, whatever the precision of training. Draws no random number. Raises
-    ValueError if no utterance is left out, or the development speakers have none.
+    Means over all ranks' frames, the same on each, named as a learning curve names them. Computes
+    in float32, whatever the precision of training. Draws no random number. Raises ValueError if no
+    utterance is left out, or the development speakers have none.
     """
     model.eval()
     running = RunningTotals()
-    minibatches = device_copies(dataset.plan(VALIDATION, 0).minibatches(), model.device)
+    # Lattices are of the labelled partitions alone, and neither measure needs one.
+    plan = replace(dataset, lattices=None).plan(VALIDATION, 0)
+    minibatches = device_copies(plan.minibatches(), model.device)
     with torch.no_grad(), without_tf32(), closing(minibatches):
         for minibatch in minibatches:
             running.add(minibatch_loss(model, minibatch)[1])
     total = running.read()
-    sums = torch.tensor([total.num_frames, total.cross_entropy], dtype=torch.float64)
+    counts = [total.num_frames, total.cross_entropy, total.num_correct]
+    sums = torch.tensor(counts, dtype=torch.float64)
     collectives.all_reduce_sum(sums, group)
-    num_frames, cross_entropy = map(float, sums)
+    num_frames, cross_entropy, num_correct = sums.tolist()
     if num_frames == 0:
         if dataset.development:
             raise ValueError(NO_DEVELOPMENT)
@@ -253,7 +257,10 @@ def validation_loss(model: AcousticModel, dataset: Dataset, group: ProcessGroup)
             f"validation_one_in = {dataset.validation_one_in}: leaves no utterance out of "
             "training: need at least one for newbob's loss"
         )
-    return cross_entropy / num_frames
+    return {
+        "validation_cross_entropy": cross_entropy / num_frames,
+        "validation_frame_accuracy": num_correct / num_frames,
+    }
 
 
 WARM_UP_STEPS = 3

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from infra.log_lines import log
 from infra.prefetch import prefetch
 from infra.settings import ConfigurationError, printable
 from infra.store.object_store import ObjectStore, join_uri, scan_checked
@@ -20,17 +21,19 @@ from infra.torchrun import launched_ranks_per_host
 from pipeline.normalization import Moments
 from pipeline.records import WITHOUT_PLACEMENT, Tally
 from pipeline.runs.engine import StepResult, StepRun, StepSpec, run_step
-from pipeline.runs.manifest import Manifest, Output, read_manifest, subsets_of_run
+from pipeline.runs.manifest import Manifest, Output, is_finished, read_manifest, subsets_of_run
 from pipeline.runs.names import (
+    ALIGNMENT_STEP,
     CHECKPOINTS_FOLDER,
     DEV,
+    DEV_ALIGNMENT_STEP,
     features_step,
     model_step,
 )
 from pipeline.shards import read_partition_index
 from training.checkpoints.checkpointer import Checkpointer
 from training.data.dataset import Dataset, LatticeShards
-from training.data.sub_epochs import check_offsets
+from training.data.sub_epochs import SubEpoch, check_offsets
 from training.distributed import collectives
 from training.distributed.collectives import gather_text
 from training.distributed.process_group import CPU, ProcessGroup
@@ -46,6 +49,13 @@ from training.sequence_training.smbr import Smbr
 from training.settings.trainers import data_parallel_ranks
 
 INDEXES_IN_FLIGHT = 16
+NOT_VALIDATED = (
+    "not validated: no speakers are left out of training, and no development speakers are aligned"
+)
+VALIDATION_MS = 3_600_000
+"""An hour of speech is validated on, as in papers 000 (3.2) and 003 (VII-B)."""
+VALIDATION_SHARE = 0.05
+"""At most this share of a mean sub-epoch is: forward passes, so 1.7 % of its computations."""
 MAX_NAMES = 500
 """Characters of the known placements in a message."""
 
@@ -185,6 +195,8 @@ def train_model(
         warm_start(model, fit, store, run_uri)
     model.to(device)  # initial weights are those of the CPU's random numbers, wherever it trains
     dataset = open_dataset(fit, store, run_uri, labelled, data_group)
+    if group.rank() == 0 and not dataset.is_validated:
+        log(f"train {fit.name}: {NOT_VALIDATED}")
     tally = labelled.tally_out
     if isinstance(fit.criterion, SequenceCriterion):
         tally = read_manifest(store, run_uri, fit.criterion.lattices).tally_out
@@ -252,25 +264,48 @@ def warm_start(model: AcousticModel, fit: Fit, store: ObjectStore, run_uri: str)
     model.load_state_dict(trained.state_dict())
 
 
+def development_partitions(fit: Fit, store: ObjectStore, run_uri: str) -> tuple[Output, ...]:
+    """Return the partitions of development speakers on which the fit is validated, if any.
+
+    Newbob's loss decides on rates, so the fit names whom it is of. Other fits only show theirs, and
+    no manifest of a model depends on it. The aligner trains before the speakers are aligned.
+    Raises ValueError where newbob's loss is of development speakers, and they have no utterance.
+    """
+    step = fit.validation
+    if fit.newbob is None and fit.labelled == ALIGNMENT_STEP:
+        step = DEV_ALIGNMENT_STEP if is_finished(store, run_uri, DEV_ALIGNMENT_STEP) else ""
+    if step in ("", LEFT_OUT):
+        return ()
+    found = tuple(read_manifest(store, run_uri, step).outputs)
+    # Without this, labelled speakers would be left out, and not those whom the manifest names.
+    if fit.newbob is not None and not found:
+        raise ValueError(f"{fit.name}: {step}: {NO_DEVELOPMENT}")
+    return found
+
+
+def most_validated_ms(sub_epochs: Sequence[SubEpoch], labelled: Tally, unlabelled: Tally) -> int:
+    """Return the milliseconds of speech that validating may read at each sub-epoch's end."""
+    read_ms = {True: labelled.duration_ms, False: unlabelled.duration_ms}
+    mean_ms = sum(read_ms[each.labelled] / each.num_shares for each in sub_epochs) / len(sub_epochs)
+    return max(1, min(VALIDATION_MS, int(VALIDATION_SHARE * mean_ms)))
+
+
 def open_dataset(
     fit: Fit, store: ObjectStore, run_uri: str, labelled: Manifest, group: ProcessGroup
 ) -> Dataset:
-    """Open the training partitions as one rank sees them.
+    """Open the training partitions, and those to validate on, as one rank sees them.
 
-    Raises ValueError where the loss is of development speakers, and they have no utterance.
+    Raises ValueError where newbob's loss is of development speakers, and they have no utterance.
     """
     unlabelled: tuple[Output, ...] = ()
+    unlabelled_tally = Tally()
     if fit.unlabelled is not None:
         partitions = read_manifest(store, run_uri, fit.unlabelled)
         check_offsets(fit.sub_epochs, partitions)
-        unlabelled = tuple(partitions.outputs)
-    has_development = fit.validation not in ("", LEFT_OUT)
-    development: tuple[Output, ...] = ()
-    if has_development:
-        development = tuple(read_manifest(store, run_uri, fit.validation).outputs)
-    # Without this, labelled speakers would be left out, and not those whom the manifest names.
-    if has_development and not development:
-        raise ValueError(f"{fit.name}: {fit.validation}: {NO_DEVELOPMENT}")
+        unlabelled, unlabelled_tally = tuple(partitions.outputs), partitions.tally_out
+    development, validation_ms = development_partitions(fit, store, run_uri), 0
+    if fit.newbob is None:
+        validation_ms = most_validated_ms(fit.sub_epochs, labelled.tally_out, unlabelled_tally)
     lattices = None
     if isinstance(criterion := fit.criterion, SequenceCriterion):
         shards = read_manifest(store, run_uri, criterion.lattices).outputs
@@ -293,5 +328,6 @@ def open_dataset(
         augmentation=fit.augmentation,
         lattices=lattices,
         development=development,
+        validation_ms=validation_ms,
         soft_targets=fit.training.soft_targets,
     )

@@ -18,7 +18,7 @@ from training.checkpoints.checkpointer import Checkpointer
 from training.checkpoints.training_state import load_whole_state, whole_state
 from training.data.dataset import Dataset, SubEpochReader, buffers_ahead, device_copies
 from training.data.minibatch import Minibatch
-from training.data.sub_epochs import DataCursor, Place, SubEpoch
+from training.data.sub_epochs import DataCursor, Place, SubEpoch, measures_of, measures_text
 from training.distributed import collectives
 from training.distributed.process_group import ProcessGroup
 from training.fit.model_specs import Fit
@@ -28,7 +28,7 @@ from training.fit.steps import (
     RunningTotals,
     gradients_of,
     take_steps,
-    validation_loss,
+    validate,
 )
 from training.models.acoustic_model import AcousticModel
 from training.models.precision import set_float32_products
@@ -196,14 +196,19 @@ class Fitting:
             with self.trainer:
                 for sub_epoch in self._sub_epochs():
                     self._train(sub_epoch)
-                    self.end(sub_epoch)
+                    self.end(sub_epoch, self._validate())
         else:
             for sub_epoch in self._sub_epochs():
+                # Newbob needs one model for all ranks, so each of its epochs ends BMUF's block.
                 with self.trainer:
                     self._train(sub_epoch)
                 # Leaving, ranks have looked at the last gradient together; each its norm here.
                 self.norms.check()
-                self.end(sub_epoch, self._validate())
+                facts = self._validate()
+                assert self.progress.newbob is not None
+                loss = facts["validation_cross_entropy"]
+                self.progress.newbob = self.fit.newbob.after_epoch(self.progress.newbob, loss)
+                self.end(sub_epoch, facts)
         return self.progress.curve
 
     def _sub_epochs(self) -> Iterator[SubEpoch]:
@@ -229,8 +234,8 @@ class Fitting:
                     num_frames = self.progress.curve[-1]["num_frames"]
                     seconds = time.monotonic() - started
                     self.pace.append(SubEpochPace(index, num_frames, seconds))
-                mean = self.progress.curve[-1]["cross_entropy"]
-                bar.set_postfix_str(f"cross-entropy {mean:.3f}", refresh=False)
+                measured = measures_text(measures_of(self.progress.curve[-1]))
+                bar.set_postfix_str(measured, refresh=False)
                 bar.update()
 
     def _train(self, sub_epoch: SubEpoch) -> None:
@@ -289,23 +294,21 @@ class Fitting:
         for settings in self.optimizer.param_groups:
             settings["lr"] = learning_rate * factor
 
-    def _validate(self) -> dict[str, Any]:
-        """Give newbob the validation loss of the model that leaving the trainer left."""
-        assert self.fit.newbob is not None
-        assert self.progress.newbob is not None
-        # Newbob needs one model for all ranks, so each of its epochs has ended BMUF's block.
-        loss = validation_loss(self.model, self.dataset, self.group)
-        self.progress.newbob = self.fit.newbob.after_epoch(self.progress.newbob, loss)
-        return {"validation_cross_entropy": loss}
+    def _validate(self) -> dict[str, float]:
+        """Validate the model that leaving the trainer now would leave; training is as without."""
+        if not self.dataset.is_validated:
+            return {}
+        with self.trainer.evaluated_model():
+            return validate(self.model, self.dataset, self.group)
 
-    def end(self, sub_epoch: SubEpoch, facts: dict[str, Any] | None = None) -> None:
-        """Add the sub-epoch to the curve, and save."""
+    def end(self, sub_epoch: SubEpoch, facts: dict[str, Any]) -> None:
+        """Add the sub-epoch and its `facts` to the curve, and save."""
         point = curve_point(sub_epoch, self.progress.totals.read(), self.group)
         if self.fit.criterion == "cross_entropy":
             del point["expected_frame_accuracy"]
         self.count_exchanges()
         point["trainer"] = trainer_point(self.progress.exchanged, self.statistics, self.group)
-        self.progress.curve.append(point | (facts or {}))
+        self.progress.curve.append(point | facts)
         self.progress.cursor = self.progress.cursor.next_sub_epoch()
         self.progress.totals = RunningTotals()
         self.progress.exchanged = dict.fromkeys(EXCHANGED, 0)
@@ -325,5 +328,6 @@ class Fitting:
         state = whole_state(self.model, self.optimizer, self.trainer)
         self.norms.check()
         cursor = self.progress.cursor
-        place = Place(cursor.sub_epoch, cursor.share)
+        measured = measures_of(self.progress.curve[-1]) if self.progress.curve else {}
+        place = Place(cursor.sub_epoch, cursor.share, measured)
         self.checkpoints.save(self.trainer.num_steps, state | self.progress.to_state(), place)

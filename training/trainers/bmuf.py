@@ -310,6 +310,16 @@ class Bmuf(Trainer):
         assert self._models is not None
         self.parameters.set_weights(self._models.global_model)
 
+    def set_evaluated(self) -> None:
+        """Set the parameters to the global model, with what a partial block has changed."""
+        assert self._models is not None
+        models = self._models
+        if self.num_steps_in_block > 0:
+            mean_model = self.parameters.weights()
+            self.average(mean_model)
+            models = self.filter.end_block(models, mean_model)
+        self.parameters.set_weights(models.global_model)
+
     def statistics(self) -> Statistics:
         """Add the blocks and two Euclidean norms.
 

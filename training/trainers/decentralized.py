@@ -121,6 +121,11 @@ class OwnModels(Trainer):
         self._finite.check()
         self.parameters.set_weights(mean)
 
+    def set_evaluated(self) -> None:
+        """Set the parameters to the mean of all ranks' models."""
+        mean = self._start_total().wait() / self.group.size()
+        self.parameters.set_weights(mean.to(self.parameters.device))
+
     def _start_total(self) -> PendingExchange:
         return start_sum(self.own_model(), self.group, "models")
 

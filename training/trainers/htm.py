@@ -112,3 +112,8 @@ class Htm(ThresholdTrainer, Bmuf):
             self._sum.check()
         if not self._is_one_tier:
             super().conclude()
+
+    def set_evaluated(self) -> None:
+        """Set the parameters to the global model; with one group, they are it."""
+        if not self._is_one_tier:
+            super().set_evaluated()

@@ -188,8 +188,16 @@ class OneBit(Trainer):
         self._finite.check()
         update = self._arriving()
         self._finite.check()
-        if update is None:
-            return
+        if update is not None:
+            self._apply(update)
+
+    def set_evaluated(self) -> None:
+        """Apply the update that waits, if any, to the parameters; it waits on."""
+        if self._pending is not None:
+            self._apply(self._pending.wait())
+
+    def _apply(self, update: Float[Tensor, " elements"]) -> None:
+        """Take the optimizer's step by an update, at the rates that the optimizer has now."""
         views = self.parameters.views(update)
         # A step of the optimizer would call its hooks, and schedulers would count it.
         for settings in self.optimizer.param_groups:

@@ -253,6 +253,9 @@ class Trainer:
         """Leave the model to be evaluated; raise what the last step's gradients call for."""
         self._finite.check()
 
+    def set_evaluated(self) -> None:
+        """Set the parameters to what `conclude` would leave, and change no other state."""
+
     def abandon(self) -> None:
         """Give up pending exchanges after an error."""
 
@@ -335,6 +338,30 @@ class Trainer:
         # No equation averages buffers, so rank 0's replace all, as at the start.
         broadcast_buffers(self.model, self.group)
         self._is_open = False
+
+    @contextmanager
+    def evaluated_model(self) -> Iterator[None]:
+        """Hold in the model what leaving now would leave; afterwards training goes on as without.
+
+        All ranks call this together, between two steps, and must change nothing within. Its
+        exchanges count as no traffic. Of blocks' changes that are sent by top-k the exact mean is
+        taken, where leaving would send the largest. A trainer that is left changes nothing.
+        """
+        if not (self._is_open and self._is_entered):
+            yield
+            return
+        with torch.no_grad():
+            weights = self.parameters.weights()
+            buffers = [each.clone() for each in self.model.buffers()]
+            self.set_evaluated()
+            broadcast_buffers(self.model, self.group)
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                self.parameters.set_weights(weights)
+                for buffer, own in zip(self.model.buffers(), buffers, strict=True):
+                    buffer.copy_(own)
 
     def state_dict(self) -> dict[str, Any]:
         """Copy the whole state, without the model's and the optimizer's own.

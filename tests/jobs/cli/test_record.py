@@ -89,6 +89,7 @@ SUMMARY = {
             "hours_quarantined": 0.25,
         }
     },
+    "measures": {},
 }
 
 
@@ -148,6 +149,17 @@ def test_metrics_are_in_base_units() -> None:
     assert found["megahour_job_store_requests"] == [7, 3, 1, 2, 1]
     assert found["megahour_job_store_bytes"] == [1e12, 5]
     assert r'step="features/\"odd\"\\"' in metrics_text(SUMMARY, 0)
+
+
+def test_metrics_of_models_are_of_training_and_validation() -> None:
+    """The last sub-epoch's loss and frame accuracy; those of speakers that no training reads."""
+    measures = {"cross_entropy": 1.5, "frame_accuracy": 0.5, "validation_cross_entropy": 1.75}
+    measured = {**SUMMARY, "measures": {"models/baseline": measures}}
+    text = metrics_text(measured, 0)
+    found = parsed(text)
+    assert found["megahour_model_cross_entropy_nats"] == [1.5, 1.75]
+    assert found["megahour_model_frame_accuracy_ratio"] == [0.5]
+    assert 'step="models/baseline",data="validation"} 1.75' in text
 
 
 def test_a_file_is_replaced_as_a_whole(tmp_path: Path) -> None:

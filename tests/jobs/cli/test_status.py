@@ -168,9 +168,11 @@ def test_a_training_under_way_is_at_its_newest_checkpoint(run_job: RunJob, tmp_p
     done = hours * (num_epochs - 1) / num_epochs
     assert (step["state"], step["hours_in"]) == ("under way", pytest.approx(hours))
     assert step["hours_done"] == pytest.approx(done)
+    assert {"cross_entropy", "frame_accuracy"} <= step["measures"].keys()
     assert 100 / num_epochs < step["left_s"] < 1000
     said = run_job("status", "--recipe", str(TINY), "--run", run_uri, *place)
     assert re.search(r"models/baseline\s+under way.* of .*about", said.out)
+    assert re.search(r"\n +training cross-entropy \d\.\d+, frame accuracy [\d.]+%", said.out)
     # A start that fails before its first checkpoint leaves its note.
     for shard in Path(run_uri, "alignments/labelled").rglob("*.parquet"):
         shard.rename(shard.with_suffix(".away"))

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from jobs.report_page import figures
 from jobs.report_page.page import render_report
 from tests.jobs.report_page.whole_report import MACHINE, PLACEMENTS, whole_report
 
@@ -115,8 +116,25 @@ def test_tables_and_pictures_speak(report: dict[str, Any]) -> None:
     assert all(each.get("scope") in {"col", "row", "rowgroup"} for each in root.iter("th"))
     assert all(table.findtext("caption/span") for table in root.iter("table"))
     drawings = list(root.iter("svg"))
-    assert len(drawings) == 2 * 10  # each for a desktop and for a phone
+    assert len(drawings) == 2 * 11  # each for a desktop and for a phone
     assert all(each.get("role") == "img" and each.get("aria-label") for each in drawings)
+
+
+def test_validation_is_relative_to_the_baselines_end() -> None:
+    """Of this run, and of the one compared with, whose baseline is then the reference."""
+    curves = {
+        name: [{"validation_frame_accuracy": each} for each in accuracies]
+        for name, accuracies in (("baseline", (0.2, 0.4)), ("student", (0.5, 0.7)))
+    }
+    drawing = figures.validation_curves(curves, {})
+    assert drawing
+    assert "at the end: baseline 0.0 %, student \N{MINUS SIGN}50.0 %" in drawing.wide
+    other = {"baseline": [{"validation_frame_accuracy": 0.25}], "student": [{"loss": 1.0}]}
+    drawing = figures.validation_curves(curves, other)
+    assert drawing
+    assert "baseline \N{MINUS SIGN}20.0 %, student \N{MINUS SIGN}60.0 %" in drawing.wide
+    assert "baseline of the other run 0.0 %" in drawing.wide
+    assert figures.validation_curves({"student": curves["student"]}, {}) is None
 
 
 def test_parts_may_be_empty(report: dict[str, Any]) -> None:

@@ -29,6 +29,7 @@ def curve(labelled: list[bool], **trainer: float) -> list[dict[str, Any]]:
             "cross_entropy": 1.4 + 2.4 / (number + 1) + 0.3 * kind,
             "frame_accuracy": 0.62 - 0.5 / (number + 1),
             "validation_cross_entropy": 1.6 + 2.2 / (number + 1),
+            "validation_frame_accuracy": 0.6 - 0.5 / (number + 1),
             "trainer": {"bytes_sent": 1_500_000, **trainer},
         }
         for number, kind in enumerate(labelled)

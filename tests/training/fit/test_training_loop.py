@@ -35,7 +35,8 @@ from training.data.sub_epochs import scheduled_learning_sub_epochs
 from training.data.targets import HardTargets
 from training.distributed.simulated_group import simulate_ranks
 from training.fit.model_specs import Fit, baseline_fit
-from training.fit.steps import GradientNorms, clip_gradients, take_steps, validation_loss
+from training.fit.steps import GradientNorms, clip_gradients, take_steps, validate
+from training.fit.train_model import NOT_VALIDATED
 from training.models.lstm import LstmModel
 from training.models.store import make_model
 from training.settings.models import LstmConfig
@@ -82,7 +83,8 @@ def test_a_fit_says_where_it_resumes(
     step = steps_saved(tmp_path / "whole", what)[1]
     copy_stopped(tmp_path / "whole", what, step, tmp_path / "stopped")
     simulate_ranks(1, fit, tmp_path / "stopped", what)
-    (line,) = capsys.readouterr().err.splitlines()
+    said, line = capsys.readouterr().err.splitlines()
+    assert NOT_VALIDATED in said
     assert line.endswith(f"train student: resume after step {step}, in sub-epoch 0 of 6")
 
 
@@ -161,7 +163,7 @@ def test_newbob_needs_a_share_to_validate_on(tmp_path: Path) -> None:
     dataset = Dataset(store, run_uri, (), (), 1, 64, 1, 0, 1, validation_one_in=4)
     model = make_model(newbob_fit().model, 6)
     with pytest.raises(ValueError, match="validation_one_in = 4: leaves no utterance out"):
-        simulate_ranks(1, lambda group: validation_loss(model, dataset, group))
+        simulate_ranks(1, lambda group: validate(model, dataset, group))
 
 
 def test_development_speakers_without_an_alignment_are_refused(tmp_path: Path) -> None:
