@@ -32,7 +32,7 @@ from training.decode import decoder
 from training.distributed.process_group import ProcessGroup
 from training.distributed.simulated_group import simulate_ranks
 from training.sequence_training import lattices as lattices_module
-from training.sequence_training.lattice_decoder import has_path
+from training.sequence_training.lattice_paths import has_path
 from training.sequence_training.lattices import LatticeTask, generate_lattices
 from training.settings.decoding import LatticeConfig
 
