@@ -178,13 +178,15 @@ class _Node(NamedTuple):
 def determinize(
     arcs: Sequence[SearchArc], start: int, end: int
 ) -> tuple[list[LatticeArc], Float64[np.ndarray, " arcs"]]:
-    """Keep of each sequence of words one path, and say how much worse than the best each arc is.
+    """Keep one path at most of each sequence of words; return its arcs and how bad each is.
 
-    A word begins where the best path of it and the word before has it begin: the word pair
-    approximation (Ortmanns, Ney and Aubert 1997). So all that remains differs in its words, as in
-    the lattices of Kaldi, and not in where the same words begin. The arcs kept come with the cost
-    of the best path through each, less that of the best path; this cost is 0 on the best path,
-    which is that of the search.
+    sMBR then sums over sentences, each with its best alignment, as it does with Kaldi's lattices;
+    raw ones have each sentence in all its alignments. A word begins where the best path of it and
+    the word before has it begin (word pair approximation, Ortmanns, Ney and Aubert 1997). So the
+    search's best path remains; a bad sentence is lost where its words cannot begin so.
+
+    The start is state 0 of the arcs, the end is state 1. An arc's cost is that of the best path
+    through it beyond that of the best path of all. Raises ValueError if no path ends.
     """
     entering: defaultdict[int, list[SearchArc]] = defaultdict(list)
     levels = _state_levels([LatticeArc(*arc[:3], arc.graph_cost) for arc in arcs], start)

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 
 from pipeline.shards.lattices import check_lattice
@@ -39,7 +38,7 @@ from training.settings.decoding import LatticeConfig
 
 TREE = toy_tree()
 PLANTED = np.array(senones_of(["see", "a"], TREE))
-WIDE = LatticeConfig(ngram_order=2, beam=1e5, lattice_beam=25.0, density=3.0)
+WIDE = LatticeConfig(ngram_order=2, beam=1e5, lattice_beam=10.0, density=3.0)
 
 
 def graph() -> DecodingGraph:
@@ -48,8 +47,11 @@ def graph() -> DecodingGraph:
     return decoding_graph(toy_lexicon(), TREE, arpa)
 
 
-def scores(sureness: float = 2.0) -> np.ndarray:
-    return oracle_log_likelihoods(PLANTED.tolist(), TREE.num_senones, sureness)
+def scores() -> np.ndarray:
+    """No two alignments have the same score."""
+    planted = oracle_log_likelihoods(PLANTED.tolist(), TREE.num_senones, 2.0)
+    noise = np.random.default_rng(5).normal(0, 0.3, planted.shape)
+    return (planted + noise).astype(np.float32)
 
 
 def best_paths(raw: RawLattice) -> dict[tuple[int, ...], tuple[float, tuple[int, ...]]]:
@@ -70,53 +72,55 @@ def best_paths(raw: RawLattice) -> dict[tuple[int, ...], tuple[float, tuple[int,
     return found
 
 
-def test_each_word_sequence_has_one_path() -> None:
-    """It is the best alignment where words are no more than two, as the pair decides; none is lost.
+def test_a_word_sequence_has_one_path() -> None:
+    """That of a single word is its best, and the search's own best path is there.
 
-    Of three words and more the pairs' best are within a nat.
+    A longer sequence is lost where its words cannot begin where the pairs' best paths have them.
     """
-    found = graph()
-    raw = search_lattice(found, scores(), WIDE)
+    raw = search_lattice(graph(), scores(), WIDE)
     expected = best_paths(raw)
-    assert len(expected) > 15
     arcs, costs = determinize(raw.arcs, raw.start, raw.end)
     assert costs.min() == pytest.approx(0, abs=1e-9)
     lattice = make_lattice(arcs, 0, {1: 0.0})
     check_lattice(lattice, "lattice")
     kept = [path.senones for path in paths_of(lattice)]
-    assert len(kept) == len(expected)
-    alignments = {senones: cost for cost, senones in expected.values()}
-    short = [senones for words, (_, senones) in expected.items() if len(words) <= 2]
-    assert len(short) > 5
-    assert {*short} <= {*kept}
-    assert min(alignments, key=alignments.__getitem__) in kept
+    assert 0.75 * len(expected) < len(kept) <= len(expected)
+    single = [senones for words, (_, senones) in expected.items() if len(words) == 1]
+    assert len(single) > 2
+    assert {*single} <= {*kept}
+    assert min(expected.values())[1] in kept
 
 
-def test_arcs_within_a_beam_are_those_of_paths_within_it() -> None:
+def test_a_beam_keeps_the_paths_within_it() -> None:
     """An arc's cost is that of the best path through it, beyond the best of all."""
     found = graph()
     raw = search_lattice(found, scores(), WIDE)
     arcs, costs = determinize(raw.arcs, raw.start, raw.end)
-    for beam in (0.5, 4.0, 11.0):
+
+    def totals(beam: float) -> list[float]:
         within = [arc for arc, cost in zip(arcs, costs, strict=True) if cost <= beam]
         lattice = make_lattice(within, 0, {1: 0.0})
         assert len(lattice.sources) == len(within) + 1  # nothing else goes; the end's arc
-        paths = list(paths_of(lattice))
-        totals = [
-            path.graph_cost - scores()[np.arange(len(PLANTED)), path.senones].sum()
-            for path in paths
-        ]
-        assert max(totals) > min(totals) + beam / 2
+        frames = np.arange(len(PLANTED))
+        return sorted(
+            float(path.graph_cost - scores()[frames, path.senones].sum())
+            for path in paths_of(lattice)
+        )
+
+    whole = totals(10.0)
+    for beam in (0.5, 4.0, 8.0):
+        best = [total for total in whole if total <= whole[0] + beam]
+        assert totals(beam)[: len(best)] == best
     # What the search itself prunes to a beam is no other lattice.
-    narrow = search_lattice(found, scores(), LatticeConfig(2, 1e5, 11.0))
+    narrow = search_lattice(found, scores(), LatticeConfig(2, 1e5, 8.0))
     again = determinize(narrow.arcs, narrow.start, narrow.end)
-    assert np.count_nonzero(again[1] <= 11) == np.count_nonzero(costs <= 11)
+    assert np.count_nonzero(again[1] <= 8) == np.count_nonzero(costs <= 8)
 
 
 @settings(deadline=None, max_examples=40)
 @given(seeds)
 def test_shared_states_change_no_statistic(seed: int) -> None:
-    """Each senone sequence keeps the sum of its paths; so do expected accuracy and gradient."""
+    """Each senone sequence keeps the sum of its paths; so expected accuracy and gradient stay."""
     rng = np.random.default_rng(seed)
     utterance = random_lattice(rng, int(rng.integers(1, 7)))
     lattice = utterance.lattice
@@ -154,20 +158,19 @@ def test_states_are_shared() -> None:
     lattice = make_lattice(arcs, 0, {1: 0.0})
     shared = share_states(lattice)
     assert shared.num_states < lattice.num_states / 2
-    assert torch.equal(
-        *(torch.tensor(sorted({p.senones for p in paths_of(each)})) for each in (lattice, shared))
-    )
+    before, after = ({path.senones for path in paths_of(each)} for each in (lattice, shared))
+    assert before == after
 
 
 def test_a_density_has_its_beam() -> None:
     """Counts rise with the beam, and are those of the lattices that it makes, whatever it is."""
     found, reference = graph(), PLANTED
     counts = arcs_by_beam(found, scores(), WIDE)
-    assert len(counts) == len(candidate_beams(WIDE)) == 200
+    assert len(counts) == len(candidate_beams(WIDE)) == 80
     assert (np.diff(counts) >= 0).all()
     assert counts[0] >= len(PLANTED)
     assert counts[-1] > 5 * counts[0]
-    for number in (0, 40, 100, 199):
+    for number in (0, 20, 50, 79):
         beam = float(candidate_beams(WIDE)[number])
         config = LatticeConfig(2, 1e5, beam, density=3.0)
         made = decode_with_reference(found, scores(), config, reference)
