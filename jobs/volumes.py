@@ -330,13 +330,13 @@ def _realigned(step: PlannedStep, subset: Subset) -> Volume:
     return _tasks(files, files, files, read, written, work, [scored])
 
 
-RAW_LATTICE_BYTES = 22.0
+RAW_LATTICE_BYTES = 30.0
 """Bytes a low-rate frame of AN4's raw lattices at the default beams (measured)."""
 
-DETERMINIZED_ARC_BYTES = 0.7
+DETERMINIZED_ARC_BYTES = 0.72
 """Bytes an arc and low-rate frame of a density, states shared; AN4 at 10 (measured)."""
 
-DETERMINIZING_WORK = 2.0
+DETERMINIZING_WORK = 2.5
 """CPU time of determinized lattices over that of raw ones at the default beams; measured."""
 
 

@@ -218,7 +218,8 @@ def _to_cells(row: LatticeRow) -> Row:
         raw += byte_planes(values.astype(f"<u{width}"))
     costs = lattice.graph_costs.astype(FLOAT32)
     has_cost = costs != 0
-    raw += np.packbits(has_cost).tobytes() + byte_planes(costs[has_cost])
+    # Equal costs recur as a whole: planes of them would take twice the bytes in raw lattices.
+    raw += np.packbits(has_cost).tobytes() + costs[has_cost].tobytes()
     return {
         "utterance_id": where,
         "duration_ms": row.duration_ms,
@@ -263,7 +264,7 @@ def _from_cells(cells: dict[str, Any]) -> LatticeRow:
         np.unpackbits(np.frombuffer(flags, np.uint8), count=num_arcs).astype(bool),
     )
     _require(int(has_cost.sum()) == num_costs, where, f"{num_costs} costs that are not 0")
-    costs[has_cost] = from_byte_planes(nonzero, FLOAT32)
+    costs[has_cost] = np.frombuffer(nonzero, FLOAT32)
     level_frames = np.cumsum(level_steps)
     state_frames = np.repeat(level_frames, level_sizes)
     reads = state_frames[targets] > state_frames[sources]
