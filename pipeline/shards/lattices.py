@@ -306,7 +306,8 @@ def _arcs_before(
     """Return the first arc into each arc's source; -1 for arcs that leave the start."""
     entering = np.full(num_states, -1)
     entering[targets[::-1]] = np.arange(len(targets))[::-1]
-    return entering[sources]
+    before: Int64[np.ndarray, " arcs"] = entering[sources]
+    return before
 
 
 def _without_repeated(lattice: Lattice) -> UInt16[np.ndarray, " arcs"]:
