@@ -1,18 +1,19 @@
 """The lattice shard: competing senone sequences of labelled utterances (003 VII-C3).
 
-A row names its utterance's row in the training partition, which holds features and alignment. Cells
-are packed: bytes by zstd, and whole numbers in as few bytes as their largest needs. A cell unpacks
-to at most MAX_RATIO times its size, so that none exhausts memory.
+A row names its utterance's row in the training partition, which holds features and alignment. All
+numbers of a lattice are packed together by zstd, and unpack to at most MAX_RATIO times their size,
+so that no row exhausts memory.
 """
 
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, BinaryIO
 
 import numpy as np
 import pyarrow as pa
-from jaxtyping import Float32, Int32, Int64, Integer, UInt16
+from jaxtyping import Bool, Float32, Int32, Int64, Integer, Shaped, UInt16
 
 from pipeline.filterbank import FRAME_SHIFT_MS, STACK
 from pipeline.settings import LATTICE_OFFSET
@@ -29,7 +30,8 @@ from pipeline.shards.container import (
 MAX_RATIO = 64
 _PLAIN, _ZSTD = b"\0", b"\1"
 _WIDTHS = (1, 2, 4)
-_CODEC = pa.Codec("zstd", compression_level=3)
+# Of AN4's lattices, level 3 makes 14 % more bytes; an utterance takes 1.5 ms at 19.
+_CODEC = pa.Codec("zstd", compression_level=19)
 
 
 def pack(raw: bytes) -> bytes:
@@ -53,32 +55,26 @@ def unpack(cell: bytes, num_bytes: int, where: str) -> bytes:
     return found
 
 
-def pack_integers(values: Integer[np.ndarray, " values"], where: str) -> bytes:
-    """Pack whole numbers from 0 to 2^32 - 1; ValueError for others."""
+def byte_planes(values: Shaped[np.ndarray, " values"]) -> bytes:
+    """Return the first bytes of all values, then the second bytes, and so on."""
+    return values.view(np.uint8).reshape(len(values), values.itemsize).T.tobytes()
+
+
+def from_byte_planes(raw: bytes, dtype: np.dtype) -> Shaped[np.ndarray, " values"]:
+    """Return the values of these planes."""
+    planes = np.frombuffer(raw, np.uint8).reshape(dtype.itemsize, -1)
+    return planes.T.copy().view(dtype)[:, 0]
+
+
+def least_width(values: Integer[np.ndarray, " values"], where: str) -> int:
+    """Return the bytes of the largest number; ValueError unless all are from 0 to 2^32 - 1."""
     least, most = (int(values.min()), int(values.max())) if len(values) else (0, 0)
     if least < 0 or most >= 1 << 32:
         raise ValueError(f"{where}: {least}..{most}: need 0..{(1 << 32) - 1}")
-    width = next(each for each in _WIDTHS if most < 1 << (8 * each))
-    return bytes([width]) + pack(values.astype(f"<u{width}").tobytes())
+    return next(each for each in _WIDTHS if most < 1 << (8 * each))
 
 
-def unpack_integers(cell: bytes, count: int, most: int, where: str) -> Int64[np.ndarray, " values"]:
-    """Unpack `count` whole numbers up to `most`; ValueError for a cell that holds others."""
-    width = cell[0] if cell else 0
-    if width not in _WIDTHS:
-        raise ValueError(f"{where}: numbers of {width} bytes: need one of {_WIDTHS}")
-    raw = unpack(cell[1:], count * width, where)
-    values = np.frombuffer(raw, f"<u{width}").astype(np.int64)
-    if count and values.max() > most:
-        raise ValueError(f"{where}: {values.max()}: need at most {most}")
-    return values
-
-
-# States of a level and frames since the last one; arcs of a state; of an arc the number of states
-# to its target, its label and its cost.
-_CELLS = ("level_sizes", "level_steps", "degrees", "strides", "labels", "graph_costs")
-
-_MOST, _MOST_LABELS = 2**31 - 1, 2**16 - 1
+_NUM_COLUMNS = 5
 _FORMAT = Format(
     pa.schema(
         [
@@ -86,9 +82,10 @@ _FORMAT = Format(
             required("duration_ms", pa.int64()),
             required("row", pa.int32()),
             required("num_levels", pa.int32()),
+            required("num_states", pa.int32()),
             required("num_arcs", pa.int32()),
-            # An arc of AN4's lattices takes 2.5 bytes, and 15 unpacked: 1.2 kB a second of speech.
-            *(required(name, pa.binary()) for name in _CELLS),
+            required("num_costs", pa.int32()),  # that are not 0
+            required("packed", pa.binary()),
         ]
     ),
     {
@@ -211,41 +208,130 @@ def _to_cells(row: LatticeRow) -> Row:
         "level_sizes": lattice.level_sizes,
         "level_steps": np.diff(lattice.level_frames, prepend=0),
         "degrees": np.bincount(lattice.sources, minlength=lattice.num_states),
-        "strides": lattice.targets - lattice.sources,
-        "labels": lattice.labels,
+        "targets": _target_codes(lattice.targets),
+        "labels": _without_repeated(lattice),
     }
-    cells = {name: pack_integers(values, f"{where} {name}") for name, values in counted.items()}
-    cells["graph_costs"] = pack(lattice.graph_costs.astype(FLOAT32).tobytes())
+    widths, raw = b"", b""
+    for name, values in counted.items():
+        width = least_width(values, f"{where} {name}")
+        widths += bytes([width])
+        raw += byte_planes(values.astype(f"<u{width}"))
+    costs = lattice.graph_costs.astype(FLOAT32)
+    has_cost = costs != 0
+    # Equal costs recur as a whole: planes of them would take twice the bytes in raw lattices.
+    raw += np.packbits(has_cost).tobytes() + costs[has_cost].tobytes()
     return {
         "utterance_id": where,
         "duration_ms": row.duration_ms,
         "row": row.row,
         "num_levels": len(lattice.level_sizes),
+        "num_states": lattice.num_states,
         "num_arcs": len(lattice.sources),
-        **cells,
+        "num_costs": int(has_cost.sum()),
+        "packed": widths + pack(raw),
     }
 
 
 def _from_cells(cells: dict[str, Any]) -> LatticeRow:
-    where, num_arcs = cells["utterance_id"], cells["num_arcs"]
-
-    def numbers(name: str, count: int, most: int = _MOST) -> Int64[np.ndarray, " numbers"]:
-        return unpack_integers(cells[name].to_pybytes(), count, most, f"{where} {name}")
-
-    sizes = numbers("level_sizes", cells["num_levels"])
-    degrees = numbers("degrees", int(sizes.sum()))
+    where, packed = cells["utterance_id"], cells["packed"].to_pybytes()
+    num_levels, num_states, num_arcs, num_costs = counts = tuple(
+        cells[name] for name in ("num_levels", "num_states", "num_arcs", "num_costs")
+    )
+    widths, body = packed[:_NUM_COLUMNS], packed[_NUM_COLUMNS:]
+    if len(widths) < _NUM_COLUMNS or not {*widths} <= {*_WIDTHS}:
+        raise ValueError(f"{where}: numbers of {[*widths]} bytes: need each one of {_WIDTHS}")
+    _require(min(counts) >= 0, where, "counts from 0 on")
+    lengths = (num_levels, num_levels, num_states, num_arcs, num_arcs)
+    sizes = [count * width for count, width in zip(lengths, widths, strict=True)]
+    sizes += [(num_arcs + 7) // 8, num_costs * FLOAT32.itemsize]
+    raw = unpack(body, sum(sizes), where)
+    *counted, flags, nonzero = (
+        raw[end - size : end] for size, end in zip(sizes, accumulate(sizes), strict=True)
+    )
+    level_sizes, level_steps, degrees, codes, labels = (
+        from_byte_planes(each, np.dtype(f"<u{width}")).astype(np.int64)
+        for each, width in zip(counted, widths, strict=True)
+    )
+    _require(int(level_sizes.sum()) == num_states, where, f"{num_states} states in its levels")
     _require(int(degrees.sum()) == num_arcs, where, f"{num_arcs} arcs that leave its states")
-    sources = np.repeat(np.arange(len(degrees)), degrees)
-    targets = sources + numbers("strides", num_arcs)
-    _require(bool((targets < len(degrees)).all()), where, "states that the levels number")
-    costs = unpack(cells["graph_costs"].to_pybytes(), num_arcs * FLOAT32.itemsize, where)
+    _require(bool((level_steps <= 1).all()), where, "a frame or none between levels")
+    _require(bool((labels < 1 << 16).all()), where, "labels below 65536")
+    sources, targets = np.repeat(np.arange(num_states), degrees), _targets(codes)
+    is_later = (sources < targets) & (targets < num_states)
+    _require(bool(is_later.all()), where, "arcs to later states that the levels number")
+    costs, has_cost = (
+        np.zeros(num_arcs, FLOAT32),
+        np.unpackbits(np.frombuffer(flags, np.uint8), count=num_arcs).astype(bool),
+    )
+    _require(int(has_cost.sum()) == num_costs, where, f"{num_costs} costs that are not 0")
+    costs[has_cost] = np.frombuffer(nonzero, FLOAT32)
+    level_frames = np.cumsum(level_steps)
+    state_frames = np.repeat(level_frames, level_sizes)
+    reads = state_frames[targets] > state_frames[sources]
     lattice = Lattice(
-        level_sizes=sizes.astype(np.int32),
-        level_frames=np.cumsum(numbers("level_steps", cells["num_levels"], 1)).astype(np.int32),
+        level_sizes=level_sizes.astype(np.int32),
+        level_frames=level_frames.astype(np.int32),
         sources=sources.astype(np.int32),
         targets=targets.astype(np.int32),
-        labels=numbers("labels", num_arcs, _MOST_LABELS).astype(np.uint16),
-        graph_costs=np.frombuffer(costs, FLOAT32),
+        labels=_with_repeated(labels, reads, sources, targets, num_states).astype(np.uint16),
+        graph_costs=costs,
     )
     check_lattice(lattice, where)
     return LatticeRow(where, cells["duration_ms"], cells["row"], lattice)
+
+
+def _target_codes(targets: Integer[np.ndarray, " arcs"]) -> Int64[np.ndarray, " arcs"]:
+    """Count how far each target is below the next new state: 0 for that state itself.
+
+    States above it, which are rare, have odd codes.
+    """
+    next_new = np.maximum.accumulate(np.append(0, targets))[:-1].astype(np.int64) + 1
+    below = next_new - targets
+    codes: Int64[np.ndarray, " arcs"] = np.where(below >= 0, 2 * below, -2 * below - 1)
+    return codes
+
+
+def _targets(codes: Int64[np.ndarray, " arcs"]) -> Int64[np.ndarray, " arcs"]:
+    """Return the targets that have these codes."""
+    below = np.where(codes % 2 == 0, codes // 2, -(codes // 2) - 1)
+    num_new = np.maximum(1 - below, 0)
+    next_new = np.cumsum(num_new) - num_new + 1
+    targets: Int64[np.ndarray, " arcs"] = next_new - below
+    return targets
+
+
+def _arcs_before(
+    sources: Integer[np.ndarray, " arcs"], targets: Integer[np.ndarray, " arcs"], num_states: int
+) -> Int64[np.ndarray, " arcs"]:
+    """Return the first arc into each arc's source; -1 for arcs that leave the start."""
+    entering = np.full(num_states, -1)
+    entering[targets[::-1]] = np.arange(len(targets))[::-1]
+    before: Int64[np.ndarray, " arcs"] = entering[sources]
+    return before
+
+
+def _without_repeated(lattice: Lattice) -> UInt16[np.ndarray, " arcs"]:
+    """Return the labels, with 0 for each that the arc before it has too: most senones last."""
+    before = _arcs_before(lattice.sources, lattice.targets, lattice.num_states)
+    repeats = (before >= 0) & (lattice.labels == lattice.labels[before])
+    labels: UInt16[np.ndarray, " arcs"] = np.where(repeats, np.uint16(0), lattice.labels)
+    return labels
+
+
+def _with_repeated(
+    labels: Int64[np.ndarray, " arcs"],
+    reads: Bool[np.ndarray, " arcs"],
+    sources: Int64[np.ndarray, " arcs"],
+    targets: Int64[np.ndarray, " arcs"],
+    num_states: int,
+) -> Int64[np.ndarray, " arcs"]:
+    """Give an arc that reads a frame, and has no label, that of the nearest arc before with one.
+
+    Arcs lead to later states, so the chains of arcs end.
+    """
+    before = _arcs_before(sources, targets, num_states)
+    origins = np.where(reads & (labels == 0) & (before >= 0), before, np.arange(len(labels)))
+    while not np.array_equal(origins, further := origins[origins]):
+        origins = further
+    found: Int64[np.ndarray, " arcs"] = labels[origins]
+    return found

@@ -1,7 +1,7 @@
 """Decode the labelled data to lattices: sentences that a model confuses (003 VII-C3)."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from operator import itemgetter
 from typing import Any
@@ -39,6 +39,8 @@ from training.models.store import TrainedModel, load_model
 from training.sequence_training.lattice_decoder import (
     LatticeError,
     ReferencedLattice,
+    arcs_by_beam,
+    candidate_beams,
     decode_with_reference,
 )
 from training.settings.decoding import LatticeConfig, lattice_settings
@@ -77,7 +79,8 @@ def generate_lattices(
 
     The model is on `device`, the decoder on the CPU.
     Each has the reference's path, so that no frame is without its reference: where the search did
-    not keep that path, it is added at its cost in the graph, as Povey's MPE does (2004).
+    not keep that path, it is added at its cost in the graph, as Povey's MPE does (2004). With a
+    density, a sample of the utterances chooses the beam.
     """
     reads = [ALIGNMENT_STEP, BOOTSTRAP_STEP, model_step(name)]
     stored = read_lexicon(store, run_uri, corpus_uri, reads)
@@ -88,11 +91,17 @@ def generate_lattices(
         model = load_model(store, run_uri, name, form).to(device)
         watch = LossWatch(loss_budget, aligned.tally_out.utterances)
         graph = GraphFile(weak_graph(store, run_uri, stored.parse(), config.ngram_order))
-        names = map(task_name, range(len(partitions)))
-        tasks = {
-            name: LatticeTask(step.context, name, partition, model, graph, acoustic_scale, config)
-            for name, partition in zip(names, partitions, strict=True)
-        }
+
+        def task_of(number: int, config: LatticeConfig) -> LatticeTask:
+            name, partition = task_name(number), partitions[number]
+            return LatticeTask(step.context, name, partition, model, graph, acoustic_scale, config)
+
+        chosen = config
+        if config.density:
+            sampled = [task_of(each, config) for each in evenly(len(partitions), SAMPLED)]
+            chosen = replace(config, lattice_beam=beam_of_density(sampled, config, group))
+        numbers = range(len(partitions))
+        tasks = {task_name(number): task_of(number, chosen) for number in numbers}
 
         def check_losses(num_lost: int) -> None:
             if num_lost > watch.max_lost:
@@ -119,6 +128,7 @@ def generate_lattices(
                 "num_frames": sums["num_frames"],
                 # 003 VII-C3 has around 10.
                 "arcs_per_frame": sums["num_arcs"] / max(sums["num_frames"], 1),
+                "lattice_beam": chosen.lattice_beam,
                 "num_references_added": sums["num_references_added"],
             },
             num_utterances=watch.num_utterances,
@@ -152,6 +162,43 @@ def weak_graph(
     return decoding_graph(lexicon, read_tree(store, run_uri), arpa)
 
 
+SAMPLED = 16
+"""So many partitions, and of each so many rows, choose the beam of a density."""
+
+
+def evenly(count: int, most: int) -> list[int]:
+    """Return `most` of the numbers below `count`, evenly spaced, or all where they are fewer."""
+    chosen = min(count, most)
+    return [(2 * each + 1) * count // (2 * chosen) for each in range(chosen)]
+
+
+def beam_of_density(
+    sampled: Sequence[LatticeTask], config: LatticeConfig, group: ProcessGroup
+) -> float:
+    """Return the candidate beam whose density on the sample is the nearest to the config's.
+
+    Ranks divide the sample, and add whole numbers up; so all find the same beam, however many they
+    are. Of utterances without lattice nothing is counted.
+    """
+    beams = candidate_beams(config)
+    sums = torch.zeros(1 + len(beams), dtype=torch.int64)
+    for task in sampled[group.rank() :: group.size()]:
+        data = read_output(task.context.store, task.context.run_uri, task.partition)
+        rows = read_partition(data, evenly(task.partition.tally.utterances, SAMPLED))
+        with SearchProcess(task.graph) as search:
+            for _, scores in batched_log_likelihoods(rows, task.model, task.acoustic_scale):
+                count = partial(arcs_by_beam, log_likelihoods=scores, config=config)
+                try:
+                    arcs = search.search(count, len(scores))
+                except (LatticeError, SearchError):
+                    continue
+                sums += torch.from_numpy(np.append(len(scores), arcs))
+    collectives.all_reduce_sum(sums, group)
+    num_frames, *num_arcs = sums.tolist()
+    densities = np.array(num_arcs) / max(num_frames, 1)
+    return float(beams[np.abs(densities - config.density).argmin()])
+
+
 @once
 def lattice_shard(task: LatticeTask) -> Commit:
     """Write the lattices of one training partition; utterances without one become ledger rows."""
@@ -164,6 +211,7 @@ def lattice_shard(task: LatticeTask) -> Commit:
         for number, (row, each) in enumerate(zip(rows, found, strict=True))
         if isinstance(each, ReferencedLattice)
     ]
+    decoded = [each for each in found if isinstance(each, ReferencedLattice)]
     failed = [each for each in found if isinstance(each, Quarantined)]
     tally = Tally(len(made), sum(row.duration_ms for row in made))
     record = Commit(
@@ -176,10 +224,8 @@ def lattice_shard(task: LatticeTask) -> Commit:
         quarantined=Tally.of(failed),
         statistics={
             "num_frames": sum(row.lattice.num_frames for row in made),
-            "num_arcs": sum(int(np.count_nonzero(row.lattice.labels)) for row in made),
-            "num_references_added": sum(
-                each.is_added for each in found if isinstance(each, ReferencedLattice)
-            ),
+            "num_arcs": sum(each.num_arcs for each in decoded),
+            "num_references_added": sum(each.is_added for each in decoded),
         },
     )
     return context.commit(record)
@@ -200,7 +246,7 @@ def decoded_rows(
             decode = partial(
                 decode_with_reference,
                 log_likelihoods=scores,
-                beams=task.config,
+                config=task.config,
                 reference=reference,
             )
             try:

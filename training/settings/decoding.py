@@ -168,11 +168,16 @@ class LatticeConfig:
 
     A strong one would leave few errors to learn from. Beams are in units of scaled
     log-likelihood; `beam` is doubled, twice at most, for an utterance that it leaves without end.
+
+    With a `density` lattices are determinized: they have one path for each sequence of words. A
+    sample chooses the beam, of at most `lattice_beam`, at which so many arcs read a frame, on
+    average (003 VII-C3: around 10). Without one they are raw, and `lattice_beam` is their beam.
     """
 
     ngram_order: NgramOrder = 2
     beam: Beam = 13.0
     lattice_beam: Beam = 6.0
+    density: Annotated[float, Range(1, 1000, zero="raw lattices within lattice_beam")] = 0.0
 
     __post_init__ = check_ranges
 

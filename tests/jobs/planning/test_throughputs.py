@@ -32,6 +32,8 @@ from jobs.planning.run_plan import (
 )
 from jobs.run_table import CERTIFY, EVALUATE, INGEST, REPORT, STEPS
 from jobs.volumes import (
+    DETERMINIZING_WORK,
+    RAW_LATTICE_BYTES,
     ModelPass,
     Requests,
     Volume,
@@ -218,8 +220,9 @@ def step_of(recipe: Recipe, step: str, workload: Workload = SPEECH) -> StepPlan:
 
 def test_sequence_training_costs_lattices_and_epochs() -> None:
     """The search of all labelled speech, the network over it, and three epochs of sMBR."""
+    without = replace(HOURS_1M, sequence_training=SequenceTrainingConfig())
     with_smbr = replace(HOURS_1M, sequence_training=SequenceTrainingConfig(student=True))
-    before, after = (step_of(recipe, "train_student") for recipe in (HOURS_1M, with_smbr))
+    before, after = (step_of(recipe, "train_student") for recipe in (without, with_smbr))
     fit = sequence_fit(with_smbr, student_fit(with_smbr))
     frames = training_frames(fit, SPEECH)
     assert frames == pytest.approx(3 * 100 * 120_000 * 1.01, rel=0.02)
@@ -230,7 +233,25 @@ def test_sequence_training_costs_lattices_and_epochs() -> None:
     trained = frames / frames_per_s + frames / 3 / frames_per_s / 3
     assert after.device_seconds - before.device_seconds == pytest.approx(trained, rel=0.02)
     assert after.wall_seconds > before.wall_seconds + (trained + searched) / 64
-    assert after.volume.bytes_written > before.volume.bytes_written + 14 * 2.5 * frames / 3
+    lattices = RAW_LATTICE_BYTES * 100 * 120_000
+    assert after.volume.bytes_written > before.volume.bytes_written + lattices
+
+
+def test_a_density_costs_more_time_and_fewer_bytes() -> None:
+    """The paper's lattices of a model take around 6 GB for 7,000 hours (003 VII-C3)."""
+    paper = planned_workload(1e6, 7_000)
+    lattices, epochs = HOURS_1M.sequence_training.lattices, []
+    for density in (0.0, 10.0):
+        config = replace(HOURS_1M.sequence_training, lattices=replace(lattices, density=density))
+        recipe = replace(HOURS_1M, sequence_training=config)
+        epochs.append(step_of(recipe, "train_baseline", paper))
+    raw, determinized = epochs
+    searched = 7_000 * 3600 / SEARCH.lattices_x_real_time
+    work = determinized.core_seconds - raw.core_seconds
+    assert work == pytest.approx((DETERMINIZING_WORK - 1) * searched)
+    saved = raw.volume.bytes_written - determinized.volume.bytes_written
+    paper_bytes = RAW_LATTICE_BYTES * 7_000 * 120_000 - saved
+    assert paper_bytes == pytest.approx(6e9, rel=0.15)
 
 
 def test_each_round_of_realignment_costs_a_network_and_a_search() -> None:
@@ -266,7 +287,8 @@ def test_tuning_decodes_at_as_many_settings_as_it_tries() -> None:
     assert num_tuned_settings(HOURS_1M) == len(tried) > 10
     with_arpa = replace(HOURS_1M, evaluation=replace(HOURS_1M.evaluation, arpa="own.arpa"))
     assert num_tuned_settings(with_arpa) == len(tried) - 2
-    plain, smbr = HOURS_1M, SequenceTrainingConfig(student=True)
+    plain = replace(HOURS_1M, sequence_training=SequenceTrainingConfig())
+    smbr = SequenceTrainingConfig(student=True)
     for recipe, models in ((plain, 3), (replace(plain, sequence_training=smbr), 4)):
         without = replace(recipe, tuning=TuningConfig((), (), (), ()))
         tuned, fixed = step_of(recipe, "evaluate"), step_of(without, "evaluate")

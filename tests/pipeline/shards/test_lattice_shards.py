@@ -1,15 +1,19 @@
 """The lattice shard: equal bytes for equal lattices, read back whole, and damage refused."""
 
 import io
+from dataclasses import replace
 
 import numpy as np
+import pyarrow as pa
 import pytest
+from hypothesis import given, settings
 
 from pipeline.shards import Lattice, LatticeRow, read_lattice_rows, read_lattices, write_lattices
 from pipeline.shards import lattices as lattice_shard
 from pipeline.shards.container import FLOAT32, UINT16
 from pipeline.shards.lattices import check_lattice
-from training.sequence_training.lattice_decoder import LatticeArc, make_lattice
+from tests.training.sequence_training.random_lattices import random_lattice, seeds
+from training.sequence_training.lattice_paths import LatticeArc, make_lattice
 
 
 def lattice(**changed: list) -> Lattice:
@@ -107,6 +111,40 @@ def test_rows_twice_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match=need):
         read_lattice_rows(io.BytesIO(data))
     assert [each.row for each in read_lattices(data, [1])] == [3]
+
+
+@pytest.mark.parametrize(
+    ("changed", "need"),
+    [
+        ({"packed": b""}, r"numbers of \[\] bytes: need each one of \(1, 2, 4\)"),
+        ({"packed": b"\1\1\1\3\1\0"}, r"numbers of \[1, 1, 1, 3, 1\] bytes"),
+        ({"num_arcs": -1}, "counts from 0 on"),
+        ({"num_arcs": 6}, "packed bytes: need 42 in them"),
+        ({"num_arcs": 6, "num_costs": 3, "num_states": 5}, "packed bytes"),
+        ({"num_levels": 5, "num_states": 3}, "3 states in its levels"),
+        ({"num_levels": 3, "num_states": 7}, "7 states in its levels"),
+    ],
+)
+def test_cells_that_do_not_fit_are_refused(changed: dict, need: str) -> None:
+    """Neither widths nor counts are taken on trust, though a seal is around them."""
+    cells = lattice_shard._to_cells(rows()[0])
+    assert (cells["num_levels"], cells["num_states"], cells["num_arcs"]) == (4, 5, 5)
+    cells |= changed
+    with pytest.raises(ValueError, match=f"utterance-0: .*{need}"):
+        lattice_shard._from_cells({**cells, "packed": pa.py_buffer(cells["packed"])})
+
+
+@settings(deadline=None, max_examples=30)
+@given(seeds)
+def test_any_lattice_is_read_back(seed: int) -> None:
+    """Arcs without frame, arcs side by side, costs of 0, and senones that last."""
+    rng = np.random.default_rng(seed)
+    one = random_lattice(rng, int(rng.integers(1, 9))).lattice
+    costs = np.where(rng.random(len(one.sources)) < 0.5, np.float32(0), one.graph_costs)
+    one = replace(one, graph_costs=costs)
+    (found,) = read_lattices(write_lattices([LatticeRow("utterance-0", 70, 0, one)]))
+    for name in Lattice.__slots__:
+        np.testing.assert_array_equal(getattr(found.lattice, name), getattr(one, name))
 
 
 def test_arcs_take_few_bytes() -> None:

@@ -22,7 +22,7 @@ from training.data.dataset import Dataset, LatticeShards
 from training.data.minibatch import BufferFrames, Minibatch
 from training.data.row_order import Lengths
 from training.data.sub_epochs import SubEpoch
-from training.sequence_training.lattice_decoder import LatticeArc, make_lattice
+from training.sequence_training.lattice_paths import LatticeArc, make_lattice
 from training.sequence_training.smbr import Smbr
 
 

@@ -35,6 +35,7 @@ from training.fit.model_specs import (
     Fit,
     aligner_fit,
     baseline_fit,
+    sequence_fit,
     student_fit,
     teacher_fit,
 )
@@ -45,6 +46,7 @@ from training.settings.trainers import (
     AdamConfig,
     AdamwConfig,
     BmufConfig,
+    GtcConfig,
     HtmConfig,
     OptimizerConfig,
     SgdConfig,
@@ -177,6 +179,21 @@ def test_the_papers_recipe_is_sgd_from_a_warm_start() -> None:
         "nesterov",
         None,
     )
+
+
+def test_the_papers_recipe_trains_all_models_on_by_smbr() -> None:
+    """Three epochs after the 10 + 2 of cross-entropy, by GTC, at a density of 10 (003 VII-C3)."""
+    papers = read_recipe(recipe_path("hours_1m"))
+    supervised = [describe(papers) for describe in (baseline_fit, teacher_fit)]
+    for made in supervised:
+        chunked = [each for each in made.sub_epochs if not each.whole_utterances]
+        assert (len(chunked), len(made.sub_epochs)) == (10, 12)
+    assert papers.sequence_training.models == ("baseline", "teacher", "student")
+    assert papers.sequence_training.lattices.density == 10
+    for made in (*supervised, student_fit(papers)):
+        by_sequence = sequence_fit(papers, made)
+        assert len(by_sequence.sub_epochs) == 3
+        assert by_sequence.training.trainer == GtcConfig(gradient_threshold=8.0)
 
 
 @pytest.mark.parametrize("trainer", [BmufConfig, HtmConfig])

@@ -11,19 +11,20 @@ from training.sequence_training.lattice_decoder import (
     decode_posteriors,
     decode_with_reference,
 )
+from training.settings.decoding import LatticeConfig
 
 
 def search_without_end(
     graph: DecodingGraph,
     log_likelihoods: np.ndarray,
-    beams: Beams,
+    config: LatticeConfig,
     reference: np.ndarray,
     unsearchable: np.ndarray,
 ) -> ReferencedLattice:
     """Decode as usual, unless the reference is the unsearchable one."""
     while np.array_equal(reference, unsearchable):
         pass
-    return decode_with_reference(graph, log_likelihoods, beams, reference)
+    return decode_with_reference(graph, log_likelihoods, config, reference)
 
 
 def failing_search(

@@ -7,7 +7,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from pipeline.shards import Lattice
-from training.sequence_training.lattice_decoder import LatticeArc, make_lattice
+from training.sequence_training.lattice_paths import LatticeArc, make_lattice
 from training.sequence_training.smbr import AlignedLattice
 
 NUM_SENONES = 4

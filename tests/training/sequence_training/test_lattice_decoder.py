@@ -20,15 +20,12 @@ from training.decode.graph import Arc, DecodingGraph, arcs_of, decoding_graph, f
 from training.decode.ngrams import witten_bell_arpa
 from training.sequence_training import lattice_decoder
 from training.sequence_training.lattice_decoder import (
-    LatticeArc,
     LatticeError,
-    add_path,
     check_density,
     decode_lattice,
-    has_path,
-    make_lattice,
     reference_cost,
 )
+from training.sequence_training.lattice_paths import LatticeArc, add_path, has_path, make_lattice
 from training.sequence_training.smbr import AlignedLattice, Smbr, SmbrBatch, smbr_loss
 from training.settings.decoding import LatticeConfig
 

@@ -32,7 +32,7 @@ from training.decode import decoder
 from training.distributed.process_group import ProcessGroup
 from training.distributed.simulated_group import simulate_ranks
 from training.sequence_training import lattices as lattices_module
-from training.sequence_training.lattice_decoder import has_path
+from training.sequence_training.lattice_paths import has_path
 from training.sequence_training.lattices import LatticeTask, generate_lattices
 from training.settings.decoding import LatticeConfig
 
@@ -97,6 +97,25 @@ def test_every_utterance_is_decoded_or_in_the_ledger(
     assert manifest.tally_in == manifest.tally_out + manifest.quarantined
     assert manifest.tally_out.utterances == sum(NUM_ROWS) - 1
     assert manifest.statistics["arcs_per_frame"] > 2
+
+
+def test_a_density_is_reached_on_any_ranks(place: Place) -> None:
+    """The sample's beam has the density nearest to it, here of all rows; shards are equal bytes."""
+    store, run_uri, _ = place
+    dense = LatticeConfig(ngram_order=1, beam=30.0, lattice_beam=9.0, density=6.0)
+    manifests = []
+    for num_ranks in (1, 3):
+        shutil.rmtree(Path(run_uri) / "lattices")
+        made = simulate_ranks(num_ranks, partial(decode, place=place, config=dense))
+        manifests.append(made[0])
+    assert manifests[0].to_bytes() == manifests[1].to_bytes()
+    statistics = manifests[0].statistics
+    assert statistics["arcs_per_frame"] == pytest.approx(6.0, rel=0.1)
+    assert 1 < statistics["lattice_beam"] < 9
+    for partition, shard in enumerate(lattices(store, run_uri, manifests[0])):
+        for each in shard:
+            senones = rows_of(partition)[each.row].targets.senones[1::3]
+            assert has_path(each.lattice, senones), each.utterance_id
 
 
 def test_lattices_of_many_partitions_fold_their_commits(

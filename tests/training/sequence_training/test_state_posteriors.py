@@ -28,11 +28,8 @@ from training.sequence_training.forward_backward import (
     interpolated_kbest,
     state_posteriors,
 )
-from training.sequence_training.lattice_decoder import (
-    LatticeArc,
-    decode_lattice,
-    make_lattice,
-)
+from training.sequence_training.lattice_decoder import decode_lattice
+from training.sequence_training.lattice_paths import LatticeArc, make_lattice
 from training.settings.decoding import LatticeConfig
 
 ONE_WORD = """\
