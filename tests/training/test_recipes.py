@@ -63,7 +63,10 @@ def test_a_model_without_a_name_is_an_lstm() -> None:
     for override, message in (
         ("models.student.factory=mine:tdnn", "student: name is missing: need one of 'lstm', 'conf"),
         ("models.student.num_layer=2", "unknown key num_layer: did you mean num_layers"),
-        ("models.student.name=gmm", "name = 'gmm': need one of 'lstm', 'conformer', 'factory'"),
+        (
+            "models.student.name=gmm",
+            "name = 'gmm': need one of 'lstm', 'conformer', 'feed_forward', 'projected",
+        ),
         (OWN % "settings.a = [1]", r"settings\.a = \[1\]: need a whole number, or a finite number"),
         (OWN % "settings.a-b = 1", "settings: key = 'a-b': need 1"),
     ):

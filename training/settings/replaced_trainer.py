@@ -119,15 +119,15 @@ def _optimizer_table(old: _Section, name: str) -> dict[str, Any] | None:
 
 
 def _changes(section: str, old: _Section, new: _Section) -> list[str]:
-    """Say which of the trainer's settings have another value, and which are new."""
+    """Say what has another value than in the recipe, or than by default."""
     before, after = plain(old.trainer), plain(new.trainer)
-    found = [
-        f"{section}.trainer.{key} {before[key]} -> {value}"
-        if key in before
-        else f"{section}.trainer.{key} = {value}"
-        for key, value in after.items()
-        if key not in before or before[key] != value
-    ]
+    default, found = plain(TRAINERS[new.trainer.name]()), list[str]()
+    for key, value in after.items():
+        where = f"{section}.trainer.{key}"
+        if key in before and key != TAG and before[key] != value:
+            found.append(f"{where} {before[key]} -> {value}")
+        elif key not in before and (key in OWN_SETTINGS or value != default[key]) and value:
+            found.append(f"{where} = {value}")
     if old.optimizer != new.optimizer:
         each = f"{canonical_json(old.optimizer)} -> {canonical_json(new.optimizer)}"
         found.append(f"{section}.optimizer {each}")

@@ -20,8 +20,9 @@ SMALL: list[ModelConfig] = [
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 @pytest.mark.parametrize("config", SMALL)
 def test_they_keep_the_contract(config: ModelConfig, precision) -> None:
-    """As every model must: padding, look-ahead, pieces, determinism."""
+    """As every model must: padding, look-ahead, pieces, determinism. Its parameters are counted."""
     check_contract(config, 7, precision)
+    assert num_parameters(config, 7) == sum(p.numel() for p in make_model(config, 7).parameters())
 
 
 def test_they_have_the_papers_sizes() -> None:
