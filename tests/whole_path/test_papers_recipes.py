@@ -1,5 +1,6 @@
 """The recipes of papers 000, 001 and 004 run, from speech to their models, on a few utterances."""
 
+import shutil
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
@@ -12,6 +13,7 @@ from jobs.cli import spark_steps
 from jobs.run import JOBS
 from jobs.run_table import STEPS, TRAIN_BASELINE, TRAIN_TEACHER
 from pipeline.runs.manifest import read_manifest
+from pipeline.runs.names import ALIGNMENT_STEP, DEV_ALIGNMENT_STEP
 from tests.job_programs import exit_code
 from tests.small_corpus import plain_loop
 from tests.training.forked_programs import run_on_ranks
@@ -36,28 +38,52 @@ class Small:
     num_ranks: int
     overrides: tuple[str, ...]
 
-    def model(self, folder: Path) -> dict[str, Any]:
-        """Run each step up to the model; return its settings and its curve."""
-        shared = ["--recipe", self.recipe, "--run", str(folder / "run")]
-        shared += [part for each in (*SMALL, *self.overrides) for part in ("--set", each)]
+    def prepare(self, folder: Path) -> None:
+        """Run each step up to alignment."""
         for name in takewhile(lambda name: name != TRAIN_BASELINE, STEPS):
             own = ("--kaldi-dir", str(folder / "kaldi")) if name == "ingest" else ()
-            assert exit_code(name, *shared, *own) == 0
-        run_on_ranks(self.num_ranks, JOBS / f"{self.step}.py", tuple(shared), REPOSITORY)
+            assert exit_code(name, *self.shared(folder), *own) == 0
+
+    def shared(self, folder: Path) -> tuple[str, ...]:
+        """Return the arguments of all steps."""
+        settings = [part for each in (*SMALL, *self.overrides) for part in ("--set", each)]
+        return ("--recipe", self.recipe, "--run", str(folder / "run"), *settings)
+
+    def model(self, folder: Path) -> dict[str, Any]:
+        """Run each step up to the model; return its settings and its curve."""
+        self.prepare(folder)
+        run_on_ranks(self.num_ranks, JOBS / f"{self.step}.py", self.shared(folder), REPOSITORY)
         store, name = ObjectStore((str(folder / "run"),)), self.step.removeprefix("train_")
         manifest = read_manifest(store, str(folder / "run"), f"models/{name}")
         aligner = read_manifest(store, str(folder / "run"), "models/aligner")
         return {**manifest.config, **manifest.statistics, "aligner": aligner.statistics["curve"]}
 
 
+@pytest.fixture(scope="module")
+def bootstrapped(an4_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that all three recipes share: up to the bootstrap their small settings are equal."""
+    folder = tmp_path_factory.mktemp("papers")
+    write_reduced_an4(an4_dir, folder / "kaldi")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(spark_steps, "distribute_on_spark", plain_loop)
+        Small("htm_2000h", TRAIN_BASELINE, 1, LSTM).prepare(folder)
+    shutil.rmtree(folder / "run" / "models")
+    for step in (ALIGNMENT_STEP, DEV_ALIGNMENT_STEP):
+        shutil.rmtree(folder / "run" / step)
+    return folder
+
+
 @pytest.fixture
 def small(
-    request: pytest.FixtureRequest, an4_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    request: pytest.FixtureRequest,
+    bootstrapped: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> dict[str, Any]:
     """What a recipe's model says of its training."""
-    write_reduced_an4(an4_dir, tmp_path / "kaldi")
     monkeypatch.setattr(spark_steps, "distribute_on_spark", plain_loop)
-    return request.param.model(tmp_path)
+    shutil.copytree(bootstrapped, tmp_path / "copy", symlinks=True)
+    return request.param.model(tmp_path / "copy")
 
 
 def each(recipe: str, step: str, num_ranks: int, *overrides: str) -> Any:
