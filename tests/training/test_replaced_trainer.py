@@ -189,5 +189,7 @@ def test_set_has_the_last_word() -> None:
     doubled, said = papers("htm", "student.trainer.momentum_constant=2")
     assert doubled.student.initial_learning_rate == 0.75e-6
     assert "student.initial_learning_rate 1.5e-06 -> 7.5e-07" in said
+    with pytest.raises(ConfigurationError, match="gtc: --set names 'htm' in student"):
+        papers("gtc", "student.trainer={name='htm'}")
     with pytest.raises(ConfigurationError, match="unknown key block_size: known: name, gradient"):
         papers("gtc", "student.trainer.block_size=7")

@@ -67,13 +67,23 @@ def replace_trainer(
     if old.trainer.name == name:
         return []
     ours = [each for each in overrides if each.partition(".")[0].strip() == section]
-    given = apply_overrides({}, ours).get(section, {})
-    frames = apply_overrides(table, ours)[section].get("minibatch_frames", THRESHOLD_FRAMES)
+    given: Any = apply_overrides({}, ours).get(section, {})
+    if not isinstance(given, dict):  # which is refused with the recipe
+        return []
+    frames = (settings | given).get("minibatch_frames")
     settings["trainer"] = _trainer_table(settings["trainer"], old, name, frames)
     if (optimizer := _optimizer_table(old, name)) is not None:
         settings["optimizer"] = optimizer
-    new = _read(apply_overrides(table, ours)[section], f"{where}: {section}")
-    rates = {each: settings[each] for each in RATES if each in settings and each not in given}
+    overridden: Any = apply_overrides(table, ours)[section]
+    new = _read(overridden, f"{where}: {section}")
+    if new.trainer.name != name:
+        also = f"--set names {new.trainer.name!r} in {section}.trainer"
+        raise ConfigurationError(f"--trainer {name}: {also}: need one of the two")
+    rates: dict[str, float] = {
+        each: settings[each]
+        for each in RATES
+        if each not in given and isinstance(settings.get(each), int | float)
+    }
     if old.rate_unit.over != new.rate_unit.over and rates:
         raise ConfigurationError(f"{where}: {_refusal(section, old, new, rates)}")
     changes = _changes(section, old, new)
