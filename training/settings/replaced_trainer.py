@@ -146,7 +146,7 @@ def _changes(section: str, old: _Section, new: _Section) -> list[str]:
 
 _SUMS = {
     "sum": "the sum of all ranks' gradients",
-    "mean over ranks": "their mean",
+    "mean over ranks": "the mean over the ranks",
     "mean over groups": "the mean of the groups' models",
     "normalized": "a gradient whose elements are about 1",
     "sum of normalized": "a sum of gradients whose elements are about 1",
