@@ -25,7 +25,8 @@ class FeedForward(nn.Module):
             layer = nn.Linear(width if number == 0 else config.num_units, config.num_units)
             _initialize(layer, config, is_first=number == 0)
             layers += [layer, nn.Sigmoid() if config.unit == "sigmoid" else nn.ReLU()]
-        self.layers = nn.Sequential(*layers, nn.Linear(config.num_units, num_senones))
+        self.layers = nn.Sequential(*layers)
+        self.output = nn.Linear(config.num_units, num_senones)
 
     def forward(
         self, frames: Float[Tensor, "batch frames dim"], lengths: Int64[Tensor, " batch"]
@@ -45,14 +46,14 @@ class FeedForward(nn.Module):
         known = torch.cat([before, frames])
         after = known[len(frames) :]
         if len(frames) == 0:
-            return frames.new_empty(0, self.layers[-1].out_features), after
+            return frames.new_empty(0, self.output.out_features), after
         return self._logits(known[None])[0], after
 
     def _logits(
         self, known: Float[Tensor, "batch known dim"]
     ) -> Float[Tensor, "batch frames senones"]:
         windows = known.unfold(1, self.num_before + 1, 1)
-        logits: Tensor = self.layers(windows.flatten(2))
+        logits: Tensor = self.output(self.layers(windows.flatten(2)))
         return logits
 
 

@@ -120,12 +120,17 @@ def _optimizer_table(old: _Section, name: str) -> dict[str, Any] | None:
 
     1-bit SGD has momentum itself; what AdaGrad normalizes moves a model as Adam does.
     """
+    optimizer: OptimizerConfig
     if TRAINERS[name] is OneBitConfig:
-        return plain(SgdConfig(momentum=0.0))
-    if not isinstance(old.trainer, OneBitConfig):
+        optimizer = SgdConfig(momentum=0.0)
+    elif not isinstance(old.trainer, OneBitConfig):
         return None
-    is_normalized = old.rate_unit.over != "sum"
-    return plain(AdamConfig() if is_normalized else SgdConfig(momentum=old.trainer.momentum))
+    elif old.rate_unit.over == "sum":
+        optimizer = SgdConfig(momentum=old.trainer.momentum)
+    else:
+        optimizer = AdamConfig()
+    table: dict[str, Any] = plain(optimizer)
+    return table
 
 
 def _changes(section: str, old: _Section, new: _Section) -> list[str]:
