@@ -81,6 +81,9 @@ class Parser(argparse.ArgumentParser):
         super().error(printable(message))
 
 
+RECIPE_NAMES = "demo, recorded, placements, hours_1m, htm_2000h, one_bit_309h, decentralized_2000h"
+
+
 def add_recipe_arguments(parser: argparse.ArgumentParser, default: str | None = None) -> None:
     """Add --recipe, required unless it has a default, and --set."""
     parser.add_argument(
@@ -88,7 +91,7 @@ def add_recipe_arguments(parser: argparse.ArgumentParser, default: str | None = 
         required=default is None,
         default=default,
         help="TOML file, also in S3, or a name in jobs/recipes: "
-        + (f"default {default}" if default else "demo, recorded, placements, hours_1m"),
+        + (f"default {default}" if default else RECIPE_NAMES),
     )
     parser.add_argument(
         "--set",

@@ -11,9 +11,11 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 from infra.cluster import Cluster
+from infra.log_lines import log
 from infra.settings import ConfigurationError, canonical_json, holds_password, printable, shown
 from infra.store.object_store import ObjectNotFound, ObjectStore, join_uri, normalize_uri
 from infra.store.objects import PrefixError
@@ -150,7 +152,9 @@ def job_parser(name: str, description: str, exit_codes: str) -> argparse.Argumen
 
 def open_job(name: str, arguments: argparse.Namespace) -> Job:
     """Read the recipe and confine the store to the prefixes that the job's cluster may use."""
-    recipe = read_recipe(recipe_path(arguments.recipe), arguments.set, arguments.trainers)
+    is_leader = launched_rank() == 0
+    say = partial(log, step=name) if is_leader else lambda _: None
+    recipe = read_recipe(recipe_path(arguments.recipe), arguments.set, arguments.trainers, say)
     run_uri = normalize_uri(arguments.run)
     if holds_password(run_uri):
         need = "need one without: credentials come from the environment, a profile or a role"
@@ -172,7 +176,7 @@ def open_job(name: str, arguments: argparse.Namespace) -> Job:
         store,
         cluster,
         arguments,
-        is_leader=launched_rank() == 0,
+        is_leader=is_leader,
         bases=bases,
     )
 

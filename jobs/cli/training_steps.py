@@ -79,9 +79,10 @@ def training_arguments(step: Step, section: str) -> argparse.Namespace:
     parser.add_argument(
         "--trainer",
         choices=tuple(TRAINERS),
-        help=f"default: the recipe's {section}.trainer, whose settings another one keeps where it "
-        f"has them too; sequence training has its own, sequence_training.trainer. "
-        f"{describe_trainers()}",
+        help=f"default: the recipe's {section}.trainer. Another one has its own blocks and "
+        "thresholds. Learning rates are rescaled where the ratio is known, and refused where it is "
+        "not. A line says what changed, and --set has the last word. Sequence training has its "
+        f"own, sequence_training.trainer. {describe_trainers()}",
     )
     parser.add_argument(
         "--time-limit-s",

@@ -1,9 +1,16 @@
 """Settings of a small training."""
 
+from dataclasses import fields
 from typing import Any
 
 from training.settings.recipe import StudentConfig
-from training.settings.trainers import SynchronousConfig
+from training.settings.trainers import TRAINERS, SynchronousConfig, TrainerConfig
+
+
+def trainer_of(name: str, **settings: Any) -> TrainerConfig:
+    """A trainer with those of the settings that it has."""
+    known = {each.name for each in fields(TRAINERS[name])}
+    return TRAINERS[name](**{key: value for key, value in settings.items() if key in known})
 
 
 def training_settings(

@@ -58,7 +58,7 @@ def test_help_teaches(run_job: RunJob, step: str) -> None:
 
 
 def test_any_trainer_can_be_chosen_for_any_recipe(run_job: RunJob, tmp_path: Path) -> None:
-    """The settings that the recipe's trainer shares with it are kept; other names are refused."""
+    """Its blocks and thresholds are its own; other names are refused."""
     arguments = ("--run", str(tmp_path), "--dry-run", "--json", "--recipe", str(TINY))
     for trainer in TRAINERS:
         said = run_job("train_student", *arguments, "--trainer", trainer)

@@ -307,10 +307,15 @@ class SubEpochReader:
         return cursor, minibatches
 
     def _plan(self, cursor: DataCursor) -> SubEpochPlan:
+        dataset, done = self.dataset, cursor.done
         sub_epoch = self.sub_epochs[cursor.sub_epoch]
-        if cursor.done:
-            return reshard(self.dataset, sub_epoch, cursor.sub_epoch, cursor.done)
-        return self.dataset.plan(sub_epoch, cursor.sub_epoch)
+        if sub_epoch.on_one_rank:
+            if dataset.rank > 0:
+                return SubEpochPlan(sub_epoch, [])
+            dataset, done = replace(dataset, world_size=1), tuple(each[:1] for each in done)
+        if done:
+            return reshard(dataset, sub_epoch, cursor.sub_epoch, done)
+        return dataset.plan(sub_epoch, cursor.sub_epoch)
 
     def _open(self, cursor: DataCursor) -> None:
         """Plan a whole sub-epoch, and read its first shuffle buffer, in a thread."""

@@ -7,7 +7,7 @@ it in a checkpoint's record, to those who only watch. No module imported here im
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from infra.store.object_store import ObjectNotFound, ObjectStore, join_uri
 from pipeline.filterbank import STACK
@@ -33,15 +33,41 @@ class SubEpoch:
     learning_rate: float
     is_validation: bool = False
 
+    on_one_rank: ClassVar[bool] = False
+    """Whether rank 0 alone has data; the other ranks take empty steps."""
+
+
+@dataclass(frozen=True, slots=True)
+class ColdStart(SubEpoch):
+    """ColdStart is the beginning of the first epoch, which rank 0 alone reads (004 5.2)."""
+
+    on_one_rank: ClassVar[bool] = True
+
 
 def supervised_sub_epochs(
-    learning_rates: Sequence[float], num_chunked_epochs: int
+    learning_rates: Sequence[float],
+    num_chunked_epochs: int,
+    data_one_in: int = 1,
+    cold_start_one_in: int = 0,
 ) -> list[SubEpoch]:
-    """Plan epochs over the labelled data, the offset rotating, whole utterances last (II-B)."""
-    return [
-        SubEpoch(True, 0, 1, epoch % STACK, epoch >= num_chunked_epochs, rate)
-        for epoch, rate in enumerate(learning_rates)
-    ]
+    """Plan epochs over the labelled data, the offset rotating, whole utterances last (II-B).
+
+    Each epoch reads the same one utterance in `data_one_in` (000 3.2). With a cold start the first
+    epoch is `cold_start_one_in` sub-epochs, the first of which rank 0 alone reads (004 5.2).
+    """
+    found = list[SubEpoch]()
+    for epoch, rate in enumerate(learning_rates):
+        offset, whole = epoch % STACK, epoch >= num_chunked_epochs
+        if epoch == 0 and cold_start_one_in:
+            num_shares = cold_start_one_in
+            found.append(ColdStart(True, 0, num_shares, offset, whole, rate))
+            found += [
+                SubEpoch(True, share, num_shares, offset, whole, rate)
+                for share in range(1, num_shares)
+            ]
+        else:
+            found.append(SubEpoch(True, 0, data_one_in, offset, whole, rate))
+    return found
 
 
 def sequence_sub_epochs(learning_rates: Sequence[float]) -> list[SubEpoch]:

@@ -138,7 +138,9 @@ def _supervised(name: str, config: SupervisedConfig, recipe: Recipe, labelled: s
         model=recipe.models.of(name),
         labelled=labelled,
         unlabelled=None,
-        sub_epochs=supervised_sub_epochs(decay, config.num_chunked_epochs),
+        sub_epochs=supervised_sub_epochs(
+            decay, config.num_chunked_epochs, config.data_one_in, config.cold_start_one_in
+        ),
         training=config,
         moments=MOMENTS[recipe.models.normalization],
         newbob=MinRateNewbob(*rates) if is_newbob else None,

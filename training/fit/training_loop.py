@@ -175,6 +175,8 @@ class Fitting:
         self.pace: list[SubEpochPace] = []
         self.norms = GradientNorms(group.rank(), self.trainer.num_steps)
         self.statistics = self.trainer.statistics()
+        self.frames_of_all = fit.training.minibatch_frames * group.size()
+        """Nominal frames of one minibatch of each rank that has data."""
         # A graph could not hold the exchanges of a model that ranks divide.
         is_whole = fit.training.model_parallel_ranks == 1
         self.compute = gradients_of(model, fit.training) if is_whole else None
@@ -242,6 +244,9 @@ class Fitting:
         """Take the steps that are left of the sub-epoch."""
         # Rates decay by sub-epoch, and are slightly higher on labelled data (003 V-D).
         self.set_rate(sub_epoch.learning_rate)
+        self.trainer.is_cold = sub_epoch.on_one_rank
+        num_ranks = 1 if sub_epoch.on_one_rank else self.group.size()
+        self.frames_of_all = self.fit.training.minibatch_frames * num_ranks
         self.progress.cursor, minibatches = self._reader.begin(self.progress.cursor)
         self.norms = GradientNorms(self.group.rank(), self.trainer.num_steps)
         minibatches = device_copies(minibatches, self.model.device)
@@ -282,11 +287,6 @@ class Fitting:
                     self._save()
                 if is_enough():
                     return
-
-    @property
-    def frames_of_all(self) -> int:
-        """Return the nominal frames of one minibatch of each rank."""
-        return self.fit.training.minibatch_frames * self.group.size()
 
     def set_rate(self, learning_rate: float) -> None:
         """Set the next step's rate, which rises over the warm-up, counted from the first step."""

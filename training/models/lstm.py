@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from pipeline.filterbank import NUM_INPUTS
 from training.models.acoustic_model import AcousticModel
 from training.models.precision import linear_in_bfloat16, lstm_in_bfloat16, summed_in_float32
-from training.settings.models import LstmConfig
+from training.settings.models import LstmConfig, ProjectedBlstmConfig
 
 
 def padded_lstm(
@@ -167,3 +167,30 @@ class LstmModel(AcousticModel):
             return normalized.new_empty(0, self.num_senones), state
         hidden, after = self.lstm(normalized, state)
         return self.output(hidden), after
+
+
+class ProjectedBlstm(nn.Module):
+    """ProjectedBlstm maps (batch, frames, 192) and lengths to logits by way of a few units (001).
+
+    Of 32,000 senones the output layer would else have three quarters of all parameters.
+    """
+
+    def __init__(self, config: ProjectedBlstmConfig, num_senones: int) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(
+            NUM_INPUTS,
+            config.num_units,
+            config.num_layers,
+            batch_first=True,
+            bidirectional=True,
+            dropout=config.dropout if config.num_layers > 1 else 0.0,
+        )
+        self.projection = nn.Linear(2 * config.num_units, config.num_projected_units)
+        self.output = nn.Linear(config.num_projected_units, num_senones)
+
+    def forward(
+        self, frames: Float[Tensor, "batch frames dim"], lengths: Int64[Tensor, " batch"]
+    ) -> Float[Tensor, "batch frames senones"]:
+        """Return the logits of whole utterances, or of chunks of training as if they were whole."""
+        logits: Tensor = self.output(self.projection(padded_lstm(self.lstm, frames, lengths)))
+        return logits

@@ -1,21 +1,34 @@
-"""Count the parameters of a recipe's models; those of an LSTM without torch."""
+"""Count the parameters of a recipe's models; those of the papers' networks without torch."""
 
 from functools import cache
+from itertools import pairwise
 
 from infra.settings import ConfigurationError
 from pipeline.filterbank import NUM_INPUTS
-from training.settings.models import LstmConfig, ModelConfig
+from training.settings.models import (
+    FeedForwardConfig,
+    LstmConfig,
+    ModelConfig,
+    ProjectedBlstmConfig,
+)
 
 
 @cache
 def num_parameters(config: ModelConfig, num_senones: int) -> int:
     """Count the parameters of a model, as torch does."""
-    if isinstance(config, LstmConfig):
+    if isinstance(config, LstmConfig | ProjectedBlstmConfig):
         units, directions = config.num_units, 2 if config.bidirectional else 1
         inputs = [NUM_INPUTS, *[units * directions] * (config.num_layers - 1)]
         # Four gates; torch keeps a bias for the inputs and one for the last outputs.
-        layers = [directions * 4 * units * (width + units + 2) for width in inputs]
-        return sum(layers) + (units * directions + 1) * num_senones
+        layers = sum(directions * 4 * units * (width + units + 2) for width in inputs)
+        if isinstance(config, LstmConfig):
+            return layers + (units * directions + 1) * num_senones
+        projected = config.num_projected_units
+        return layers + (units * directions + 1) * projected + (projected + 1) * num_senones
+    if isinstance(config, FeedForwardConfig):
+        window = (config.left_frames + 1 + config.look_ahead) * NUM_INPUTS
+        widths = [window, *[config.num_units] * config.num_layers, num_senones]
+        return sum((width + 1) * then for width, then in pairwise(widths))
     import torch  # noqa: PLC0415 - an LSTM is counted without it
 
     from training.models.store import make_model  # noqa: PLC0415

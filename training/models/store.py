@@ -22,13 +22,16 @@ from pipeline.runs.names import model_step
 from training.entry_point import EntryPoint
 from training.models.acoustic_model import AcousticModel, NetworkModel
 from training.models.conformer import Conformer
-from training.models.lstm import LstmModel
+from training.models.feed_forward import FeedForward
+from training.models.lstm import LstmModel, ProjectedBlstm
 from training.models.precision import set_float32_products
 from training.settings.models import (
     GIVEN_TO_MODELS,
     ConformerConfig,
+    FeedForwardConfig,
     LstmConfig,
     ModelConfig,
+    ProjectedBlstmConfig,
 )
 from training.tensor_encoding import decode_state, encode_state
 
@@ -42,6 +45,10 @@ def make_model(config: ModelConfig, num_senones: int) -> AcousticModel:
         return LstmModel(config, num_senones)
     if isinstance(config, ConformerConfig):
         return NetworkModel(config, num_senones, Conformer(config, num_senones))
+    if isinstance(config, FeedForwardConfig):
+        return NetworkModel(config, num_senones, FeedForward(config, num_senones))
+    if isinstance(config, ProjectedBlstmConfig):
+        return NetworkModel(config, num_senones, ProjectedBlstm(config, num_senones))
     entry_point = EntryPoint(config.factory, config.settings, GIVEN_TO_MODELS)
     network = entry_point.call(num_inputs=NUM_INPUTS, num_senones=num_senones)
     if not isinstance(network, nn.Module):

@@ -15,6 +15,7 @@ from training.settings import AcousticScale
 from training.settings.decoding import LatticeConfig
 from training.settings.trainers import (
     AdamConfig,
+    OneBitConfig,
     OptimizerConfig,
     SynchronousConfig,
     TrainerConfig,
@@ -164,13 +165,18 @@ class SupervisedConfig(TrainingSettings):
 
     With `schedule = "newbob"` (000 3.2) the final rate is the least, `num_epochs` the most epochs,
     and the loss is measured on the development speakers, or, where the corpus has none, on one
-    labelled speaker in `validation_one_in`, at least one, whom training leaves out.
+    labelled speaker in `validation_one_in`, at least one, whom training leaves out. Training reads
+    one utterance in `data_one_in`, the same in each epoch: a model for others to begin with (000
+    3.2). Rank 0 alone trains on the first part in `cold_start_one_in` of the first epoch, and
+    nothing is quantized there (004 5.2).
     """
 
     num_epochs: Count
     num_chunked_epochs: Annotated[int, Range(0, 10_000)]
     schedule: ScheduleName = "exponential"
     validation_one_in: Annotated[int, Range(2, 1_000_000, zero="none, for another schedule")] = 20
+    data_one_in: Annotated[int, Range(1, 10_000)] = 1
+    cold_start_one_in: Annotated[int, Range(2, 10_000, zero="no cold start")] = 0
 
     def __post_init__(self) -> None:
         TrainingSettings.__post_init__(self)
@@ -185,6 +191,18 @@ class SupervisedConfig(TrainingSettings):
                 f"num_chunked_epochs = {self.num_chunked_epochs}: need 0..{self.num_epochs}, "
                 "the epochs in all"
             )
+        if self.cold_start_one_in:
+            self._check_cold_start()
+
+    def _check_cold_start(self) -> None:
+        said = f"cold_start_one_in = {self.cold_start_one_in}"
+        if not isinstance(self.trainer, OneBitConfig | SynchronousConfig):
+            raise ValueError(
+                f"{said}: trainer {self.trainer.name!r}: need 'one_bit' or 'synchronous', by which "
+                "one rank can train for all; or 0, and a warm_start"
+            )
+        if self.schedule == "newbob" or self.data_one_in > 1:
+            raise ValueError(f"{said}: need schedule = 'exponential' and data_one_in = 1")
 
     @property
     def chunks(self) -> str:

@@ -77,6 +77,55 @@ class ConformerConfig:
         return self.chunk_frames - 1
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FeedForwardConfig:
+    """FeedForwardConfig: layers of one width over a window of frames (004 5, CD-DNN-HMM).
+
+    The window is the frame, `left_frames` before it and `look_ahead` after it; outputs wait for it.
+    """
+
+    name: Literal["feed_forward"] = "feed_forward"
+    num_layers: Annotated[int, Range(1, 100)]
+    num_units: Annotated[int, Range(1, 16_384)]
+    unit: Literal["sigmoid", "relu"] = "sigmoid"
+    left_frames: Annotated[int, Range(0, 1000)] = 2
+    look_ahead: Annotated[int, Range(0, 1000)] = 2
+
+    bidirectional: ClassVar[bool] = False
+    whole_utterances: ClassVar[bool] = False
+    ignores_lengths: ClassVar[bool] = True
+    """Windows end at their output, so that padding after the last frame reaches none."""
+
+    __post_init__ = check_ranges
+
+    @property
+    def delay(self) -> int:
+        """Return by how many frames outputs are late."""
+        return self.look_ahead
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProjectedBlstmConfig:
+    """ProjectedBlstmConfig: a bidirectional LSTM, and a linear layer before the output (001 5.2).
+
+    Paper 001 has 6 layers of 512 units each way, and projects them to 256.
+    """
+
+    name: Literal["projected_blstm"] = "projected_blstm"
+    num_layers: Annotated[int, Range(1, 100)]
+    num_units: Annotated[int, Range(1, 16_384)]
+    num_projected_units: Annotated[int, Range(1, 16_384)]
+    dropout: Annotated[float, Range(0, 1, below=True)] = 0.0
+
+    bidirectional: ClassVar[bool] = True
+    look_ahead: ClassVar[int] = 0
+    delay: ClassVar[int] = 0
+    whole_utterances: ClassVar[bool] = False
+    ignores_lengths: ClassVar[bool] = False
+
+    __post_init__ = check_ranges
+
+
 GIVEN_TO_MODELS = ("num_inputs", "num_senones")
 """The arguments that every factory is given."""
 
@@ -122,7 +171,9 @@ def _check_directions(bidirectional: bool, look_ahead: int) -> None:
         )
 
 
-ModelConfig: TypeAlias = LstmConfig | ConformerConfig | FactoryConfig
+ModelConfig: TypeAlias = (
+    LstmConfig | ConformerConfig | FeedForwardConfig | ProjectedBlstmConfig | FactoryConfig
+)
 """The settings of each architecture; a recipe's `name` chooses, and without one it is an LSTM.
 
 The logits of a frame may change with `look_ahead` later ones, and if `bidirectional` with all

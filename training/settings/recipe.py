@@ -1,6 +1,6 @@
 """The recipe: every step's settings in one frozen, typed record, read from TOML."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Annotated
@@ -44,13 +44,13 @@ from training.settings.model_training import (
     WarmStart,
 )
 from training.settings.models import ModelConfig, Normalization, check_divisible
+from training.settings.replaced_trainer import replace_trainer
 from training.settings.trainers import (
     BmufConfig,
     HtmConfig,
     SparseLocoConfig,
     check_optimizer,
     data_parallel_ranks,
-    put_trainer,
 )
 
 MAX_SUB_EPOCHS = 100_000
@@ -315,16 +315,18 @@ def read_recipe(
     path: str | Readable,
     overrides: Sequence[str] = (),
     trainers: Mapping[str, str] = MappingProxyType({}),
+    say: Callable[[str], object] = lambda _: None,
 ) -> Recipe:
     """Read a recipe with dotted overrides; ConfigurationError names what is wrong in it.
 
-    `trainers` names another trainer by section, such as {"student": "gtc"}: it keeps those of the
-    section's settings that it has too.
+    `trainers` names another trainer by section, such as {"student": "gtc"}; `say` receives what
+    that changed of the recipe.
     """
-    table = apply_overrides(read_toml(path), overrides)
+    table = read_toml(path)
     for section, name in trainers.items():
-        settings = table.get(section)
         # What is no table is refused below, with the key's name.
-        if isinstance(settings, dict) and isinstance(settings.get("trainer", {}), dict):
-            put_trainer(settings, name)
-    return read_record(Recipe, table, str(path))
+        if isinstance(settings := table.get(section), dict) and "trainer" in settings:
+            changes = replace_trainer(table, section, name, overrides, str(path))
+            if changes:
+                say(f"--trainer {name}: {', '.join(changes)}; --set gives others")
+    return read_record(Recipe, apply_overrides(table, overrides), str(path))

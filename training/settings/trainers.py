@@ -6,11 +6,11 @@ Papers: 003 VI (GTC, BMUF, HTM), 000 2 (BMUF), 004 (1-bit SGD), 001 (decentraliz
 import inspect
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import Annotated, Any, ClassVar, Literal, TypeAlias, get_args
+from typing import Annotated, ClassVar, Literal, TypeAlias, get_args
 
-from infra.settings import TAG, Range, check_ranges
+from infra.settings import Range, check_ranges
 
 Decay = Annotated[float, Range(0, 1, below=True)]
 Epsilon = Annotated[float, Range(1e-30, 1)]
@@ -106,6 +106,24 @@ OptimizerState = Literal["keep", "average", "reset"]
 """Treatments of the optimizer's moments at a block's end."""
 
 
+Sum: TypeAlias = Literal[
+    "sum", "mean over ranks", "mean over groups", "normalized", "sum of normalized"
+]
+
+
+@dataclass(frozen=True, slots=True)
+class RateUnit:
+    """RateUnit: how far a gradient moves the model by plain SGD, as steps add up, a unit of rate.
+
+    Each rank's gradient is a sum over frames. It moves the model by `factor` where the ranks'
+    gradients are summed, and by `factor` / N where models of N ranks, or groups, are averaged.
+    Elements of a "normalized" gradient are about 1, and move it by `factor`, whatever they were.
+    """
+
+    factor: float
+    over: Sum
+
+
 def num_groups(num_ranks: int, group_size: int, setting: str = "group_size") -> int:
     """Count the groups of so many ranks; ValueError if one would have fewer than the others."""
     if not (group_size >= 1 and num_ranks % group_size == 0):
@@ -129,6 +147,11 @@ class _Trainer:
 
     def check_ranks(self, num_ranks: int, ranks_per_host: int) -> None:
         """Raise ValueError if the trainer cannot work on so many ranks."""
+
+    @property
+    def rate_unit(self) -> RateUnit:
+        """Return what the learning rate applies to: the sum (003 VI-C, 004 eqs. 1, 2)."""
+        return RateUnit(1.0, "sum")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,6 +197,8 @@ class BlockConfig(_Trainer):
     optimizer_state: OptimizerState = "keep"
     block_exchange: TopK | None = None
 
+    _averaged: ClassVar[Sum] = "mean over ranks"
+
     def __post_init__(self) -> None:
         check_ranges(self)
         for name, choices in (("form", Form), ("optimizer_state", OptimizerState)):
@@ -185,6 +210,14 @@ class BlockConfig(_Trainer):
     def num_state_vectors(self) -> int:
         """Count both models of a block, the filtered update, and top-k's residual."""
         return 3 + (self.block_exchange is not None)
+
+    @property
+    def rate_unit(self) -> RateUnit:
+        """Return C of eq. (5): a block's mean change counts zeta / (1 - eta) = C N times in all."""
+        if self.block_momentum is None:
+            return RateUnit(self.momentum_constant, "sum")
+        factor = self.block_learning_rate / (1 - self.block_momentum)
+        return RateUnit(factor, self._averaged)
 
     def block_momentum_of(self, num_models: int) -> float:
         """Return eta of zeta / (N (1 - eta)) = C (000 eq. 5), where N models are averaged.
@@ -234,6 +267,7 @@ class HtmConfig(BlockConfig):
     group_size: RanksOfTier = 0
 
     trainer = "training.trainers.htm:Htm"
+    _averaged: ClassVar[Sum] = "mean over groups"
 
     @property
     def num_state_vectors(self) -> int:
@@ -296,6 +330,16 @@ class OneBitConfig(_Trainer):
     num_state_vectors: ClassVar[int] = 5
     """On one rank: both residuals, momentum, squares and an update that waits."""
 
+    @property
+    def rate_unit(self) -> RateUnit:
+        """Return 1 of the sum; of what AdaGrad normalizes before it, what momentum adds up to."""
+        place, added_up = self.adagrad.place, 1 / (1 - self.momentum)
+        if place is AdaGradPlace.NOWHERE:
+            return RateUnit(1.0, "sum")
+        if place is AdaGradPlace.PARTIAL:
+            return RateUnit(added_up, "sum of normalized")
+        return RateUnit(1.0 if place is AdaGradPlace.SMOOTHED else added_up, "normalized")
+
     def check_ranks(self, num_ranks: int, ranks_per_host: int) -> None:
         """Raise ValueError for AdaGrad of the raw gradient on several ranks."""
         del ranks_per_host
@@ -326,6 +370,11 @@ class SparseLocoConfig(_Trainer):
         """Raise ValueError if so many ranks have no leaders."""
         self.as_bmuf().check_ranks(num_ranks, ranks_per_host)
 
+    @property
+    def rate_unit(self) -> RateUnit:
+        """Return the outer rate, of the mean of the ranks' changes."""
+        return self.as_bmuf().rate_unit
+
     def as_bmuf(self) -> BmufConfig:
         """Return the equivalent BMUF: top-k's error feedback takes block momentum's place."""
         return BmufConfig(
@@ -338,7 +387,17 @@ class SparseLocoConfig(_Trainer):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DPsgdConfig(_Trainer):
+class _Decentralized(_Trainer):
+    """The settings of a trainer that averages models at each step (001)."""
+
+    @property
+    def rate_unit(self) -> RateUnit:
+        """Return 1: each rank applies its own gradient, and models are averaged (001 eq. 2)."""
+        return RateUnit(1.0, "mean over ranks")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DPsgdConfig(_Decentralized):
     """D-PSGD: each rank averages its model with its two neighbours' on a ring in every step."""
 
     name: Literal["d_psgd"] = "d_psgd"
@@ -349,7 +408,7 @@ class DPsgdConfig(_Trainer):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RandPsgdConfig(_Trainer):
+class RandPsgdConfig(_Decentralized):
     """RAND-PSGD: D-PSGD on a ring whose order is drawn in every step, from `mixing_seed`."""
 
     name: Literal["rand_psgd"] = "rand_psgd"
@@ -361,7 +420,7 @@ class RandPsgdConfig(_Trainer):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AdPsgdConfig(_Trainer):
+class AdPsgdConfig(_Decentralized):
     """AD-PSGD: pairs of ranks average their models whenever they can, and no rank waits."""
 
     name: Literal["ad_psgd"] = "ad_psgd"
@@ -374,7 +433,7 @@ class AdPsgdConfig(_Trainer):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class D1dPsgdConfig(_Trainer):
+class D1dPsgdConfig(_Decentralized):
     """D1D-PSGD: an all-reduce of the models runs while gradients of the last mean are computed."""
 
     name: Literal["d1d_psgd"] = "d1d_psgd"
@@ -425,20 +484,3 @@ def describe_trainers() -> str:
     """Describe each trainer in one sentence, for a job's help."""
     summaries = ((inspect.getdoc(config) or "").splitlines()[0] for config in TRAINERS.values())
     return " ".join(summaries)
-
-
-def with_trainer(table: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Name another trainer in a recipe's table, without the settings that only others have.
-
-    A key that no trainer has stays, to be refused with the recipe.
-    """
-    known = {field.name for config in TRAINERS.values() for field in fields(config)}
-    surplus = known - {field.name for field in fields(TRAINERS[name])}
-    return {key: value for key, value in table.items() if key not in surplus} | {TAG: name}
-
-
-def put_trainer(section: dict[str, Any], name: str) -> None:
-    """Name another trainer in a recipe's section; 1-bit SGD brings the optimizer that it needs."""
-    section["trainer"] = with_trainer(section.get("trainer", {}), name)
-    if TRAINERS[name] is OneBitConfig:
-        section["optimizer"] = {TAG: SgdConfig().name, "momentum": 0.0}

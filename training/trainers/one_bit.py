@@ -99,9 +99,9 @@ class OneBit(Trainer):
     """OneBit quantizes gradients to one bit, and again their sum, normalized and smoothed.
 
     The optimizer must be SGD without momentum: it applies rate x update. The first
-    `num_unquantized_steps` exchange float32 (004 5.2). With `double_buffering` a step, of half a
-    minibatch, starts the exchange of its gradients and applies the update of the step before;
-    leaving applies the last. A rank alone quantizes nothing.
+    `num_unquantized_steps`, and those of a cold start, exchange float32 (004 5.2). With
+    `double_buffering` a step, of half a minibatch, starts the exchange of its gradients and applies
+    the update of the step before; leaving applies the last. A rank alone quantizes nothing.
     """
 
     record = OneBitConfig
@@ -169,7 +169,8 @@ class OneBit(Trainer):
         before = self._arriving()
         step, gradients = self.num_steps + 1, self.parameters.gradients()
         self._fault.note(step, [gradients])
-        is_quantized = self.num_steps >= self.config.num_unquantized_steps
+        is_late = self.num_steps >= self.config.num_unquantized_steps
+        is_quantized = is_late and not self.is_cold
         # Bound now: after an error another state may be loaded before a thread has begun.
         work = partial(self._exchange.update, self._state, gradients, is_quantized=is_quantized)
 

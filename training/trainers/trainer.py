@@ -175,6 +175,8 @@ class Trainer:
         self.group = group
         self.parameters = FlatParameters(model, optimizer)
         self.num_steps = 0
+        self.is_cold = False
+        """Whether rank 0 alone has data, as in a cold start; 1-bit SGD then quantizes nothing."""
         self._is_open = False
         self._trained = TrainedSet(model, optimizer)
         self._comparison: Comparison | None = None

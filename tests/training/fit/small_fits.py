@@ -17,7 +17,7 @@ from pipeline.runs.engine import write_manifest
 from pipeline.runs.manifest import Manifest, read_output
 from pipeline.runs.names import ALIGNMENT_STEP, PARTITIONS_STEP
 from pipeline.shards import Alignment, PartitionRow, write_partition
-from tests.training.training_settings import training_settings
+from tests.training.training_settings import trainer_of, training_settings
 from training.algorithms.learning_rates import exponential_decay
 from training.data.sub_epochs import (
     scheduled_learning_sub_epochs,
@@ -28,7 +28,7 @@ from training.fit.model_specs import MOMENTS, Fit
 from training.fit.train_model import fit_model
 from training.settings.models import LstmConfig
 from training.settings.recipe import CheckpointConfig
-from training.settings.trainers import TRAINERS, AdamConfig, SgdConfig, with_trainer
+from training.settings.trainers import AdamConfig, SgdConfig
 
 NUM_SENONES = 6
 AT_THE_ENDS = CheckpointConfig(steps=0)
@@ -128,7 +128,7 @@ def small_fit(
         sub_epochs=SCHEDULED if student else SUPERVISED,
         training=training_settings(
             minibatch_frames,
-            trainer=TRAINERS[trainer](**with_trainer(settings, trainer)),
+            trainer=trainer_of(trainer, **settings),
             # 1-bit SGD has the momentum itself.
             optimizer=SgdConfig(momentum=0.0) if trainer == "one_bit" else AdamConfig(),
         ),

@@ -26,14 +26,14 @@ from pipeline.runs.names import (
 )
 from pipeline.shards import Alignment, PartitionRow, write_partition
 from tests.training.decode.toy_language import LEXICON_TXT, senones_of, toy_tree
-from tests.training.training_settings import training_settings
+from tests.training.training_settings import trainer_of, training_settings
 from training.data.sub_epochs import sequence_sub_epochs
 from training.fit.model_specs import MOMENTS, Fit, SequenceCriterion
 from training.models.acoustic_model import AcousticModel
 from training.models.store import TrainedModel, log_priors, make_model, store_model
 from training.settings.models import LstmConfig, ModelConfig
 from training.settings.recipe import CheckpointConfig
-from training.settings.trainers import TRAINERS, AdamConfig, SgdConfig, with_trainer
+from training.settings.trainers import AdamConfig, SgdConfig
 
 TREE = toy_tree()
 SENTENCES = (["see", "a", "cab"], ["a", "bee"], ["cabs", "see"], ["sake", "a"], ["cab", "see"])
@@ -157,7 +157,7 @@ def smbr_fit(
         sub_epochs=sequence_sub_epochs([0.01] * num_epochs),
         training=training_settings(
             64,
-            trainer=TRAINERS[trainer](**with_trainer(settings, trainer)),
+            trainer=trainer_of(trainer, **settings),
             # 1-bit SGD has the momentum itself.
             optimizer=SgdConfig(momentum=0.0) if trainer == "one_bit" else AdamConfig(),
         ),
