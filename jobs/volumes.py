@@ -356,7 +356,7 @@ RAW_LATTICE_BYTES = 30.0
 DETERMINIZED_ARC_BYTES = 0.72
 """Bytes an arc and low-rate frame of a density, states shared; AN4 at 10 (measured)."""
 
-DETERMINIZING_WORK = 2.5
+DETERMINIZING_WORK = 2.0
 """CPU time of determinized lattices over that of raw ones at the default beams; measured."""
 
 

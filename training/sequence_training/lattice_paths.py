@@ -3,7 +3,7 @@
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from jaxtyping import Float64, Integer
@@ -164,15 +164,12 @@ class SearchArc(NamedTuple):
     cost: float
 
 
-class _Node(NamedTuple):
-    """_Node is a state of a search, reached by paths that end in these two words."""
+_Words: TypeAlias = tuple[int, int]
+"""The last two words of a path, 0 for none."""
 
-    state: int
-    words: tuple[int, int]
 
-    def after(self, arc: SearchArc) -> tuple[int, int]:
-        """Return the last two words of this node's paths that go on by an arc."""
-        return (self.words[1], arc.word) if arc.word else self.words
+def _after(words: _Words, word: int) -> _Words:
+    return (words[1], word) if word else words
 
 
 def determinize(
@@ -194,41 +191,41 @@ def determinize(
         if arc.source in levels:
             entering[arc.target].append(arc)
     ordered = sorted(levels, key=lambda state: (levels[state], state))
-    # The cost of the best path to each node, and the one arc by which all paths to it come.
-    nodes: dict[int, dict[tuple[int, int], float]] = {start: {(0, 0): 0.0}}
-    ways: dict[_Node, SearchArc] = {}
+    # A node is a state with two words that paths to it end in: the cost of the best of them, and
+    # the one arc by which all of them come.
+    costs_to: dict[int, dict[_Words, float]] = {start: {(0, 0): 0.0}}
+    ways: dict[int, dict[_Words, SearchArc]] = {}
     for state in ordered[1:]:
-        best: dict[tuple[int, int], tuple[float, int]] = {}
-        for number, arc in enumerate(entering[state]):
-            for words, cost in nodes[arc.source].items():
-                after = _Node(arc.source, words).after(arc)
-                found = cost + arc.cost, number
-                best[after] = min(found, best.get(after, found))
-        nodes[state] = {words: cost for words, (cost, _) in best.items()}
-        for words, (_, number) in best.items():
-            ways[_Node(state, words)] = entering[state][number]
-    if end not in nodes:
+        best: dict[_Words, float] = {}
+        way: dict[_Words, SearchArc] = {}
+        for arc in entering[state]:
+            arc_cost, word = arc.cost, arc.word
+            for words, cost in costs_to[arc.source].items():
+                after = (words[1], word) if word else words  # as _after; calls take half the time
+                if after not in best or cost + arc_cost < best[after]:
+                    best[after], way[after] = cost + arc_cost, arc
+        costs_to[state], ways[state] = best, way
+    if end not in costs_to:
         raise ValueError("no path leads to a final state: need a wider beam")
-    numbers = {_Node(start, (0, 0)): 0}
+    numbers: dict[tuple[int, _Words], int] = {(start, (0, 0)): 0}
     # All nodes of the end are one state of the lattice.
-    numbers |= dict.fromkeys((_Node(end, words) for words in nodes[end]), 1)
-    onwards = dict.fromkeys((_Node(end, words) for words in nodes[end]), 0.0)
+    numbers |= dict.fromkeys(((end, words) for words in costs_to[end]), 1)
+    onwards = dict.fromkeys(((end, words) for words in costs_to[end]), 0.0)
     kept, costs = [], []
     for state in reversed(ordered[1:]):
-        for words in nodes[state]:
-            if (node := _Node(state, words)) not in onwards:
+        for words, arc in ways[state].items():
+            if (state, words) not in onwards:
                 continue  # dead end
-            arc = ways[node]
-            onward = onwards[node] + arc.cost
-            for words_before, cost in nodes[arc.source].items():
-                source = _Node(arc.source, words_before)
-                if source.after(arc) != words:
+            target, onward = numbers[state, words], onwards[state, words] + arc.cost
+            for words_before, cost in costs_to[arc.source].items():
+                if _after(words_before, arc.word) != words:
                     continue
+                source = arc.source, words_before
                 onwards[source] = min(onward, onwards.get(source, math.inf))
                 number = numbers.setdefault(source, len(numbers))
-                kept.append(LatticeArc(number, numbers[node], arc.label, arc.graph_cost))
+                kept.append(LatticeArc(number, target, arc.label, arc.graph_cost))
                 costs.append(cost + onward)
-    return kept, np.array(costs) - min(nodes[end].values())
+    return kept, np.array(costs) - min(costs_to[end].values())
 
 
 _COST_STEP = 2.0**-16
