@@ -12,7 +12,7 @@ import argparse
 import json
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,8 @@ from pipeline.runs.names import (
     ALIGNMENT_STEP,
     BASELINE,
     EVALUATION_SCORES,
+    EVALUATION_STEP,
+    STUDENT,
     TEACHER,
     model_step,
 )
@@ -72,6 +74,8 @@ class Experiment:
         if not is_baseline:
             return read_recipe(recipe_path(self.recipe), more)
         trainers = {self.model: self.baseline_trainer} if self.baseline_trainer else {}
+        if trainers:  # the settings of one trainer are none of the other
+            more = tuple(each for each in more if not each.startswith(f"{self.model}.trainer."))
         return read_recipe(recipe_path(self.recipe), (*more, *self.baseline), trainers, print)
 
 
@@ -177,16 +181,13 @@ def run(experiment: Experiment, kaldi_dir: Path, arguments: argparse.Namespace) 
         for step in ("models", ALIGNMENT_STEP):
             shutil.rmtree(shared / step)
     for seed in arguments.seeds:
-        for is_baseline in (True, False):
-            recipe = experiment.settings(is_baseline, seed)
-            copy = folder / f"{'baseline' if is_baseline else 'paper'}_{seed}"
-            shutil.rmtree(copy, ignore_errors=True)
-            shutil.copytree(folder / "run", copy)
-            scores = trained(experiment.model, recipe, copy, 1 if is_baseline else NUM_RANKS)
-            said = {"recipe": experiment.recipe, "is_baseline": is_baseline, "seed": seed, **scores}
-            with (arguments.out / "results.jsonl").open("a") as file:
-                file.write(f"{json.dumps(said)}\n")
-            print(said)
+        copy = folder / f"seed_{seed}"
+        shutil.rmtree(copy, ignore_errors=True)
+        shutil.copytree(folder / "run", copy)
+        said = {"recipe": experiment.recipe, "seed": seed, **trained(experiment, copy, seed)}
+        with (arguments.out / "results.jsonl").open("a") as file:
+            file.write(f"{json.dumps(said)}\n")
+        print(said)
 
 
 def fit_on_rank(group: ProcessGroup, fit: Fit, run_uri: str) -> None:
@@ -194,32 +195,31 @@ def fit_on_rank(group: ProcessGroup, fit: Fit, run_uri: str) -> None:
     fit_model(fit, ObjectStore((run_uri,)), run_uri, group)
 
 
-def trained(model: str, recipe: Recipe, folder: Path, num_ranks: int) -> dict[str, Any]:
-    """Train a model in a run's folder, and decode the held-out speakers by it alone."""
+def trained(experiment: Experiment, folder: Path, seed: int) -> dict[str, Any]:
+    """Train both models in a run's folder, and decode the held-out speakers by each.
+
+    Scores compare a baseline with a student, so the recipe's own model has that name here.
+    """
     store, run_uri = ObjectStore((str(folder),)), str(folder)
-    fit = baseline_fit(recipe) if model == BASELINE else teacher_fit(recipe)
-    simulate_ranks(num_ranks, fit_on_rank, fit, run_uri)
-    models = ModelsToDecode({model: recipe.models.of(model)}, serially, "cpu")
+    found = dict[str, Any]()
+    for name, num_ranks in ((BASELINE, 1), (STUDENT, NUM_RANKS)):
+        recipe = experiment.settings(name == BASELINE, seed)
+        fit = baseline_fit(recipe) if experiment.model == BASELINE else teacher_fit(recipe)
+        simulate_ranks(num_ranks, fit_on_rank, replace(fit, name=name), run_uri)
+        statistics = read_manifest(store, run_uri, model_step(name)).statistics
+        found[name] = {
+            "trainer": fit.training.trainer.name,
+            "num_ranks": num_ranks,
+            "cross_entropy": [round(each["cross_entropy"], 3) for each in statistics["curve"]],
+            "trials": [each.get("minibatch_trials", []) for each in statistics["curve"]],
+        }
+    forms = dict.fromkeys((BASELINE, STUDENT), fit.model)
+    models = ModelsToDecode(forms, serially, "cpu")
     evaluate(store, run_uri, f"{run_uri}/corpus", recipe.evaluation, models)
-    outputs = read_manifest(store, run_uri, "evaluation").outputs
-    (scores,) = [each for each in outputs if EVALUATION_SCORES in each.key and "json" in each.key]
+    outputs = read_manifest(store, run_uri, EVALUATION_STEP).outputs
+    (scores,) = [each for each in outputs if each.key.split("/")[-1].startswith(EVALUATION_SCORES)]
     document = json.loads(read_output(store, run_uri, scores))
-    curve = read_manifest(store, run_uri, model_step(model)).statistics["curve"]
-    return {
-        "num_ranks": num_ranks,
-        "trainer": recipe_trainer(recipe, model),
-        "num_sub_epochs": len(curve),
-        "cross_entropy": curve[-1]["cross_entropy"],
-        "minibatch_trials": [each.get("minibatch_trials", []) for each in curve],
-        "wer": document["wer"][model]["all"],
-        "word_errors": document["word_errors"][model]["all"],
-        "frame_accuracy": document.get("frame_accuracy", {}).get(model),
-    }
-
-
-def recipe_trainer(recipe: Recipe, model: str) -> str:
-    """Name the trainer of a model's section."""
-    return (recipe.baseline if model == BASELINE else recipe.teacher).trainer.name
+    return {**found, **{key: document.get(key) for key in ("wer", "werr", "frame_accuracy")}}
 
 
 if __name__ == "__main__":

@@ -60,7 +60,12 @@ SETTINGS = (
 )
 PLAIN_SGD = 'student.optimizer={ name = "sgd", momentum = 0.0 }'
 DOUBLE_BUFFERING = "student.trainer.double_buffering=true"
-OWN_SETTINGS = {"one_bit": (PLAIN_SGD, DOUBLE_BUFFERING)}
+SHORT_BLOCKS = ("student.trainer.block_size=2",)
+OWN_SETTINGS = {
+    "one_bit": (PLAIN_SGD, DOUBLE_BUFFERING),
+    "bmuf": SHORT_BLOCKS,
+    "sparse_loco": SHORT_BLOCKS,
+}
 
 
 def settings_of(trainer: str) -> tuple[str, ...]:
