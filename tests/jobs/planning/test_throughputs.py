@@ -159,11 +159,14 @@ def test_training_frames_are_those_of_the_sub_epochs() -> None:
 
 
 def test_a_million_hours_on_the_papers_clusters() -> None:
-    """The teacher takes the paper's two days or less, the student four and a half or less."""
+    """Lattices and sMBR add half a day to the paper's two days of the teacher, or less.
+
+    The student takes the paper's four and a half or less.
+    """
     steps = {step.step: step for step in plan(1e6).steps}
     assert list(steps) == PLANNED
     days = {name: step.wall_seconds / 86_400 for name, step in steps.items()}
-    assert 1.0 < days["train_teacher"] < 2.0
+    assert 1.0 < days["train_teacher"] < 2.5
     assert 1.5 < days["train_student"] < 4.5
     pipeline = [name for name in PLANNED if name not in BESIDE_THE_PIPELINE]
     assert sum(days[name] for name in pipeline) < 12
