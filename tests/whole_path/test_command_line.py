@@ -138,7 +138,7 @@ def test_a_bad_run_uri_is_bad_usage(run_job: RunJob, uri: str) -> None:
         ("extract_features", "selection/labelled"),
         ("bootstrap", "features/labelled"),
         ("train_aligner", "alignments/bootstrap"),
-        ("realign", "alignments/bootstrap"),
+        ("realign", "features/labelled"),
         ("train_baseline", "alignments/labelled"),
         ("train_teacher", "alignments/labelled"),
         ("generate_targets", "features/unlabelled"),
