@@ -34,15 +34,15 @@ TASK_MODULES = (
         "extract_features": ("pipeline.steps.features",),
     },
     {
-        "bootstrap": ("training.align.tree_growing",),
-        "realign": ("training.align.network_alignment",),
-        "evaluate": ("training.evaluate.heldout", "training.evaluate.tuning"),
+        "bootstrap": ("training.align.bootstrap",),
+        "realign": ("training.align.realignment",),
         "generate_targets": (
             "pipeline.steps.targets",
             "training.targets.own_teacher",
             "training.targets.teacher",
         ),
     },
+    {"evaluate": ("training.evaluate.heldout", "training.evaluate.tuning")},
 )
 
 READ_ALL = """
