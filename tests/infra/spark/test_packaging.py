@@ -36,13 +36,15 @@ TASK_MODULES = (
     {
         "bootstrap": ("training.align.bootstrap",),
         "realign": ("training.align.realignment",),
+    },
+    {
+        "evaluate": ("training.evaluate.heldout", "training.evaluate.tuning"),
         "generate_targets": (
             "pipeline.steps.targets",
             "training.targets.own_teacher",
             "training.targets.teacher",
         ),
     },
-    {"evaluate": ("training.evaluate.heldout", "training.evaluate.tuning")},
 )
 
 READ_ALL = """
