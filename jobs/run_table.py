@@ -215,11 +215,10 @@ def _realignments(recipe: "Recipe") -> list[Written]:
 
 
 def _trained(fit: "Fit") -> Written:
-    # The aligner trains before development speakers are aligned; others are validated on them.
-    validated = (DEV_ALIGNMENT_STEP,) if fit.labelled == ALIGNMENT_STEP else ()
     return Written(
         model_step(fit.name),
-        tuple(dict.fromkeys((*fit.inputs, *validated))),
+        # Other fits than newbob's show a validation, on which nothing that they store depends.
+        tuple(fit.on_development_speakers().inputs),
         fit=fit,
         holds_utterances=False,
         is_replaced=True,

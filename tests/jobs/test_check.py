@@ -435,6 +435,7 @@ def test_a_teacher_that_gpus_ask_is_tried_in_bfloat16(
         .replace('"local[2]"', '"yarn"')
         .replace('instance_type = "local"', f'instance_type = "{instance}"')
         .replace('["cpu#0", "cpu#1"]', '"auto"')
+        .replace("write_prefixes", 'delete_prefixes = ["{run}"]\nwrite_prefixes')
     )
     said = check_own_model(run_job, section, f'cluster="{gpus}"')
     assert (said.code == 0) is is_well, said

@@ -107,7 +107,7 @@ def test_the_list_and_the_run_have_it() -> None:
 def test_the_check_opens_it(tmp_path: Path) -> None:
     """Its manifest must lie within what its cluster file may write."""
     run_uri = str(tmp_path / "run")
-    options = ["--recipe", str(TINY), "--run", run_uri, "--step-cluster", f"{NAME}=align"]
+    options = ["--recipe", str(TINY), "--run", run_uri, "--step-cluster", f"{NAME}=bootstrap"]
     with pytest.raises(
         ConfigurationError, match=f"{NAME}: write_prefixes .* lack {run_uri}/{MADE}"
     ):

@@ -99,7 +99,7 @@ def test_a_workflow_passes_each_step_s_cluster_on(run_job: RunJob, own_file: Pat
         place = step["command"].index("--step-cluster")
         assert step["command"][place + 1] == f"{EXTRACT_FEATURES}={own_file}"
     for wrong, said in (
-        (f"{EXTRACT_FEATURES}=absent.toml", "one of align, "),
+        (f"{EXTRACT_FEATURES}=absent.toml", "one of bootstrap, "),
         (f"{EXTRACT_FEATURES}=repartition", f"lack {RUN}/features/"),
         ("extract=own.toml", "of the steps ingest, "),
     ):

@@ -72,7 +72,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def do_HEAD(self) -> None:
-        self._answer(200)
+        key = unquote(urlsplit(self.path).path).split("/", 2)[2:]
+        self._answer(200 if not any(key) or key[0] in self.settings.objects else 404)
 
     def do_PUT(self) -> None:
         data = self.rfile.read(int(self.headers["Content-Length"]))
