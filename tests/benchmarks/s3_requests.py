@@ -48,10 +48,10 @@ def expected_driver(step: str, absent: int) -> RequestCounts:
     """Return the requests of a fresh step's driver: three kinds of reading, one of writing.
 
     GETs: its own manifest and the record of its run's bases, which are `absent` GETs each, and each
-    input's twice, for its digest and its outputs. Selection reads the record twice. LISTs, each confirmed by a second one: the
-    step's commits; in extraction also those of the tasks that merge its means; in selection
-    those of both passes over the metadata, the metadata, and what the other subsets selected. PUT:
-    the manifest.
+    input's twice, for its digest and its outputs. Selection reads the record twice. LISTs, each
+    confirmed by a second one: the step's commits; in extraction also those of the tasks that merge
+    its means; in selection those of both passes over the metadata, the metadata, and what the other
+    subsets selected. PUT: the manifest.
     """
     gets = {"selection": 0, "features": 2, "targets": 3, "partitions": 4}[step]
     lists = {"selection": 12, "features": 4}.get(step, 2)

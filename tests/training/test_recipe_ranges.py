@@ -34,7 +34,7 @@ from jobs.synthesis.corpus import SynthesisConfig
 from pipeline.settings import ExtractionConfig
 from training.certificate import CertificateConfig
 from training.settings.decoding import MemberConfig, OwnTeacherConfig
-from training.settings.models import FactoryConfig
+from training.settings.models import FactoryConfig, FeedForwardConfig, ProjectedBlstmConfig
 from training.settings.recipe import read_recipe
 from training.settings.trainers import TRAINERS
 
@@ -53,6 +53,8 @@ COMPANIONS: Mapping[tuple[str, str], Mapping[str, object]] = {
     ("SupervisedConfig", "num_chunked_epochs"): {"num_epochs": 10_000},
     ("SupervisedConfig", "initial_learning_rate"): {"final_learning_rate": 1e-12},
     ("SupervisedConfig", "final_learning_rate"): {"initial_learning_rate": 100},
+    ("SupervisedConfig", "cold_start_one_in"): {"trainer": {"name": "synchronous"}},
+    ("TeacherConfig", "cold_start_one_in"): {"trainer": {"name": "synchronous"}},
     ("TeacherConfig", "num_epochs"): {"num_chunked_epochs": 0},
     ("TeacherConfig", "num_chunked_epochs"): {"num_epochs": 10_000},
     ("TeacherConfig", "initial_learning_rate"): {"final_learning_rate": 1e-12},
@@ -81,6 +83,8 @@ COMPANIONS: Mapping[tuple[str, str], Mapping[str, object]] = {
 OWN = MemberConfig(factory="my_teachers:other", settings={"seed": 1})
 EXAMPLES = {
     FactoryConfig: FactoryConfig(factory="my_models:tdnn", look_ahead=3),
+    FeedForwardConfig: FeedForwardConfig(num_layers=2, num_units=8),
+    ProjectedBlstmConfig: ProjectedBlstmConfig(num_layers=2, num_units=8, num_projected_units=4),
     OwnTeacherConfig: OwnTeacherConfig(factory="my_teachers:one", ensemble=(OWN,)),
 }
 # Texts that are checked for more than their characters.
