@@ -327,7 +327,7 @@ def validation_curves(here: Mapping[str, Curve], there: Mapping[str, Curve]) -> 
                 markersize=2.5,
             )
         axes.axhline(0, color=FAINT)
-        axes.set_title("validation frame error rate, % above the baseline's last", loc="left")
+        axes.set_title("frame errors, % above the baseline's", loc="left")
         axes.set_xlabel("sub-epoch")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         _add_legend(figure, form)

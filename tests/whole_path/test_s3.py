@@ -61,6 +61,8 @@ OTHER_RUNS_NEED = {
     # Language models of the user's own; scales tuned on development speakers.
     *(("evaluate", "GetObject", place) for place in LANGUAGE_MODEL),
     ("evaluate", "PutObject", "tuning/*"),
+    # A new report replaces an older one.
+    ("report", "DeleteObject", "report/*"),
 }
 """The permissions of a role that this run did not need."""
 
