@@ -78,7 +78,6 @@ from pipeline.runs.names import (
     UNLABELLED,
 )
 from training.decode.lexicon import Lexicon
-from training.decode.ngrams import RestrictedArpa, read_arpa
 from training.evaluate.language_model import LanguageModelFile, num_unknown
 from training.models.parameter_count import num_parameters
 from training.settings.decoding import OwnTeacherConfig
@@ -244,14 +243,18 @@ def _language_model_file(job: Job, name: str) -> LanguageModelFile:
 
 def _missing_words(setting: str, file: LanguageModelFile, lexicon: Lexicon | None) -> str:
     """Say which words no hypothesis will have; without a lexicon, only read the file."""
-    words = lexicon.pronunciations.keys() if lexicon else ()
+    if lexicon is None:
+        if setting == "arpa":
+            file.arpa()
+        else:
+            file.require_text()
+        return ""
+    words = lexicon.pronunciations.keys()
     if setting == "arpa":
-        arpa = file.arpa(words) if lexicon else read_arpa(file.text())
-        missing = arpa.num_missing_words if isinstance(arpa, RestrictedArpa) else 0
+        missing = file.restricted_arpa(words).num_missing_words
         said = f"{missing} of the {len(words)} words of {LEXICON_FILE} are not in it"
     else:
-        sentences = file.sentences(words) if lexicon else file.text()
-        missing = num_unknown(sentences) if lexicon else 0
+        missing = num_unknown(file.sentences(words))
         said = f"{missing} of its words are not in {LEXICON_FILE}"
     return f"{said}, and will be in no hypothesis" if missing else ""
 

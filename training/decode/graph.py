@@ -8,6 +8,7 @@ kaldilm could read ARPA too, but after its import the import of kaldi-decoder or
 """
 
 import gzip
+import io
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -17,8 +18,9 @@ from typing import NamedTuple
 
 import kaldifst
 
+from training.decode.arpa import read_arpa
 from training.decode.lexicon import SILENCE_ID, Lexicon
-from training.decode.ngrams import END, START, Ngram, read_arpa
+from training.decode.ngrams import END, START
 from training.decode.senones import NO_WORDS, SenoneTree
 
 EPSILON = 0
@@ -92,13 +94,16 @@ def ngram_grammar(
 
     Raises ValueError for malformed text and for words that `word_ids` lacks.
     """
-    entries = read_arpa(arpa, word_ids)
+    model = read_arpa(io.StringIO(arpa))
+    if foreign := sorted({*model.words} - word_ids.keys() - {START, END}):
+        raise ValueError(f"{foreign[0]!r} is not in lexicon.txt: add it")
+    entries = list(model)
     order = max((len(entry.ngram) for entry in entries), default=0)
     # A state for the empty history, and for every n-gram that longer ones may continue.
     histories = [e.ngram for e in entries if len(e.ngram) < order and e.ngram[-1] != END]
     states = {history: number for number, history in enumerate(dict.fromkeys([(), *histories]))}
 
-    def longest_history(ngram: Ngram) -> int:
+    def longest_history(ngram: tuple[str, ...]) -> int:
         return next(states[ngram[i:]] for i in range(len(ngram) + 1) if ngram[i:] in states)
 
     # ARPA's log10 probabilities become OpenFst's costs in natural logarithms.

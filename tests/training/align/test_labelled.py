@@ -26,7 +26,6 @@ from tests.training.sequence_training.toy_run import (
 from training.align.labelled import labelled_transcripts, transcript_reads
 from training.decode.corpus_lexicon import UnknownWords, similar_words
 from training.decode.lexicon import Lexicon, parse_lexicon
-from training.decode.ngrams import read_arpa
 from training.decode.senones import SenoneTree
 from training.distributed.simulated_group import simulate_ranks
 from training.evaluate.language_model import LanguageModelFiles
@@ -94,8 +93,7 @@ def test_unknown_words_are_words_of_lattices_alone(
     known = {word: spelled for word, spelled in LEXICON.pronunciations.items() if word != "see"}
     noisy = Lexicon(known).with_spoken_noise()
     model = LanguageModelFiles({}).model(*place[:2], noisy, CONFIG)
-    entries = read_arpa(model.arpa(2))
-    assert {each.ngram[0] for each in entries if len(each.ngram) == 1} == {*known, "<s>", "</s>"}
+    assert {*model.of_order(2).words} == {*known, "<s>", "</s>"}
     tree = SenoneTree(noisy.phones, tuple(range(len(noisy.phones))))
     monkeypatch.setattr(lattices, "read_tree", lambda *_: tree)
     words = weak_graph(*place[:2], noisy, 2).words
