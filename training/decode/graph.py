@@ -4,7 +4,7 @@ G accepts word sequences: those of an ARPA model, or one. L reads phones and wri
 optional silence between them. A state may emit its senone for any number of frames. Graphs are
 also written as text, AT&T's format of acceptors, for searches in other processes.
 
-kaldilm could read ARPA too, but after its import the import of kaldi-decoder or kaldifst hangs.
+kaldilm could read ARPA too, but after its import the import of kaldifst hangs.
 """
 
 import gzip
@@ -12,13 +12,16 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import count
 from typing import NamedTuple
 
 import kaldifst
 
+from training.decode.const_fst import ConstFst
 from training.decode.lexicon import SILENCE_ID, Lexicon
 from training.decode.ngrams import END, START, Ngram, read_arpa
+from training.decode.search import SearchableGraph
 from training.decode.senones import NO_WORDS, SenoneTree
 
 EPSILON = 0
@@ -241,6 +244,12 @@ class DecodingGraph:
     fst: kaldifst.StdVectorFst
     words: tuple[str, ...]
     num_senones: int
+
+    @cached_property
+    def searchable(self) -> SearchableGraph:
+        """Return the graph as searches read it; ValueError if it is not whole."""
+        fst = ConstFst.of_kaldifst(self.fst)
+        return SearchableGraph(fst, self.num_senones, len(self.words) or None)
 
 
 def decoding_graph(
