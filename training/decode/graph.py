@@ -4,7 +4,7 @@ G accepts word sequences: those of an n-gram model, or one. L reads phones and w
 optional silence between them. A state may emit its senone for any number of frames. Graphs are
 arrays; kaldifst composes, determinizes and minimizes them.
 
-kaldilm could read ARPA too, but after its import the import of kaldi-decoder or kaldifst hangs.
+kaldilm could read ARPA too, but after its import the import of kaldifst hangs.
 """
 
 import math
@@ -22,6 +22,7 @@ from training.decode.arpa import read_arpa
 from training.decode.const_fst import ARC, ConstFst
 from training.decode.grammar import AS_ESTIMATED, BACKOFF_WORD, GrammarWeights, ngram_grammar
 from training.decode.lexicon import SILENCE_ID, Lexicon
+from training.decode.search import SearchableGraph
 from training.decode.senones import NO_WORDS, SenoneTree
 
 EPSILON = 0
@@ -185,9 +186,9 @@ class DecodingGraph:
     num_senones: int
 
     @cached_property
-    def kaldi_fst(self) -> kaldifst.StdVectorFst:
-        """Return the graph for kaldi-decoder's searches, copied once."""
-        return self.fst.to_kaldifst()
+    def searchable(self) -> SearchableGraph:
+        """Return the graph as searches read it; ValueError if it is not whole."""
+        return SearchableGraph(self.fst, self.num_senones, len(self.words) or None)
 
 
 def decoding_graph(

@@ -38,11 +38,6 @@ class StoredGraph:
     words: Output
     num_senones: int
 
-    @property
-    def files(self) -> tuple[int, ...]:
-        """Return none: another process finds the host's file by its digest."""
-        return ()
-
     def read(self) -> DecodingGraph:
         """Map the graph; a host has its pages once, for all processes."""
         words = json.loads(read_output(self.store, self.run_uri, self.words))

@@ -16,6 +16,7 @@ from training.settings import MAX_ORDER, AcousticScale
 
 NgramOrder = Annotated[int, Range(1, MAX_ORDER)]
 Beam = Annotated[float, Range(1e-3, 1e6)]
+MaxActive = Annotated[int, Range(2, 1_000_000_000)]
 Uri = Annotated[str, Text(0, 4096)]
 
 UnknownWordsRule = Literal["row", "spn"]
@@ -148,7 +149,7 @@ class EvaluationConfig:
     ngram_order: NgramOrder
     acoustic_scale: AcousticScale
     beam: Beam
-    max_active: Annotated[int, Range(2, 1_000_000_000)]
+    max_active: MaxActive
     smoothing: Smoothing = "witten_bell"
     language_model_text: Uri = ""
     arpa: Uri = ""
@@ -176,6 +177,7 @@ class LatticeConfig:
 
     ngram_order: NgramOrder = 2
     beam: Beam = 13.0
+    max_active: MaxActive = 7000
     lattice_beam: Beam = 6.0
     density: Annotated[float, Range(1, 1000, zero="raw lattices within lattice_beam")] = 0.0
 
@@ -270,6 +272,7 @@ class LatticeTargetsConfig:
     acoustic_scale: Annotated[float, Range(1e-6, 1000, zero="tuned, or the evaluation's")] = 0.0
     ngram_order: Annotated[int, Range(1, MAX_ORDER, zero="tuned, or the evaluation's")] = 0
     beam: Beam = 13.0
+    max_active: MaxActive = 7000
     lattice_beam: Beam = 8.0
 
     __post_init__ = check_ranges

@@ -7,7 +7,7 @@ senone at each frame. One graph is built for all tasks.
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from itertools import tee
 from typing import Any, TypeAlias
 
@@ -30,9 +30,8 @@ from pipeline.runs.names import (
 from pipeline.steps.targets import TeacherInput
 from training.align.labelled import read_lexicon
 from training.align.network_alignment import read_tree
-from training.decode.decoder import SearchError, SearchProcess
 from training.decode.grammar import GrammarWeights
-from training.decode.graph import decoding_graph
+from training.decode.graph import DecodingGraph, decoding_graph
 from training.evaluate.language_model import LanguageModelFiles
 from training.evaluate.stored_graphs import StoredGraph, put_fst, put_words
 from training.evaluate.tuning import recipe_settings, tuned_settings
@@ -48,9 +47,9 @@ from training.settings.decoding import (
 
 
 @lru_cache(maxsize=1)
-def open_search(stored: StoredGraph) -> SearchProcess:
-    """Start this process's search, or return it if the last one was of the same graph."""
-    return SearchProcess(stored)
+def open_graph(stored: StoredGraph) -> DecodingGraph:
+    """Map the graph, or return it if this process mapped it last."""
+    return stored.read()
 
 
 Logits: TypeAlias = Float32[np.ndarray, "_frames senones"]
@@ -86,12 +85,12 @@ class LatticeTeacher:
             return select_kbest(logits, *columns)
         # Posteriors divided by priors, as a hybrid system decodes (003 II-A).
         scores = self.acoustic_scale * (log_softmax(logits, axis=1) - self.log_priors)
-        decode = partial(decode_posteriors, scores=scores.astype(np.float32), beams=self.config)
+        graph = open_graph(self.graph)
         try:
-            found = open_search(self.graph).search(decode, len(logits))
-        except (LatticeError, SearchError) as error:
-            reason = "lattice_failed" if isinstance(error, LatticeError) else "search_failed"
-            return KBestWithoutLattice.of(select_kbest(logits, *columns), reason, str(error))
+            found = decode_posteriors(graph, scores.astype(np.float32), self.config)
+        except LatticeError as error:
+            kbest = select_kbest(logits, *columns)
+            return KBestWithoutLattice.of(kbest, "lattice_failed", str(error))
         return interpolated_kbest(logits, found, self.config.weight, *columns)
 
 
