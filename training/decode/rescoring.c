@@ -199,6 +199,7 @@ static int look_ahead(const Arc *raw, int64_t num_raw, int64_t num_states, const
 typedef struct {
     const Grammar *first, *large;
     double scale, penalty, beam;
+    int32_t ends_sentence;
 } Rescoring;
 
 /* Write the arcs of all nodes, node by node; their states are nodes. Return how many, or an error.
@@ -219,7 +220,7 @@ static int64_t expand(const Arc *raw, int64_t num_raw, int64_t num_states, const
             for (int64_t each = begin; each < stop; each++) {
                 Arc arc = raw[each];
                 int32_t histories[] = {node.first_history, node.large_history};
-                if (arc.word || arc.target == last) {
+                if (arc.word || (arc.target == last && by->ends_sentence)) {
                     const Step was = read_word(by->first, node.first_history, arc.word);
                     const Step is = read_word(by->large, node.large_history, arc.word);
                     if (was.is_broken || is.is_broken) return BROKEN_GRAMMAR;
@@ -284,11 +285,11 @@ static int64_t prune(const Nodes *n, int32_t last, double beam, Arc *arcs, int64
 
 /* Write the rescored lattice to `arcs`; return the number of its arcs, or an error. */
 int64_t rescore(const Arc *raw, int64_t num_raw, int64_t num_states, const Grammar *first,
-                const Grammar *large, double scale, double penalty, double beam, Arc *arcs,
-                int64_t max_arcs) {
+                const Grammar *large, double scale, double penalty, double beam,
+                int32_t ends_sentence, Arc *arcs, int64_t max_arcs) {
     Nodes nodes = {0};
     LookAhead ahead = {0};
-    const Rescoring by = {first, large, scale, penalty, beam};
+    const Rescoring by = {first, large, scale, penalty, beam, ends_sentence};
     const size_t of_states = (size_t)num_states * sizeof(int32_t);
     nodes.firsts = malloc(of_states);
     nodes.lasts = malloc(of_states);
@@ -373,10 +374,10 @@ int64_t arc_posteriors(const Arc *arcs, int64_t num_arcs, int64_t num_states, do
     return result;
 }
 
-/* Add to `active`, frame by frame, the probability that `word` is the last one written: paths
-   through an arc go on as its posterior says, whatever they wrote before. Return 0, or an error. */
+/* Add to `lasting`, frame by frame, the probability that `word` is the last one written. How paths
+   go on from a state does not depend on what they wrote before. Return 0, or an error. */
 int64_t word_posteriors(const Arc *arcs, const double *posteriors, int64_t num_arcs,
-                        int64_t num_states, int32_t word, double *active) {
+                        int64_t num_states, int32_t word, double *lasting) {
     /* Of each state: the probability of a path through it, and of one whose last word is `word`. */
     double *through = calloc((size_t)num_states, sizeof *through);
     double *with_word = calloc((size_t)num_states, sizeof *with_word);
@@ -391,7 +392,7 @@ int64_t word_posteriors(const Arc *arcs, const double *posteriors, int64_t num_a
                 share = posteriors[each] * with_word[arc->source] / through[arc->source];
             through[arc->target] += posteriors[each];
             with_word[arc->target] += share;
-            if (arc->label) active[frames[arc->source]] += share;
+            if (arc->label) lasting[frames[arc->source]] += share;
             frames[arc->target] = frames[arc->source] + (arc->label > 0);
         }
         result = 0;

@@ -28,8 +28,9 @@ from training.decode.rescoring import (
     Rescored,
     arc_posteriors,
     best_arcs,
-    best_path,
     rescore,
+    word_confidences,
+    words_and_senones,
 )
 
 ALL_PATHS = 1e6
@@ -42,7 +43,7 @@ def rescored(
     scale: float = 1.0,
     penalty: float = 0.0,
     beam: float = ALL_PATHS,
-    **bound: int,
+    **options: int,
 ) -> Rescored:
     return rescore(
         lattice,
@@ -52,8 +53,12 @@ def rescored(
         scale=scale,
         insertion_penalty=penalty,
         beam=beam,
-        **bound,
+        **options,
     )
+
+
+def best_words(lattice: np.ndarray, words: tuple[str, ...]) -> tuple[str, ...]:
+    return words_and_senones(lattice[best_arcs(lattice)], words).words
 
 
 def best_cost(lattice: np.ndarray) -> float:
@@ -78,7 +83,7 @@ def test_best_path_is_the_best_of_all_sentences(
         cost = sum(spoken[range(len(each)), each]) + len(words) * penalty
         cost += scale * large.sentence_cost(words)
         costs[words] = min(cost, costs.get(words, np.inf))
-    words = tuple(map(int, best_path(found, ("0", "1", "2", "3")).words))
+    words = tuple(map(int, best_words(found, ("0", "1", "2", "3"))))
     assert best_cost(found) == costs[words] == min(costs.values())
 
 
@@ -143,6 +148,44 @@ def test_posteriors_are_shares_of_paths(lattice: np.ndarray, scale: float) -> No
     np.testing.assert_allclose(arc_posteriors(lattice, scale), expected, atol=1e-12)
 
 
+@given(lattices().filter(lambda lattice: lattice["label"].any()), st.sampled_from((0.25, 1.0)))
+def test_confidence_is_the_probability_of_paths_with_the_word(
+    lattice: np.ndarray, scale: float
+) -> None:
+    def last_words(arcs: list[tuple]) -> list[int]:
+        """Return the last word written at each frame."""
+        found, word = [], 0
+        for _, _, label, written, _, _ in arcs:
+            word = written or word
+            found += [word] if label else []
+        return found
+
+    rows, paths = lattice.tolist(), list(paths_of(lattice))
+    weights = np.exp(-scale * np.array([path.cost for path in paths]))
+    words_of = np.array([last_words([rows[number] for number in path.arcs]) for path in paths])
+    chosen = best_arcs(lattice)
+    num_frames, frame, begins = words_of.shape[1], 0, []
+    for number in chosen.tolist():
+        begins += [(rows[number][3], min(frame, num_frames - 1))] if rows[number][3] else []
+        frame += rows[number][2] > 0
+    ends = [*(begin for _, begin in begins), num_frames][1:]
+    expected = [
+        np.mean([weights @ (words_of[:, at] == word) for at in range(begin, max(end, begin + 1))])
+        for (word, begin), end in zip(begins, ends[: len(begins)], strict=True)
+    ]
+    clipped = np.clip(np.array(expected) / weights.sum(), 1e-4, 1 - 1e-4)
+    np.testing.assert_allclose(word_confidences(lattice, chosen, scale), clipped, atol=6e-5)
+
+
+def test_unfinished_paths_have_no_end_of_a_sentence() -> None:
+    changed = [
+        best_cost(rescored(TWO_WORDS, unigrams(1, 2), longer, ends_sentence=ends).lattice)
+        for longer in (unigrams(1, 2), Ngrams({(1,): 1.0, (2,): 1.0, (6,): 3.5}, {(): 0.0}))
+        for ends in (True, False)
+    ]
+    assert changed == [2.5, 2.5, 5.5, 2.5]
+
+
 TWO_WORDS = np.array(
     [(0, 1, 1, 1, 2.0, 1.0), (0, 1, 1, 2, 1.0, 1.0), (1, 2, 0, 0, 0.5, 0.0)], SEARCH_ARC
 )
@@ -155,7 +198,7 @@ def unigrams(*words: int) -> Ngrams:
 
 def test_sentences_that_the_large_grammar_lacks_are_left_out() -> None:
     found = rescored(TWO_WORDS, unigrams(1, 2), unigrams(1))
-    assert best_path(found.lattice, ("", "one", "two")).words == ("one",)
+    assert best_words(found.lattice, ("", "one", "two")) == ("one",)
     assert len(found.lattice) == 2
     with pytest.raises(ValueError, match="none of its sentences: need its words"):
         rescored(TWO_WORDS, unigrams(1, 2), unigrams(3))
