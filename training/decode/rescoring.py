@@ -6,8 +6,8 @@ while it searches; this does so with the words that the search kept. Only sums o
 paths have a meaning: determinization has moved costs, and labels of words, along HCLG's paths.
 
 A grammar backs off from a history only where it lists no such word, as ARPA has it. A path of HCLG
-may back off wherever that is cheaper; its difference from the grammar's own cost, which is mostly
-0, stays in the path's cost.
+may back off wherever that is cheaper; its difference from the grammar's own cost stays in the
+path's. Bigrams that are interpolated have none.
 """
 
 import ctypes
@@ -41,8 +41,8 @@ sorted by source.
 MAX_ARCS = 2**21
 """A rescored lattice grows to so many arcs, of 24 bytes, before a narrower beam is tried."""
 
-POSTERIOR_SCALE = 0.4
-"""The factor of a path's cost in the confidence of its words."""
+POSTERIOR_SCALE = 0.5
+"""The factor of costs in the confidence of words, which lattices overstate without (0121)."""
 
 LEAST_CONFIDENCE = 1e-4
 
