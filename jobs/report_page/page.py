@@ -113,6 +113,11 @@ def evaluated_models(found: Mapping[str, Any]) -> list[str]:
     return in_order(found["wer"])
 
 
+def bins_of_models(confidence: Mapping[str, Any]) -> dict[str, list[Mapping[str, Any]]]:
+    """Return each model's bins of confidence, the models in order."""
+    return {model: confidence[model]["bins"] for model in in_order(confidence)}
+
+
 def by_count(counts: Mapping[str, int]) -> list[str]:
     """Return names by falling count."""
     return sorted(counts, key=lambda name: -counts[name])
@@ -277,7 +282,16 @@ def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
 
 
 FILTERS = (
-    *(baseline_and_student, better_and_worse, by_count, by_k, by_placement, certainty, counted),
+    *(
+        baseline_and_student,
+        better_and_worse,
+        bins_of_models,
+        by_count,
+        by_k,
+        by_placement,
+        certainty,
+        counted,
+    ),
     *(date, development_rates, development_words, duration, evaluated_models, frames_in_block),
     *(gain_on_baseline, headline),
     *(hours, in_order, interval, lost_ms, mean, models_and_oracle, number, probability),

@@ -16,19 +16,10 @@ Estimate = Mapping[str, float | None]
 """A `value` in percent and the ends of its interval, `low` and `high`; None is unbounded."""
 
 PARTS = (
-    *("certificate", "comparison", "curves", "decoding", "development", "device_faults", "extends"),
-    *("frame_accuracy", "hours", "hours_curve", "kbest_costs", "models", "oracle", "origin"),
-    *(
-        "labelled_from",
-        "pace",
-        "plan",
-        "quarantine",
-        "recipe",
-        "retries",
-        "speakers",
-        "statistics",
-        "steps",
-    ),
+    *("certificate", "comparison", "confidence", "curves", "decoding", "development"),
+    *("device_faults", "extends", "frame_accuracy", "hours", "hours_curve", "kbest_costs"),
+    *("labelled_from", "models", "oracle", "origin", "pace", "plan", "quarantine", "recipe"),
+    *("retries", "speakers", "statistics", "steps"),
     *("targets", "waterfall", "wer", "werr", "werr_smbr", "word_errors", "worst"),
 )
 """The parts of a report that are shown, beside the run and the version."""

@@ -19,7 +19,7 @@ def tables(report: dict[str, Any]) -> list[list[str]]:
 
 
 def test_the_whole_table(report: dict[str, Any]) -> None:
-    """Sentences, rates with the oracle's, recovery, development rates and the plan."""
+    """Sentences, rates with the oracle's, recovery, confidence, development rates and the plan."""
     shown = format_table(report)
     stated = " ".join(shown.split())
     assert "Over 5 placements the student lowers the word error rate" in stated
@@ -34,7 +34,11 @@ def test_the_whole_table(report: dict[str, Any]) -> None:
     assert ["all", "together", "33.7", "(25.7", "to", "41.7)", "31.0", "(22.0", "to", "40.0)"] in (
         words[1]
     )
-    assert words[2][1] == ["baseline", "25.0", "25.0"]
+    assert words[2][:2] == [
+        ["confidence,", "%", "mean", "correct", "NCE"],
+        ["baseline", "91.8", "87.5", "12.8"],
+    ]
+    assert words[3][1] == ["baseline", "25.0", "25.0"]
     assert all(len({len(line) for line in table}) == 1 for table in tables(report))
     assert max(map(len, shown.splitlines())) <= 70
 
