@@ -12,12 +12,15 @@ import argparse
 import gzip
 import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+import kaldifst
 import numpy as np
 
 from infra.store.object_store import ObjectStore, join_uri
@@ -36,9 +39,15 @@ from training.evaluate.word_errors import word_errors
 from training.models.store import load_model
 from training.settings.recipe import read_recipe
 
+try:
+    import kaldi_decoder
+except ImportError:
+    kaldi_decoder = None
+
 BEST_PATHS = (("11/1500", 11.0, 1500), ("13/7000", 13.0, 7000))
 BEAM, LATTICE_BEAM = 11.0, 6.0
 ALL = 2**31 - 1
+OURS, KALDI = "C", "kaldi-decoder"
 
 
 def build_graph(store: ObjectStore, run_uri: str, num_sentences: int, folder: Path) -> None:
@@ -107,9 +116,6 @@ class Kaldi:
 
     def words(self, scores: np.ndarray, beam: float, max_active: int) -> list[int]:
         """Return the numbers of the best path's words."""
-        import kaldi_decoder
-        import kaldifst
-
         options = kaldi_decoder.FasterDecoderOptions(beam=beam, max_active=max_active)
         search = kaldi_decoder.FasterDecoder(self.fst, options)
         search.decode(kaldi_decoder.DecodableCtc(scores))
@@ -118,8 +124,6 @@ class Kaldi:
 
     def num_arcs(self, scores: np.ndarray, max_active: int) -> int:
         """Return the size of a lattice, which takes the path of its text."""
-        import kaldi_decoder
-
         assert max_active == ALL
         config = kaldi_decoder.LatticeSimpleDecoderConfig(
             beam=BEAM, lattice_beam=LATTICE_BEAM, determinize_lattice=False
@@ -143,6 +147,62 @@ def private_mb(side: type[Ours] | type[Kaldi], folder: Path, scores: np.ndarray)
     return private() - before
 
 
+@dataclass
+class Comparison:
+    """Comparison searches the utterances by all sides in turn, and keeps figures."""
+
+    utterances: Sequence[tuple[np.ndarray, list[str]]]
+    figures: list[Figure] = field(default_factory=list)
+
+    def measure(self, name: str, functions: Mapping[str, Callable]) -> dict[str, list]:
+        """Add the speed of each side's function of scores; return what it found."""
+        found: dict[str, list] = {side: [] for side in functions}
+        seconds: dict[str, list[float]] = {side: [] for side in functions}
+        for scores, _ in self.utterances:
+            for side, function in functions.items():
+                began = time.process_time()
+                found[side].append(function(scores))
+                seconds[side].append(time.process_time() - began)
+        for side, each in seconds.items():
+            speeds = [len(scores) / s for (scores, _), s in zip(self.utterances, each, strict=True)]
+            whole = self.num_frames / sum(each)
+            self.figures.append(
+                Figure(f"{name}, {side}", whole, min(speeds), max(speeds), "frames/s")
+            )
+        if KALDI in seconds:
+            quotients = ratios(seconds[KALDI], seconds[OURS])
+            self.figures.append(Figure.of(f"{name}, C / kaldi-decoder", quotients, "of the speed"))
+        return found
+
+    @property
+    def num_frames(self) -> int:
+        return sum(len(scores) for scores, _ in self.utterances)
+
+    def best_paths(self, sides: Mapping[str, Any], names: Sequence[str]) -> None:
+        """Add speed and word error rate of best paths."""
+        num_words = sum(len(reference) for _, reference in self.utterances)
+        for name, beam, max_active in BEST_PATHS:
+            search = {
+                key: partial(side.words, beam=beam, max_active=max_active)
+                for key, side in sides.items()
+            }
+            for side, paths in self.measure(name, search).items():
+                num_errors = sum(
+                    word_errors(reference, [names[word] for word in path]).errors
+                    for (_, reference), path in zip(self.utterances, paths, strict=True)
+                )
+                rate = 100 * num_errors / num_words
+                self.figures.append(Figure.of(f"{name}, {side}: WER", [rate], "%"))
+
+    def lattices(self, sides: Mapping[str, Any], max_active: int) -> None:
+        """Add speed and size of lattices."""
+        name = f"lattice, beam {BEAM:g}/{LATTICE_BEAM:g}, max_active {max_active}"
+        search = {key: partial(side.num_arcs, max_active=max_active) for key, side in sides.items()}
+        for side, sizes in self.measure(name, search).items():
+            density = sum(sizes) / self.num_frames
+            self.figures.append(Figure.of(f"{name}, {side}", [density], "arcs a frame"))
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -156,75 +216,28 @@ def main() -> None:
     store, folder = ObjectStore((arguments.run,)), arguments.graph
     build_graph(store, arguments.run, arguments.sentences, folder)
     utterances = list(scored(store, arguments.run, arguments.recipe, arguments.share))
-    names = (folder / "words.txt").read_text(encoding="utf-8").splitlines()
-    num_senones = utterances[0][0].shape[1]
-    sides: dict[str, Any] = {"C": Ours(folder, num_senones)}
-    try:
-        sides["kaldi-decoder"] = Kaldi(folder, num_senones)
-        import kaldi_decoder  # noqa: F401
-    except ImportError:
-        del sides["kaldi-decoder"]
-    num_frames = np.array([len(scores) for scores, _ in utterances])
-    figures = []
-
-    def measure(name: str, of_side: dict[str, Callable[[np.ndarray], Any]]) -> dict[str, list]:
-        found: dict[str, list] = {side: [] for side in of_side}
-        speeds: dict[str, list[float]] = {side: [] for side in of_side}
-        for scores, _ in utterances:
-            for side, function in of_side.items():
-                began = time.process_time()
-                found[side].append(function(scores))
-                speeds[side].append(len(scores) / (time.process_time() - began))
-        for side, each in speeds.items():
-            total = num_frames.sum() / (num_frames / np.array(each)).sum()
-            figures.append(Figure(f"{name}, {side}", total, min(each), max(each), "frames/s"))
-        if len(speeds) == 2:
-            quotients = ratios(*speeds.values())
-            figures.append(Figure.of(f"{name}, C / kaldi-decoder", quotients, "of the speed"))
-        return found
-
-    for name, beam, max_active in BEST_PATHS:
-        found = measure(
-            name,
-            {
-                key: lambda scores, side=side, search=(beam, max_active): side.words(
-                    scores, *search
-                )
-                for key, side in sides.items()
-            },
-        )
-        num_words = sum(len(reference) for _, reference in utterances)
-        for side, paths in found.items():
-            num_errors = sum(
-                word_errors(reference, [names[word] for word in path]).errors
-                for (_, reference), path in zip(utterances, paths, strict=True)
-            )
-            figures.append(Figure.of(f"{name}, {side}: WER", [100 * num_errors / num_words], "%"))
-    for max_active in (ALL, 7000):
-        title = f"lattice, beam {BEAM:g}/{LATTICE_BEAM:g}, max_active {max_active}"
-        some = sides if max_active == ALL else {"C": sides["C"]}
-        found = measure(
-            title,
-            {
-                key: lambda scores, side=side, most=max_active: side.num_arcs(scores, most)
-                for key, side in some.items()
-            },
-        )
-        for side, sizes in found.items():
-            density = [sum(sizes) / float(num_frames.sum())]
-            figures.append(Figure.of(f"{title}, {side}", density, "arcs a frame"))
     longest = max((scores for scores, _ in utterances), key=len)
+    num_senones = longest.shape[1]
+    ours = Ours(folder, num_senones)
+    sides: dict[str, Any] = {OURS: ours}
+    if kaldi_decoder is not None:
+        sides[KALDI] = Kaldi(folder, num_senones)
+    comparison = Comparison(utterances)
+    names = (folder / "words.txt").read_text(encoding="utf-8").splitlines()
+    comparison.best_paths(sides, names)
+    comparison.lattices(sides, ALL)
+    comparison.lattices({OURS: ours}, 7000)
     for key, side in sides.items():
         with ProcessPoolExecutor(1, get_context("spawn")) as pool:
             memory = pool.submit(private_mb, type(side), folder, longest).result()
-        figures.append(Figure.of(f"a worker's own memory, {key}", [memory], "MB"))
-    graph = sides["C"].graph.fst
+        comparison.figures.append(Figure.of(f"a worker's own memory, {key}", [memory], "MB"))
+    graph = ours.graph.fst
     title = (
-        f"{len(utterances)} utterances, {num_frames.sum()} frames, {num_senones} senones; graph of "
-        f"{len(graph.states)} states, {len(graph.arcs)} arcs, "
+        f"{len(utterances)} utterances, {comparison.num_frames} frames, {num_senones} senones; "
+        f"graph of {len(graph.states)} states, {len(graph.arcs)} arcs, "
         f"{(folder / 'graph.fst').stat().st_size / 1e6:.0f} MB"
     )
-    show(title, figures, arguments.json)
+    show(title, comparison.figures, arguments.json)
 
 
 if __name__ == "__main__":

@@ -87,8 +87,8 @@ _C = _typed(compiled_library("training.decode._search"))
 def _library() -> ctypes.CDLL:
     if _C is None:
         raise ValueError(
-            "training/decode/search.c is not compiled: install a wheel of megahour, or a C compiler "
-            "and then megahour again"
+            "training/decode/search.c is not compiled: install a wheel of megahour, or a C "
+            "compiler and then megahour again"
         )
     return _C
 
