@@ -324,8 +324,8 @@ ENGINES: Mapping[str, tuple[str, ...]] = {
         *("kaldi-native-fbank", "miniaudio", "numpy"),
         *("pyarrow", "scipy", "soundfile"),
     ),
-    ALIGNMENTS_FOLDER: ("kaldi-decoder", "kaldifst", "numpy", "pyarrow", "scipy", "torch"),
-    LATTICES_FOLDER: ("kaldi-decoder", "kaldifst", "numpy", "pyarrow", "torch"),
+    ALIGNMENTS_FOLDER: ("kaldifst", "numpy", "pyarrow", "scipy", "torch"),
+    LATTICES_FOLDER: ("kaldifst", "numpy", "pyarrow", "torch"),
     MODELS_FOLDER: ("numpy", "torch"),
     TARGETS_FOLDER: ("numpy", "pyarrow", "torch"),
     PARTITIONS_FOLDER: ("numpy", "pyarrow"),
@@ -333,7 +333,7 @@ ENGINES: Mapping[str, tuple[str, ...]] = {
     KBEST_COSTS_STEP: ("numpy", "pyarrow", "scipy", "torch"),
     **dict.fromkeys(
         (TUNING_STEP, GRAPHS_FOLDER, EVALUATION_STEP),
-        ("kaldi-decoder", "kaldialign", "kaldifst", "numpy", "torch"),
+        ("kaldialign", "kaldifst", "numpy", "torch"),
     ),
 }
 """The distributions that compute or write the objects of each kind of step."""

@@ -119,7 +119,7 @@ MEAN_MASS = "mean_retained_mass"
 LATTICE_REASONS = "lattice_reasons"
 """The statistic of several tasks that counts their utterances without a lattice by reason."""
 
-SEARCH_ENGINES = ("kaldi-decoder", "kaldifst", "scipy")
+SEARCH_ENGINES = ("kaldifst", "scipy")
 """The distributions that lattices depend on."""
 
 

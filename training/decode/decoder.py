@@ -60,11 +60,6 @@ class StreamingSearch:
 
     def advance(self, log_likelihoods: Float32[np.ndarray, "frames senones"]) -> None:
         """Search the next frames; ValueError for scores that are not the graph's, or not finite."""
-        num_columns = log_likelihoods.shape[1]
-        if num_columns != self._graph.num_senones:
-            raise ValueError(f"{num_columns} senones: need {self._graph.num_senones}, the graph's")
-        if not np.isfinite(log_likelihoods).all():
-            raise ValueError("log-likelihoods are not finite: check the acoustic model's output")
         self._search.advance(log_likelihoods)
 
     @property

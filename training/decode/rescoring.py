@@ -20,23 +20,7 @@ from jaxtyping import Float64, Int64
 from pipeline.compiled_library import compiled_library
 from training.decode.const_fst import ARC, STATE, ConstFst
 from training.decode.decoder import BestPath
-
-SEARCH_ARC = np.dtype(
-    [
-        ("source", "<i4"),
-        ("target", "<i4"),
-        ("label", "<i4"),
-        ("word", "<i4"),
-        ("graph_cost", "<f4"),
-        ("acoustic_cost", "<f4"),
-    ]
-)
-"""An arc of a lattice: label s + 1 reads a frame as senone s, label 0 none; word 0 writes none.
-
-States are in topological order, so that every arc leads to a larger number. Paths go from state 0
-to the last one, which arcs without label and word reach at the cost of a sentence's end. Arcs are
-sorted by source.
-"""
+from training.decode.search import SEARCH_ARC
 
 MAX_ARCS = 2**21
 """A rescored lattice grows to so many arcs, of 24 bytes, before a narrower beam is tried."""

@@ -1,9 +1,9 @@
-/* Search a decoding graph, frame by frame, for its best path, and for a lattice of the paths near it.
+/* Search a decoding graph, frame by frame, for its best path, and for a lattice of paths near it.
 
-   Token passing with a beam and a bound on the active states (Kaldi's LatticeFasterDecoder). A token
-   is a state that a path reaches with the frames so far, and the least cost of such paths. `ways`
-   has the arc by which each token was reached, for the best path. A lattice has all arcs between
-   tokens; those that no path within the lattice beam takes are dropped every PRUNE_INTERVAL frames.
+   Token passing with a beam and a bound on the active states (Kaldi's LatticeFasterDecoder). A
+   token is a state that a path reaches with the frames so far, and the least cost of such paths.
+   `ways` has the arc by which each token was reached, for the best path. A lattice has all arcs
+   between tokens; every PRUNE_INTERVAL frames those go that no path within the lattice beam takes.
 
    search.py declares these functions and says what they return. All order comes from states and
    arcs, none from addresses, so that equal input has equal output. Little-endian; the graph is only
@@ -82,13 +82,14 @@ typedef struct {
     float acoustic_cost;
 } Link;
 
-/* `excess` is what the best path through a node costs beyond the best path of all, or less. */
+/* `excess` is what the best path through a node costs beyond the best path of all, or less;
+   -INFINITY before it is known. */
 typedef struct {
     double cost, excess;
 } Node;
 
-/* The part of a lattice that has read the same frames: its nodes, the links between them in order of
-   their sources, and the links to the next frame's nodes. */
+/* The part of a lattice that has read the same frames: its nodes, the links between them in order
+   of their sources, and the links to the next frame's nodes. */
 typedef struct {
     Node *nodes;
     Link *epsilons, *links;
@@ -120,6 +121,9 @@ typedef struct {
 
     Link *links; /* from this frame to the next one, while it is made */
     int64_t num_links, link_room;
+    Link *epsilons; /* within a frame, while it is made; those of a token begin at its `firsts` */
+    int64_t *firsts;
+    int64_t epsilon_room, first_room;
     Frame *frames;
     int64_t num_frames, frame_room, most_nodes, num_kept;
 } Search;
@@ -137,16 +141,23 @@ static int reserve(void **array, int64_t *room, int64_t count, size_t size) {
 
 #define RESERVE(array, room, count) reserve((void **)&(array), &(room), count, sizeof *(array))
 
+/* Give back memory behind so many elements, where that is possible. */
+static void shrink(void **array, int64_t count, size_t size) {
+    void *smaller = realloc(*array, (size_t)count * size + 1);
+    if (smaller) *array = smaller;
+}
+
 /* Return a copy of an array's beginning; an empty one has an address, too. */
 static void *copied(const void *array, int64_t count, size_t size) {
-    void *copy = malloc(count ? (size_t)count * size : 1);
+    void *copy = malloc((size_t)count * size + 1);
     if (copy && count) memcpy(copy, array, (size_t)count * size);
     return copy;
 }
 
-/* Whether each cycle of arcs that read no frame has no arc of negative cost: others would be followed
-   without end. `degrees` and `queue` have an element for each state. */
-static int64_t check_epsilons(const Graph *graph, int32_t *degrees, int32_t *queue, int64_t *where) {
+/* Return NEGATIVE_CYCLE if a cycle of arcs that read no frame has, or leads to, one of negative
+   cost: a search might follow it without end. `degrees` and `queue` have an element a state. */
+static int64_t check_epsilons(const Graph *graph, int32_t *degrees, int32_t *queue,
+                              int64_t *where) {
     memset(degrees, 0, (size_t)graph->num_states * sizeof *degrees);
     for (int64_t state = 0; state < graph->num_states; state++) {
         const Arc *arcs = graph->arcs + graph->states[state].first_arc;
@@ -295,7 +306,7 @@ static int is_before(Rank one, Rank other) {
     return one.cost < other.cost || (one.cost == other.cost && one.state < other.state);
 }
 
-/* Move the `count` first of the ranks, in their order, before all others; return the last of them. */
+/* Return the rank that `count - 1` others are before; the ranks change places. */
 static Rank select_first(Rank *ranks, int64_t num_ranks, int64_t count) {
     int64_t low = 0, high = num_ranks - 1, wanted = count - 1;
     while (low < high) {
@@ -329,9 +340,7 @@ static int drop_ways(Search *s) {
         for (int64_t way = i; way >= 0 && !numbers[way]; way = s->ways[way].previous)
             numbers[way] = 1;
     int64_t num_kept = 0;
-    for (int64_t i = 0; i < s->num_ways; i++)
-        if (numbers[i]) numbers[i] = (int32_t)num_kept++;
-        else numbers[i] = -1;
+    for (int64_t i = 0; i < s->num_ways; i++) numbers[i] = numbers[i] ? (int32_t)num_kept++ : -1;
     for (int64_t i = 0; i < s->num_ways; i++) {
         if (numbers[i] < 0) continue;
         const Way way = s->ways[i];
@@ -343,81 +352,83 @@ static int drop_ways(Search *s) {
     return OK;
 }
 
-/* Begin the lattice's next frame with the tokens, numbered so that links lead to larger numbers. */
-static int add_frame(Search *s, double bound) {
+/* List the arcs that read no frame between the tokens, those of token i from `firsts[i]` on. */
+static int list_epsilons(Search *s, double bound, int64_t *num_epsilons) {
     const int64_t num_nodes = s->num_tokens;
-    int status = NO_MEMORY;
-    int32_t *degrees = calloc(num_nodes ? (size_t)num_nodes : 1, sizeof *degrees);
-    int64_t *firsts = malloc(((size_t)num_nodes + 1) * sizeof *firsts);
-    Link *epsilons = NULL;
-    int64_t room = 0, num_epsilons = 0, num_placed = 0, num_sorted = 0;
-    Frame frame = {malloc(num_nodes ? (size_t)num_nodes * sizeof(Node) : 1), NULL, NULL,
-                   num_nodes, 0, 0};
-    if (!degrees || !firsts || !frame.nodes) goto end;
+    if (RESERVE(s->firsts, s->first_room, num_nodes + 1)) return NO_MEMORY;
+    int64_t num_found = 0;
     for (int64_t i = 0; i < num_nodes; i++) {
         const Token token = s->tokens[i];
         const State *state = s->graph.states + token.state;
-        firsts[i] = num_epsilons;
-        if (token.cost > bound) continue;
-        for (uint32_t k = 0; k < state->num_input_epsilons; k++) {
+        s->firsts[i] = num_found;
+        for (uint32_t k = 0; k < state->num_input_epsilons && token.cost <= bound; k++) {
             const uint32_t number = state->first_arc + k;
             const Arc *arc = s->graph.arcs + number;
             if (token.cost + arc->cost > bound) continue;
+            if (RESERVE(s->epsilons, s->epsilon_room, num_found + 1)) return NO_MEMORY;
             const int32_t target = slot_of(s, arc->target)->token;
-            if (RESERVE(epsilons, room, num_epsilons + 1)) goto end;
-            epsilons[num_epsilons++] = (Link){(int32_t)i, target, number, 0};
-            degrees[target]++;
+            s->epsilons[num_found++] = (Link){(int32_t)i, target, number, 0};
         }
     }
-    firsts[num_nodes] = num_epsilons;
-    if (RESERVE(s->queue, s->queue_room, num_nodes)) goto end;
+    s->firsts[num_nodes] = *num_epsilons = num_found;
+    return OK;
+}
+
+/* Number the tokens so that these arcs lead to larger numbers: `queue` has them in that order. */
+static int place_tokens(Search *s, int64_t num_epsilons) {
+    const int64_t num_nodes = s->num_tokens;
+    if (RESERVE(s->queue, s->queue_room, num_nodes)) return NO_MEMORY;
+    /* `place` counts the arcs from tokens without a number, until its token has one. */
+    for (int64_t i = 0; i < num_nodes; i++) s->tokens[i].place = 0;
+    for (int64_t k = 0; k < num_epsilons; k++) s->tokens[s->epsilons[k].target].place++;
+    int64_t num_placed = 0;
     for (int64_t i = 0; i < num_nodes; i++)
-        if (!degrees[i]) s->queue[num_placed++] = (int32_t)i;
+        if (!s->tokens[i].place) s->queue[num_placed++] = (int32_t)i;
     for (int64_t next = 0; next < num_placed; next++) {
         const int64_t i = s->queue[next];
         s->tokens[i].place = (int32_t)next;
-        frame.nodes[next] = (Node){s->tokens[i].cost, 0};
-        for (int64_t k = firsts[i]; k < firsts[i + 1]; k++)
-            if (!--degrees[epsilons[k].target]) s->queue[num_placed++] = epsilons[k].target;
-    }
-    status = EPSILON_CYCLE;
-    if (num_placed < num_nodes) goto end;
-    status = NO_MEMORY;
-    frame.epsilons = malloc(num_epsilons ? (size_t)num_epsilons * sizeof(Link) : 1);
-    if (!frame.epsilons) goto end;
-    for (int64_t next = 0; next < num_nodes; next++) {
-        const int64_t i = s->queue[next];
-        for (int64_t k = firsts[i]; k < firsts[i + 1]; k++) {
-            Link link = epsilons[k];
-            link.source = (int32_t)next;
-            link.target = s->tokens[link.target].place;
-            frame.epsilons[num_sorted++] = link;
+        for (int64_t k = s->firsts[i]; k < s->firsts[i + 1]; k++) {
+            const int32_t target = s->epsilons[k].target;
+            if (!--s->tokens[target].place) s->queue[num_placed++] = target;
         }
     }
-    frame.num_epsilons = num_sorted;
+    return num_placed < num_nodes ? EPSILON_CYCLE : OK;
+}
+
+/* Begin the lattice's next frame with the tokens. */
+static int add_frame(Search *s, double bound) {
+    const int64_t num_nodes = s->num_tokens;
+    int64_t num_epsilons;
+    int status = list_epsilons(s, bound, &num_epsilons);
+    if (!status) status = place_tokens(s, num_epsilons);
+    if (status) return status;
+    for (int64_t k = 0; k < s->num_links; k++)
+        s->links[k].target = s->tokens[s->links[k].target].place;
     if (s->num_frames) {
         Frame *before = s->frames + s->num_frames - 1;
-        for (int64_t k = 0; k < s->num_links; k++)
-            s->links[k].target = s->tokens[s->links[k].target].place;
         before->links = copied(s->links, s->num_links, sizeof *s->links);
-        if (!before->links) goto end;
+        if (!before->links) return NO_MEMORY;
         before->num_links = s->num_links;
     }
-    if (RESERVE(s->frames, s->frame_room, s->num_frames + 1)) goto end;
-    s->frames[s->num_frames++] = frame;
-    if (num_nodes > s->most_nodes) s->most_nodes = num_nodes;
-    s->num_kept += num_sorted + s->num_links;
-    s->num_links = 0;
-    status = s->num_kept > s->max_arcs ? TOO_MANY_ARCS : OK;
-end:
-    free(degrees);
-    free(firsts);
-    free(epsilons);
-    if (s->num_frames == 0 || s->frames[s->num_frames - 1].nodes != frame.nodes) {
-        free(frame.nodes);
-        free(frame.epsilons);
+    if (RESERVE(s->frames, s->frame_room, s->num_frames + 1)) return NO_MEMORY;
+    Frame *frame = s->frames + s->num_frames++;
+    *frame = (Frame){malloc((size_t)num_nodes * sizeof(Node) + 1),
+                     malloc((size_t)num_epsilons * sizeof(Link) + 1), NULL, num_nodes, 0, 0};
+    if (!frame->nodes || !frame->epsilons) return NO_MEMORY;
+    for (int64_t next = 0; next < num_nodes; next++) {
+        const int64_t i = s->queue[next];
+        frame->nodes[next] = (Node){s->tokens[i].cost, -INFINITY};
+        for (int64_t k = s->firsts[i]; k < s->firsts[i + 1]; k++) {
+            Link link = s->epsilons[k];
+            link.source = (int32_t)next;
+            link.target = s->tokens[link.target].place;
+            frame->epsilons[frame->num_epsilons++] = link;
+        }
     }
-    return status;
+    if (num_nodes > s->most_nodes) s->most_nodes = num_nodes;
+    s->num_kept += num_epsilons + s->num_links;
+    s->num_links = 0;
+    return s->num_kept > s->max_arcs ? TOO_MANY_ARCS : OK;
 }
 
 /* Take the least excess of what follows a link; return whether the link stays. */
@@ -430,77 +441,83 @@ static int is_within(const Search *s, const Link *link, Node *source, const Node
     return 1;
 }
 
-/* Drop what no path within the lattice beam takes, where each of the last frame's nodes may be on the
-   best path. An excess that is too small by the tolerance keeps too much for a while. */
+/* Give a frame the excesses of its nodes, and drop those nodes and links that no path within the
+   lattice beam takes. `numbers` becomes the new numbers of its nodes, -1 for those dropped, and
+   `next_numbers` has those of the next frame's. Return whether an excess grew by more than the
+   tolerance, or a node was dropped: only then may links to this frame change. */
+static int prune_frame(Search *s, Frame *frame, const Node *next_nodes, const int32_t *next_numbers,
+                       int32_t *numbers, double *excesses, double tolerance) {
+    for (int64_t i = 0; i < frame->num_nodes; i++) {
+        excesses[i] = frame->nodes[i].excess;
+        frame->nodes[i].excess = INFINITY;
+    }
+    int64_t num_links = 0, first_epsilon = frame->num_epsilons, num_nodes = 0;
+    for (int64_t k = 0; k < frame->num_links; k++) {
+        Link link = frame->links[k];
+        link.target = next_numbers[link.target];
+        if (link.target < 0) continue;
+        if (is_within(s, &link, frame->nodes + link.source, next_nodes + link.target))
+            frame->links[num_links++] = link;
+    }
+    /* From the last one on, as they lead to larger numbers; those kept move to the end. */
+    for (int64_t k = frame->num_epsilons - 1; k >= 0; k--) {
+        const Link link = frame->epsilons[k];
+        if (is_within(s, &link, frame->nodes + link.source, frame->nodes + link.target))
+            frame->epsilons[--first_epsilon] = link;
+    }
+    int has_changed = tolerance < 0;
+    for (int64_t i = 0; i < frame->num_nodes; i++) {
+        const Node node = frame->nodes[i];
+        const int is_kept = node.excess <= s->lattice_beam;
+        has_changed |= !is_kept || node.excess - excesses[i] > tolerance;
+        numbers[i] = is_kept ? (int32_t)num_nodes : -1;
+        if (is_kept) frame->nodes[num_nodes++] = node;
+    }
+    for (int64_t k = 0; k < num_links; k++)
+        frame->links[k].source = numbers[frame->links[k].source];
+    const int64_t num_epsilons = frame->num_epsilons - first_epsilon;
+    for (int64_t k = 0; k < num_epsilons; k++) {
+        Link link = frame->epsilons[first_epsilon + k];
+        link.source = numbers[link.source];
+        link.target = numbers[link.target];
+        frame->epsilons[k] = link;
+    }
+    s->num_kept -= frame->num_links - num_links + first_epsilon;
+    frame->num_links = num_links;
+    frame->num_epsilons = num_epsilons;
+    frame->num_nodes = num_nodes;
+    shrink((void **)&frame->nodes, num_nodes, sizeof(Node));
+    shrink((void **)&frame->links, num_links, sizeof(Link));
+    shrink((void **)&frame->epsilons, num_epsilons, sizeof(Link));
+    return has_changed;
+}
+
+/* Drop what no path within the lattice beam takes, where each of the last frame's nodes may be on
+   the best path. An excess that is too small by the tolerance keeps too much for a while; without
+   tolerance (-1) every frame is pruned. */
 static int prune(Search *s, double tolerance) {
-    /* The new numbers of this frame's nodes, and of the next one's; -1 for those dropped. */
-    int32_t *numbers = malloc(((size_t)s->most_nodes + 1) * sizeof *numbers);
-    int32_t *next_numbers = malloc(((size_t)s->most_nodes + 1) * sizeof *next_numbers);
-    double *before = malloc(((size_t)s->most_nodes + 1) * sizeof *before);
-    int status = NO_MEMORY;
-    if (!numbers || !next_numbers || !before) goto end;
-    for (int64_t f = s->num_frames - 1; f >= 0; f--) {
-        Frame *frame = s->frames + f, *next = frame + 1;
-        if (f == s->num_frames - 1) {
-            for (int64_t i = 0; i < frame->num_nodes; i++) next_numbers[i] = (int32_t)i;
-            continue;
-        }
-        for (int64_t i = 0; i < frame->num_nodes; i++) {
-            before[i] = frame->nodes[i].excess;
-            frame->nodes[i].excess = INFINITY;
-        }
-        int64_t num_links = 0, num_epsilons = frame->num_epsilons, num_nodes = 0;
-        for (int64_t k = 0; k < frame->num_links; k++) {
-            Link link = frame->links[k];
-            link.target = next_numbers[link.target];
-            if (link.target < 0) continue;
-            if (is_within(s, &link, frame->nodes + link.source, next->nodes + link.target))
-                frame->links[num_links++] = link;
-        }
-        /* From the last one on, as links lead to larger numbers; those kept move to the end. */
-        for (int64_t k = frame->num_epsilons - 1; k >= 0; k--) {
-            const Link link = frame->epsilons[k];
-            if (is_within(s, &link, frame->nodes + link.source, frame->nodes + link.target))
-                frame->epsilons[--num_epsilons] = link;
-        }
-        int has_changed = 0;
-        for (int64_t i = 0; i < frame->num_nodes; i++) {
-            const Node node = frame->nodes[i];
-            const int is_kept = node.excess <= s->lattice_beam;
-            has_changed |= !is_kept || node.excess - before[i] > tolerance;
-            numbers[i] = is_kept ? (int32_t)num_nodes : -1;
-            if (is_kept) frame->nodes[num_nodes++] = node;
-        }
-        for (int64_t k = 0; k < num_links; k++)
-            frame->links[k].source = numbers[frame->links[k].source];
-        const int64_t kept_epsilons = frame->num_epsilons - num_epsilons;
-        for (int64_t k = 0; k < kept_epsilons; k++) {
-            Link link = frame->epsilons[num_epsilons + k];
-            link.source = numbers[link.source];
-            link.target = numbers[link.target];
-            frame->epsilons[k] = link;
-        }
-        s->num_kept -= frame->num_links - num_links + num_epsilons;
-        frame->num_links = num_links;
-        frame->num_epsilons = kept_epsilons;
-        frame->num_nodes = num_nodes;
-        void *smaller;
-        if ((smaller = realloc(frame->nodes, (size_t)num_nodes * sizeof(Node) + 1)))
-            frame->nodes = smaller;
-        if ((smaller = realloc(frame->links, (size_t)num_links * sizeof(Link) + 1)))
-            frame->links = smaller;
-        if ((smaller = realloc(frame->epsilons, (size_t)kept_epsilons * sizeof(Link) + 1)))
-            frame->epsilons = smaller;
+    const size_t most = (size_t)s->most_nodes + 1;
+    int32_t *numbers = malloc(most * sizeof *numbers);
+    int32_t *next_numbers = malloc(most * sizeof *next_numbers);
+    double *excesses = malloc(most * sizeof *excesses);
+    const int status = numbers && next_numbers && excesses ? OK : NO_MEMORY;
+    int64_t f = s->num_frames - 1;
+    for (int64_t i = 0; !status && i < s->frames[f].num_nodes; i++) {
+        next_numbers[i] = (int32_t)i;
+        s->frames[f].nodes[i].excess = 0;
+    }
+    int has_changed = 1;
+    while (!status && has_changed && --f >= 0) {
+        Frame *frame = s->frames + f;
+        has_changed = prune_frame(s, frame, frame[1].nodes, next_numbers, numbers, excesses,
+                                  tolerance);
         int32_t *swapped = numbers;
         numbers = next_numbers;
         next_numbers = swapped;
-        if (!has_changed) break;
     }
-    status = OK;
-end:
     free(numbers);
     free(next_numbers);
-    free(before);
+    free(excesses);
     return status;
 }
 
@@ -589,6 +606,8 @@ void free_search(Search *s) {
     free(s->ranks);
     free(s->queue);
     free(s->links);
+    free(s->epsilons);
+    free(s->firsts);
     free(s->frames);
     free(s);
 }

@@ -84,6 +84,15 @@ def _typed(library: ctypes.CDLL | None) -> ctypes.CDLL | None:
 _C = _typed(compiled_library("training.decode._search"))
 
 
+def _library() -> ctypes.CDLL:
+    if _C is None:
+        raise ValueError(
+            "training/decode/search.c is not compiled: install a wheel of megahour, or a C "
+            "compiler and then megahour again"
+        )
+    return _C
+
+
 class TooManyArcsError(ValueError):
     """TooManyArcsError reports a lattice that needs more memory than a search may take."""
 
@@ -96,12 +105,6 @@ class SearchableGraph:
     """
 
     def __init__(self, fst: ConstFst, num_senones: int, num_words: int | None) -> None:
-        if _C is None:
-            raise ValueError(
-                "training/decode/search.c is not compiled: install a wheel of megahour, or a C "
-                "compiler and then megahour again"
-            )
-        self.library = _C
         states = np.ascontiguousarray(fst.states, STATE)
         arcs = np.ascontiguousarray(fst.arcs, ARC)
         self.fst, self.num_senones = ConstFst(fst.start, states, arcs), num_senones
@@ -110,7 +113,7 @@ class SearchableGraph:
             *(fst.start, num_senones, _ANY_WORD if num_words is None else num_words),
         )
         where = ctypes.c_int64()
-        status = self.library.check_graph(ctypes.byref(self.address), ctypes.byref(where))
+        status = _library().check_graph(ctypes.byref(self.address), ctypes.byref(where))
         if status == _NO_MEMORY:
             raise MemoryError(f"no memory to check a graph of {len(states)} states")
         if status:
@@ -133,7 +136,7 @@ class Search:
         max_active: int,
         lattice_beam: float | None = None,
     ) -> None:
-        self._graph, self._c = graph, graph.library
+        self._graph, self._c = graph, _library()
         of_lattice = -1.0 if lattice_beam is None else lattice_beam
         self._pointer = self._c.new_search(
             ctypes.byref(graph.address), beam, max_active, of_lattice, MAX_LATTICE_ARCS
@@ -144,8 +147,15 @@ class Search:
         self.num_frames = 0
 
     def advance(self, scores: Float32[np.ndarray, "frames senones"]) -> None:
-        """Search the next frames; TooManyArcsError if the lattice outgrows its bound."""
-        assert scores.shape[1] == self._graph.num_senones
+        """Search the next frames; TooManyArcsError if the lattice outgrows its bound.
+
+        Raises ValueError for scores that are not the graph's, or not finite.
+        """
+        num_columns = scores.shape[1]
+        if num_columns != self._graph.num_senones:
+            raise ValueError(f"{num_columns} senones: need {self._graph.num_senones}, the graph's")
+        if not np.isfinite(scores).all():
+            raise ValueError("log-likelihoods are not finite: check the acoustic model's output")
         scores = np.ascontiguousarray(scores, np.float32)
         self._check(self._c.advance(self._pointer, scores.ctypes.data, len(scores)))
         self.num_frames += len(scores)

@@ -144,8 +144,6 @@ def search_lattice(
     and if too many do.
     """
     num_frames = len(log_likelihoods)
-    if not np.isfinite(log_likelihoods).all():
-        raise ValueError("log-likelihoods are not finite: check the acoustic model's output")
     if not num_frames:
         raise LatticeError("0 frames: too short for one low-rate frame")
     for widening in range(MAX_WIDENINGS + 1):

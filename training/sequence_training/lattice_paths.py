@@ -168,7 +168,9 @@ def search_arcs(raw: np.ndarray) -> list[SearchArc]:
     """Return the arcs (SEARCH_ARC) of a search one by one."""
     costs = raw["graph_cost"].astype(np.float64) + raw["acoustic_cost"]
     columns = raw[["source", "target", "label", "word", "graph_cost"]].tolist()
-    return [SearchArc._make((*arc, cost)) for arc, cost in zip(columns, costs.tolist(), strict=True)]
+    return [
+        SearchArc._make((*arc, cost)) for arc, cost in zip(columns, costs.tolist(), strict=True)
+    ]
 
 
 _Words: TypeAlias = tuple[int, int]

@@ -216,6 +216,43 @@ def test_pieces_give_the_paths_of_the_whole(seed: int) -> None:
     assert whole.end_lattice().tobytes() == pieces.end_lattice().tobytes()
 
 
+def pruned(arcs: np.ndarray, beam: float) -> np.ndarray:
+    """Return the arcs on paths within a beam, by forward and backward costs."""
+    costs = arcs["graph_cost"].astype(np.float64) + arcs["acoustic_cost"]
+    num_states = arcs["target"].max() + 1
+    forward, backward = np.full((2, num_states), np.inf)
+    forward[0] = backward[-1] = 0
+    for source, target, cost in zip(arcs["source"], arcs["target"], costs, strict=True):
+        forward[target] = min(forward[target], forward[source] + cost)
+    order = np.argsort(-arcs["target"], kind="stable")
+    for source, target, cost in zip(
+        arcs["source"][order], arcs["target"][order], costs[order], strict=True
+    ):
+        backward[source] = min(backward[source], cost + backward[target])
+    through = forward[arcs["source"]] + costs + backward[arcs["target"]]
+    return arcs[through <= forward[-1] + beam]
+
+
+@settings(deadline=None, max_examples=30)
+@given(seeds)
+def test_pruning_as_it_goes_loses_nothing(seed: int) -> None:
+    """Of many frames, the arcs are those of a search that keeps all, pruned at its end."""
+    rng = np.random.default_rng(seed)
+    fst = random_graph(rng, 12, 60)
+    scores = random_scores(rng, int(rng.integers(20, 130)))
+    beam = float(rng.uniform(0, 8))
+    kept = []
+    for lattice_beam in (beam, NO_BEAM):
+        search = Search(searchable(fst), NO_BEAM, ALL, lattice_beam)
+        search.advance(scores)
+        kept.append(search.end_lattice())
+    if not len(kept[1]):
+        return
+    columns = ["label", "word", "graph_cost", "acoustic_cost"]
+    found, expected = (np.sort(arcs[columns]) for arcs in (kept[0], pruned(kept[1], beam)))
+    np.testing.assert_array_equal(found, expected)
+
+
 def test_equal_costs_have_one_order() -> None:
     """Of paths with one cost, that with the lowest state and then the first arc is taken."""
     labels = np.array([(1, 1, 0, 1), (1, 2, 0, 2), (1, 3, 0, 1)], ARC)
@@ -273,6 +310,18 @@ def test_too_few_frames_leave_an_unfinished_path() -> None:
     assert search.has_complete_path
     search.advance(np.zeros((1, NUM_SENONES), np.float32))
     assert search.best_path(ends_sentence=True) is None
+
+
+@pytest.mark.parametrize("num_frames", [1, 2, 3, 30, 60])
+def test_search_without_any_path_has_an_empty_lattice(num_frames: int) -> None:
+    """However long ago the last path broke off."""
+    arcs = np.array([(1, 1, 0, 1), (0, 2, 0, 2), (1, 3, 0, 2)], ARC)
+    sources = np.array([0, 1, 1], np.int32)
+    search = Search(searchable(ConstFst.of(sources, arcs, np.zeros(3, np.float32), 0)), 9.0, 9, 5.0)
+    search.advance(np.zeros((2, NUM_SENONES), np.float32))
+    search.advance(np.zeros((num_frames, NUM_SENONES), np.float32))
+    assert search.best_path(ends_sentence=False) is None
+    assert len(search.end_lattice()) == 0
 
 
 @pytest.mark.parametrize(
@@ -342,6 +391,11 @@ def test_lattice_that_takes_too_much_memory_is_refused(monkeypatch: pytest.Monke
     narrow = Search(searchable(star(100)), NO_BEAM, ALL, 0.1)
     with pytest.raises(TooManyArcsError):
         narrow.advance(np.zeros((4, NUM_SENONES), np.float32))
+    # A hundred arcs a frame are made, of which five are within the beam.
+    monkeypatch.setattr(search_module, "MAX_LATTICE_ARCS", 4000)
+    long = Search(searchable(star(100)), NO_BEAM, ALL, 0.045)
+    long.advance(np.zeros((200, NUM_SENONES), np.float32))
+    assert len(long.end_lattice()) == 5 * 201
 
 
 def test_memory_of_a_long_search_is_bounded() -> None:
