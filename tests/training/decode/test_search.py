@@ -345,7 +345,7 @@ def test_graphs_that_lead_astray_are_refused(
     fst = ConstFst.of(
         np.zeros(len(arcs), np.int32), np.array(arcs, ARC), np.array(finals, np.float32), start
     )
-    with pytest.raises(ValueError, match=f"graph: state {start} has .*{wrong}.*build the graph"):
+    with pytest.raises(ValueError, match=f"graph: state {start}: .*{wrong}.*build the graph"):
         searchable(fst)
 
 
@@ -359,7 +359,7 @@ def test_states_with_foreign_arcs_are_refused() -> None:
     ):
         states = fst.states.copy()
         states[name][0] = value
-        with pytest.raises(ValueError, match=f"state 0 has .*{wrong}"):
+        with pytest.raises(ValueError, match=f"state 0: .*{wrong}"):
             searchable(replace(fst, states=states))
 
 
