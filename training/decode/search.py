@@ -1,7 +1,7 @@
 """Search decoding graphs by `search.c`: best paths, and lattices of the paths near them.
 
-A search reads the graph's arrays where they are, also where many processes map one file, and takes
-the GIL for no frame.
+A search reads the graph's arrays in place, so that processes may share a mapped file, and does not
+hold the GIL.
 """
 
 import ctypes
@@ -98,7 +98,7 @@ class TooManyArcsError(ValueError):
 
 
 class SearchableGraph:
-    """SearchableGraph is a graph of which C has checked that a search may follow every arc.
+    """SearchableGraph is a graph whose arcs C has checked once, so that searches may follow them.
 
     Labels are 0 for none or a column of scores + 1. Raises ValueError for a graph that is not
     whole, and where installation compiled no C.
@@ -118,7 +118,7 @@ class SearchableGraph:
             raise MemoryError(f"no memory to check a graph of {len(states)} states")
         if status:
             wrong = _WRONG_GRAPH[status]
-            raise ValueError(f"graph: state {where.value} has {wrong}: build the graph again")
+            raise ValueError(f"graph: state {where.value}: {wrong}: build the graph again")
 
 
 class Search:

@@ -34,6 +34,9 @@ MAX_WIDENINGS = 2
 MAX_ARCS_PER_FRAME = 1000
 """The densest lattice; the paper's have around 10 (003 VII-C3). Each takes 0.74 kB here."""
 
+MAX_STEPS_PER_FRAME = 500_000
+"""What determinizing may take, in `determinize`'s steps: around ten times the speech's duration."""
+
 _OTHER_SENONE_COST = 1e5
 _REFERENCE_BEAM = 1e4
 
@@ -68,7 +71,7 @@ def decode_with_reference(
     """
     raw = search_lattice(graph, log_likelihoods, config)
     if config.density:
-        arcs, costs = determinize(raw)
+        arcs, costs = _determinized(raw, len(log_likelihoods))
         within = np.flatnonzero(costs <= config.lattice_beam).tolist()
         lattice = make_lattice([arcs[number] for number in within], 0, {1: 0.0})
     else:
@@ -97,9 +100,22 @@ def arcs_by_beam(
     A wider beam has no fewer arcs. Raises LatticeError for an utterance without lattice.
     """
     raw = search_lattice(graph, log_likelihoods, config)
-    arcs, costs = determinize(raw)
+    arcs, costs = _determinized(raw, len(log_likelihoods))
     ordered = np.sort(costs[np.array([arc.label > 0 for arc in arcs])])
     return np.searchsorted(ordered, candidate_beams(config), "right").astype(np.int64)
+
+
+def _determinized(
+    raw: np.ndarray, num_frames: int
+) -> tuple[list[LatticeArc], Float64[np.ndarray, " arcs"]]:
+    """Determinize the arcs (SEARCH_ARC) of a search, or raise LatticeError if that takes long."""
+    found = determinize(raw, MAX_STEPS_PER_FRAME * num_frames)
+    if found is None:
+        raise LatticeError(
+            f"{num_frames} frames: a lattice of {len(raw)} arcs with too many words before them: "
+            "lower sequence_training.lattices.lattice_beam"
+        )
+    return found
 
 
 def decode_posteriors(

@@ -345,7 +345,7 @@ def test_graphs_that_lead_astray_are_refused(
     fst = ConstFst.of(
         np.zeros(len(arcs), np.int32), np.array(arcs, ARC), np.array(finals, np.float32), start
     )
-    with pytest.raises(ValueError, match=f"graph: state {start} has .*{wrong}.*build the graph"):
+    with pytest.raises(ValueError, match=f"graph: state {start}: .*{wrong}.*build the graph"):
         searchable(fst)
 
 
@@ -359,7 +359,7 @@ def test_states_with_foreign_arcs_are_refused() -> None:
     ):
         states = fst.states.copy()
         states[name][0] = value
-        with pytest.raises(ValueError, match=f"state 0 has .*{wrong}"):
+        with pytest.raises(ValueError, match=f"state 0: .*{wrong}"):
             searchable(replace(fst, states=states))
 
 
@@ -391,11 +391,13 @@ def test_lattice_that_takes_too_much_memory_is_refused(monkeypatch: pytest.Monke
     narrow = Search(searchable(star(100)), NO_BEAM, ALL, 0.1)
     with pytest.raises(TooManyArcsError):
         narrow.advance(np.zeros((4, NUM_SENONES), np.float32))
-    # A hundred arcs a frame are made, of which five are within the beam.
-    monkeypatch.setattr(search_module, "MAX_LATTICE_ARCS", 4000)
-    long = Search(searchable(star(100)), NO_BEAM, ALL, 0.045)
+    # Where all arms lead back, a hundred arcs a frame are made, and five are within the beam.
+    monkeypatch.setattr(search_module, "MAX_LATTICE_ARCS", 26 * 100 + 200 * 5)
+    wheel = star(100)
+    wheel.arcs["target"][100:] = 0
+    long = Search(searchable(wheel), NO_BEAM, ALL, 0.045)
     long.advance(np.zeros((200, NUM_SENONES), np.float32))
-    assert len(long.end_lattice()) == 5 * 201
+    assert len(long.end_lattice()) == 5 * 200 + 1
 
 
 def test_memory_of_a_long_search_is_bounded() -> None:
