@@ -5,6 +5,7 @@ Development speakers choose some of the decoding's values: `TuningConfig` lists 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from itertools import pairwise
 from typing import Annotated, Any, Literal, TypeAlias, get_type_hints
 
 from infra.settings import IMPLIED, Items, Range, Text, canonical_json, check_ranges, plain
@@ -76,6 +77,7 @@ Scales: TypeAlias = Annotated[tuple[AcousticScale, ...], Items(0, MAX_VALUES)]
 """Scales of the acoustic or of the language model, which have one range."""
 
 Smoothing = Literal["witten_bell", "kneser_ney"]
+MinCount = Annotated[int, Range(1, 1_000_000)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +144,9 @@ class EvaluationConfig:
     """EvaluationConfig: the decoding of the held-out subset (003 VII-D).
 
     The n-gram model is of the labelled transcripts, and of `language_model_text` where that names
-    a file. `arpa` names a model to use in its place. Both are names in the corpus, or URIs.
+    a file. It lists n-grams of n words that occur min_counts[n - 1] times at least; the last
+    element holds for longer ones. `arpa` names a model to use in its place. Both are names in the
+    corpus, or URIs.
     """
 
     ngram_order: NgramOrder
@@ -150,6 +154,7 @@ class EvaluationConfig:
     beam: Beam
     max_active: Annotated[int, Range(2, 1_000_000_000)]
     smoothing: Smoothing = "witten_bell"
+    min_counts: Annotated[tuple[MinCount, ...], Items(0, MAX_ORDER)] = ()
     language_model_text: Uri = ""
     arpa: Uri = ""
 
@@ -159,6 +164,12 @@ class EvaluationConfig:
             raise ValueError(
                 f"arpa = {self.arpa!r} and language_model_text = {self.language_model_text!r}: "
                 "need one of them: a given model is estimated from no text"
+            )
+        least = self.min_counts or (1,)
+        if least[0] != 1 or any(one > other for one, other in pairwise(least)):
+            raise ValueError(
+                f"min_counts = {list(least)}: need 1 for unigrams, which all words have, and no "
+                "less for an n-gram than for a shorter one, which is its history"
             )
 
 
@@ -315,7 +326,13 @@ def target_graph_settings(
     evaluation: EvaluationConfig, lattices: LatticeTargetsConfig
 ) -> dict[str, Any]:
     """Return all that decides the graph and its scales, besides the inputs."""
-    of_model = ("acoustic_scale", "ngram_order", "smoothing", *LANGUAGE_MODEL_SETTINGS)
+    of_model = (
+        "acoustic_scale",
+        "ngram_order",
+        "smoothing",
+        "min_counts",
+        *LANGUAGE_MODEL_SETTINGS,
+    )
     resolved = plain(evaluation)
     return {
         "evaluation": {name: resolved[name] for name in of_model},
