@@ -16,11 +16,13 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache, partial
 from importlib import metadata
 from itertools import accumulate
+from pathlib import Path
 from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any, overload
 
 from infra.settings import printable
 from infra.spark.task_resources import local_folder
+from infra.store.host_files import host_file
 from infra.store.object_store import ObjectNotFound, ObjectStore, join_uri, read_checked
 from pipeline.records import Tally
 from pipeline.runs.names import (
@@ -285,6 +287,11 @@ def read_output(store: ObjectStore, run_uri: str, output: Output) -> bytes:
     """Read an object that a manifest names, and check its digest."""
     remedy = "the object was altered or damaged: run its step again into a new --run"
     return _read_whole(store, output.uri(run_uri), output.sha256, remedy)
+
+
+def output_on_host(store: ObjectStore, run_uri: str, output: Output) -> Path:
+    """Return this host's copy of an object that a manifest names, for all processes to map."""
+    return host_file(store, output.uri(run_uri), output.sha256)
 
 
 def read_part(store: ObjectStore, run_uri: str, part: OutputPart) -> bytes:

@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
-from typing import Annotated, NamedTuple, TypeVar
+from pathlib import Path
+from typing import Annotated, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import kaldi_decoder
 import kaldifst
@@ -19,6 +20,7 @@ from jaxtyping import Float32, Int32, Int64
 
 from infra.bounded_process import BoundedProcess, CallError
 from infra.settings import Range, check_ranges
+from training.decode.const_fst import ConstFst
 from training.decode.graph import DecodingGraph
 from training.decode.lexicon import SILENCE_ID, Lexicon
 from training.decode.senones import SenoneTree
@@ -69,7 +71,7 @@ class StreamingSearch:
 
     def restart(self) -> None:
         """Begin a new utterance."""
-        self._search = kaldi_decoder.FasterDecoder(self._graph.fst, self._options)
+        self._search = kaldi_decoder.FasterDecoder(self._graph.kaldi_fst, self._options)
         self._search.init_decoding()
 
     def advance(self, log_likelihoods: Float32[np.ndarray, "frames senones"]) -> None:
@@ -152,6 +154,18 @@ class SearchError(ValueError):
     """SearchError reports an utterance whose search took too long, or ended its process."""
 
 
+@runtime_checkable
+class GraphSource(Protocol):
+    """GraphSource opens a graph in another process of this host, which has its open `files`."""
+
+    @property
+    def files(self) -> tuple[int, ...]:
+        """Return the descriptors of files that the other process needs."""
+
+    def read(self) -> DecodingGraph:
+        """Open the graph."""
+
+
 class GraphFile:
     """GraphFile holds a decoding graph in a file without name, for processes on this host.
 
@@ -161,28 +175,27 @@ class GraphFile:
     def __init__(self, graph: DecodingGraph) -> None:
         file = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the object
         weakref.finalize(self, file.close)
-        self.descriptor = file.fileno()
-        if not graph.fst.write(_path(self.descriptor)):
-            need = f"need room for a graph of {graph.fst.num_states} states: set TMPDIR"
-            raise OSError(f"{tempfile.gettempdir()} cannot be written: {need}")
-        self.read = partial(_read, self.descriptor, graph.words, graph.num_senones)
+        self.files = (file.fileno(),)
+        try:
+            graph.fst.write(file)
+            file.flush()
+        except OSError as error:
+            need = f"need room for a graph of {len(graph.fst.states)} states: set TMPDIR"
+            raise OSError(f"{tempfile.gettempdir()} cannot be written: {need}") from error
+        self.read = partial(_read, file.fileno(), graph.words, graph.num_senones)
 
 
 def _read(descriptor: int, words: tuple[str, ...], num_senones: int) -> DecodingGraph:
     """Read a graph in a process that has the file open."""
-    return DecodingGraph(kaldifst.StdVectorFst.read(_path(descriptor)), words, num_senones)
-
-
-def _path(descriptor: int) -> str:
-    return f"/dev/fd/{descriptor}"
+    return DecodingGraph(ConstFst.mapped(Path(f"/dev/fd/{descriptor}")), words, num_senones)
 
 
 class SearchProcess(BoundedProcess[DecodingGraph]):
     """SearchProcess searches one graph, utterance by utterance, in a process of its own."""
 
-    def __init__(self, graph: GraphFile) -> None:
-        super().__init__(graph.read, (graph.descriptor,))
-        self._graph = graph  # its file is needed for each start of the process
+    def __init__(self, graph: GraphSource) -> None:
+        super().__init__(graph.read, graph.files)
+        self._graph = graph  # its files are needed for each start of the process
 
     def search(self, function: Callable[[DecodingGraph], T], num_frames: int) -> T:
         """Return what `function` finds in the graph for an utterance of so many low-rate frames.

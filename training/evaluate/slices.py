@@ -23,7 +23,8 @@ from pipeline.splicing import num_low_rate_frames
 from training.align.labelled import read_lexicon
 from training.align.network_alignment import batched_log_likelihoods, read_tree
 from training.decode.decoder import DecoderConfig
-from training.decode.graph import DecodingGraph, GrammarWeights, decoding_graph
+from training.decode.grammar import GrammarWeights
+from training.decode.graph import DecodingGraph, decoding_graph
 from training.decode.lexicon import Lexicon
 from training.decode.senones import SenoneTree
 from training.models.store import TrainedModel, load_model

@@ -39,7 +39,8 @@ from pipeline.settings import ExtractionConfig, MeanNormalization
 from pipeline.steps.features import MIN_FRAMES, audio_objects
 from training.align.labelled import read_lexicon
 from training.align.network_alignment import read_tree
-from training.decode.graph import GrammarWeights, decoding_graph
+from training.decode.grammar import GrammarWeights
+from training.decode.graph import decoding_graph
 from training.decode.lexicon import SILENCE_ID
 from training.evaluate.language_model import LanguageModelFiles
 from training.evaluate.tuning import recipe_settings, tuned_settings
@@ -292,7 +293,7 @@ def export_model(
         settings = tuned_settings(store, run_uri)[name]
     tree = read_tree(store, run_uri)
     exported = ExportedSettings(
-        format=1,
+        format=2,
         name=name,
         precision=precision,
         engine=recipe.features.engine,

@@ -164,7 +164,7 @@ def search_lattice(
         raise ValueError("log-likelihoods are not finite: check the acoustic model's output")
     if not len(log_likelihoods):
         raise LatticeError("0 frames: too short for one low-rate frame")
-    may_widen = graph.fst.num_states <= MAX_STATES_TO_WIDEN
+    may_widen = len(graph.fst.states) <= MAX_STATES_TO_WIDEN
     for widening in range(MAX_WIDENINGS + 1 if may_widen else 1):
         config = kaldi_decoder.LatticeSimpleDecoderConfig(
             beam=beams.beam * 2**widening,
@@ -172,7 +172,7 @@ def search_lattice(
             # kaldi-decoder determinizes nothing: it hands out no determinized lattice.
             determinize_lattice=False,
         )
-        search = kaldi_decoder.LatticeSimpleDecoder(graph.fst, config)
+        search = kaldi_decoder.LatticeSimpleDecoder(graph.kaldi_fst, config)
         search.decode(kaldi_decoder.DecodableCtc(log_likelihoods))
         # Without a final state, kaldi-decoder would take all states of the last frame for final.
         if math.isfinite(search.final_relative_cost()):
@@ -205,7 +205,7 @@ def reference_cost(graph: DecodingGraph, senones: Integer[np.ndarray, " frames"]
     options = kaldi_decoder.FasterDecoderOptions(
         beam=_REFERENCE_BEAM, max_active=np.iinfo(np.int32).max
     )
-    search = kaldi_decoder.FasterDecoder(graph.fst, options)
+    search = kaldi_decoder.FasterDecoder(graph.kaldi_fst, options)
     search.decode(kaldi_decoder.DecodableCtc(scores))
     found, path = search.get_best_path()
     if found and search.reached_final():

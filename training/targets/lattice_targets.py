@@ -20,7 +20,7 @@ from infra.store.object_store import ObjectStore
 from pipeline.kbest import KBest, KBestWithoutLattice, TeacherFailure, select_kbest
 from pipeline.records import Tally
 from pipeline.runs.engine import StepResult, StepRun, StepSpec, run_step
-from pipeline.runs.manifest import Manifest, Output, read_manifest, read_output
+from pipeline.runs.manifest import Manifest, read_manifest
 from pipeline.runs.names import (
     ALIGNMENT_STEP,
     BOOTSTRAP_STEP,
@@ -30,9 +30,11 @@ from pipeline.runs.names import (
 from pipeline.steps.targets import TeacherInput
 from training.align.labelled import read_lexicon
 from training.align.network_alignment import read_tree
-from training.decode.decoder import GraphFile, SearchError, SearchProcess
-from training.decode.graph import GrammarWeights, decode_graph, decoding_graph, encode_graph
+from training.decode.decoder import SearchError, SearchProcess
+from training.decode.grammar import GrammarWeights
+from training.decode.graph import decoding_graph
 from training.evaluate.language_model import LanguageModelFiles
+from training.evaluate.stored_graphs import StoredGraph, put_fst, put_words
 from training.evaluate.tuning import recipe_settings, tuned_settings
 from training.models.store import log_priors
 from training.sequence_training.forward_backward import interpolated_kbest
@@ -45,21 +47,10 @@ from training.settings.decoding import (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class StoredGraph:
-    """StoredGraph names the graph of a run that all tasks search."""
-
-    store: ObjectStore
-    run_uri: str
-    output: Output
-    num_senones: int
-
-
 @lru_cache(maxsize=1)
 def open_search(stored: StoredGraph) -> SearchProcess:
     """Start this process's search, or return it if the last one was of the same graph."""
-    data = read_output(stored.store, stored.run_uri, stored.output)
-    return SearchProcess(GraphFile(decode_graph(data, stored.num_senones)))
+    return SearchProcess(stored)
 
 
 Logits: TypeAlias = Float32[np.ndarray, "_frames senones"]
@@ -117,9 +108,9 @@ def open_lattice_teacher(
     `score` makes the logits, by servers of `serve_logits`.
     """
     built = read_manifest(store, run_uri, TARGETS_GRAPH_STEP)
-    (output,) = built.outputs
+    fst, words = built.outputs
     counts = read_manifest(store, run_uri, ALIGNMENT_STEP).statistic("senone_counts", list[int])
-    graph = StoredGraph(store, run_uri, output, len(counts))
+    graph = StoredGraph(store, run_uri, fst, words, len(counts))
     acoustic_scale = DecodingSettings.of(built.statistic("settings", dict[str, Any])).acoustic_scale
     priors = log_priors(counts).numpy()
     return LatticeTeacher(score, k, config, graph, acoustic_scale, priors, tail_samples)
@@ -156,13 +147,13 @@ def build_target_graph(
         weights = GrammarWeights(settings.language_model_scale, settings.insertion_penalty)
         arpa = language_model.arpa(settings.ngram_order)
         graph = decoding_graph(words, read_tree(store, run_uri), arpa, weights)
-        output = step.context.put_output("graph", ".txt.gz", encode_graph(graph), Tally())
+        outputs = put_fst(step.context, "graph", graph.fst), put_words(step.context, graph.words)
         statistics = {
             "settings": plain(settings),
-            "num_states": graph.fst.num_states,
+            "num_states": len(graph.fst.states),
             "language_model": dict(language_model.statistics),
         }
-        return step.lossless(Tally(), (output,), statistics)
+        return step.lossless(Tally(), outputs, statistics)
 
     config = target_graph_settings(evaluation, lattices)
     digests = {**lexicon.digests, **files.digests}

@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import cache
 
-import kaldifst
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -27,12 +26,12 @@ from tests.training.decode.small_ngrams import (
     histories_below,
 )
 from training.decode.arpa import read_arpa, restricted
-from training.decode.graph import GrammarWeights, ngram_grammar
+from training.decode.const_fst import ConstFst
+from training.decode.grammar import GrammarWeights, ngram_grammar
 from training.decode.lexicon import UNKNOWN
 from training.decode.ngrams import (
     NO_COUNTS,
     BackoffModel,
-    arpa_text,
     discounts_of,
     kneser_ney,
     witten_bell,
@@ -219,18 +218,19 @@ def test_bigram_by_hand() -> None:
     assert asked.probability(("a",), "b") == pytest.approx((3 + 2 * unigram) / (4 + 2), rel=1e-5)
 
 
-def _grammar_cost(grammar: kaldifst.StdVectorFst, sentence: Sequence[str]) -> float:
+def _grammar_cost(grammar: ConstFst, sentence: Sequence[str]) -> float:
     """Return the cost of the path that backs off only if it must; labels 1.. are words, 9 is #0."""
     state, cost = grammar.start, 0.0
     for word in [*sentence, None]:
         while True:
-            arcs = {arc.ilabel: arc for arc in kaldifst.ArcIterator(grammar, state)}
-            if word is None and math.isfinite(grammar.final(state).value):
-                return cost + float(grammar.final(state).value)
+            final_cost, first, num_arcs, *_ = grammar.states[state].tolist()
+            arcs = {arc[0]: arc for arc in grammar.arcs[first : first + num_arcs].tolist()}
+            if word is None and math.isfinite(final_cost):
+                return float(cost + final_cost)
             wanted = VOCABULARY.index(word) + 1 if word is not None else 9
-            arc = arcs.get(wanted) or arcs[9]
-            cost, state = cost + arc.weight.value, arc.nextstate
-            if arc.ilabel != 9:
+            label, _, arc_cost, state = arcs.get(wanted) or arcs[9]
+            cost += arc_cost
+            if label != 9:
                 break
     raise AssertionError
 
@@ -240,7 +240,7 @@ def test_grammar_scores_sentences_as_the_arpa_text_does(order: int) -> None:
     """The acceptor scores every sentence of up to three words as the ARPA reader does."""
     model = witten_bell(SENTENCES, VOCABULARY, order)
     word_ids = {word: i + 1 for i, word in enumerate(VOCABULARY)} | {"#0": 9}
-    grammar, asked = ngram_grammar(arpa_text(model), word_ids), Asked(model)
+    grammar, asked = ngram_grammar(model, word_ids), Asked(model)
     for length in range(4):
         for sentence in itertools.product(VOCABULARY, repeat=length):
             history: tuple[str, ...] = ("<s>",)
@@ -350,7 +350,7 @@ def test_foreign_words_are_dropped_and_counted() -> None:
     assert counts == (1, 2)
     assert found.num_missing_words == 1
     assert [*found.model] == [entry for entry in read(ARPA) if "wasp" not in entry.ngram]
-    ngram_grammar(arpa_text(found.model), {"a": 1, "b": 2, "bee": 3, "#0": 4})
+    ngram_grammar(found.model, {"a": 1, "b": 2, "bee": 3, "#0": 4})
 
 
 def test_a_model_without_words_or_ends_is_refused() -> None:
@@ -366,10 +366,13 @@ def test_a_model_without_words_or_ends_is_refused() -> None:
 def test_scale_and_insertion_penalty_enter_the_grammar() -> None:
     """The scale multiplies all costs of the model; the penalty is added to words alone."""
     word_ids = {"a": 1, "b": 2, "wasp": 3, "#0": 4}
-    grammar = ngram_grammar(ARPA, word_ids, GrammarWeights(scale=2.0, insertion_penalty=0.75))
-    arcs = {arc.ilabel: arc for arc in kaldifst.ArcIterator(grammar, grammar.start)}
+    grammar = ngram_grammar(
+        read_arpa(ARPA.splitlines()), word_ids, GrammarWeights(scale=2.0, insertion_penalty=0.75)
+    )
+    _, first, num_arcs, *_ = grammar.states[grammar.start].tolist()
+    arcs = {arc[0]: arc for arc in grammar.arcs[first : first + num_arcs].tolist()}
     nats = math.log(10)
-    assert arcs[1].weight.value == pytest.approx(2 * 0.25 * nats + 0.75, abs=1e-5)
-    assert arcs[4].weight.value == pytest.approx(2 * 0.3 * nats, abs=1e-5)
-    unigrams = arcs[4].nextstate
-    assert grammar.final(unigrams).value == pytest.approx(2 * 1 * nats, abs=1e-5)
+    assert arcs[1][2] == pytest.approx(2 * 0.25 * nats + 0.75, abs=1e-5)
+    assert arcs[4][2] == pytest.approx(2 * 0.3 * nats, abs=1e-5)
+    unigrams = arcs[4][3]
+    assert grammar.states["final_cost"][unigrams] == pytest.approx(2 * 1 * nats, abs=1e-5)

@@ -37,7 +37,8 @@ from tests.training.evaluate.oracle_run import (
     write_oracle_run,
 )
 from training.decode.decoder import DecoderConfig, decode
-from training.decode.graph import DecodingGraph, GrammarWeights, decoding_graph, encode_graph
+from training.decode.grammar import GrammarWeights
+from training.decode.graph import DecodingGraph, decoding_graph
 from training.decode.ngrams import witten_bell_arpa
 from training.evaluate import heldout, slices, tuning
 from training.evaluate.heldout import HypothesisTask, decode_slice, evaluate
@@ -200,7 +201,7 @@ def test_each_models_settings_decode_it(tmp_path: Path, monkeypatch: pytest.Monk
     search = heldout.best_path
 
     def noted(graph, scores, config):
-        searched[tasks[-1].model].add(encode_graph(graph))
+        searched[tasks[-1].model].add(graph.fst.to_bytes())
         spread[tasks[-1].model] |= set(np.ptp(scores, axis=1).round(3).tolist())
         return search(graph, scores, config)
 
@@ -213,7 +214,7 @@ def test_each_models_settings_decode_it(tmp_path: Path, monkeypatch: pytest.Monk
     assert Counter((each.model, each.settings) for each in tasks) == dict.fromkeys(
         CHOSEN.items(), 2
     )
-    assert searched == {name: {encode_graph(graph_at(each))} for name, each in CHOSEN.items()}
+    assert searched == {name: {graph_at(each).fst.to_bytes()} for name, each in CHOSEN.items()}
     assert len(set().union(*searched.values())) == len(CHOSEN)
     # The oracle's logits are 30 and 0, and its priors are uniform.
     assert spread == {name: {30 * each.acoustic_scale} for name, each in CHOSEN.items()}

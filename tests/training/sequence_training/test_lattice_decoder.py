@@ -1,5 +1,6 @@
 """Raw lattices hold the graph's own paths and costs; references cost what the graph says."""
 
+import math
 from collections import defaultdict
 from collections.abc import Iterator
 
@@ -16,7 +17,7 @@ from tests.training.decode.toy_language import (
     toy_tree,
 )
 from tests.training.sequence_training.random_lattices import Path, paths_of, random_lattice, seeds
-from training.decode.graph import Arc, DecodingGraph, arcs_of, decoding_graph, final_costs_of
+from training.decode.graph import DecodingGraph, decoding_graph
 from training.decode.ngrams import witten_bell_arpa
 from training.sequence_training import lattice_decoder
 from training.sequence_training.lattice_decoder import (
@@ -43,19 +44,19 @@ def graph() -> DecodingGraph:
 
 def graph_paths(graph: DecodingGraph, num_frames: int) -> Iterator[Path]:
     """Yield every path of the decoding graph itself that reads so many frames."""
-    leaving: dict[int, list[Arc]] = defaultdict(list)
-    for arc in arcs_of(graph.fst):
-        leaving[arc.source].append(arc)
-    final_costs = final_costs_of(graph.fst)
+    leaving: dict[int, list[tuple[int, int, float, int]]] = defaultdict(list)
+    for source, arc in zip(graph.fst.sources.tolist(), graph.fst.arcs.tolist(), strict=True):
+        leaving[source].append(arc)
+    final_costs = graph.fst.states["final_cost"].tolist()
     todo: list[tuple[int, tuple[int, ...], float]] = [(graph.fst.start, (), 0.0)]
     while todo:
         state, senones, cost = todo.pop()
-        if len(senones) == num_frames and state in final_costs:
+        if len(senones) == num_frames and math.isfinite(final_costs[state]):
             yield Path(senones, cost + final_costs[state])
-        for arc in leaving[state]:
-            read = (*senones, arc.input_label - 1) if arc.input_label else senones
+        for label, _, arc_cost, target in leaving[state]:
+            read = (*senones, label - 1) if label else senones
             if len(read) <= num_frames:
-                todo.append((arc.target, read, cost + arc.cost))
+                todo.append((target, read, cost + arc_cost))
 
 
 def test_without_pruning_the_value_is_the_whole_graphs(graph: DecodingGraph) -> None:
@@ -107,9 +108,9 @@ def test_large_graphs_are_not_searched_with_wider_beams(
 ) -> None:
     """A wide beam may keep every state: a graph of one state too many is searched once."""
     scores = oracle_log_likelihoods(senones_of(["see"], TREE)[:2], TREE.num_senones, 20.0)
-    monkeypatch.setattr(lattice_decoder, "MAX_STATES_TO_WIDEN", graph.fst.num_states)
+    monkeypatch.setattr(lattice_decoder, "MAX_STATES_TO_WIDEN", len(graph.fst.states))
     assert decode_lattice(graph, scores, LatticeConfig(2, 5.0, 1.0)).num_frames == 2
-    monkeypatch.setattr(lattice_decoder, "MAX_STATES_TO_WIDEN", graph.fst.num_states - 1)
+    monkeypatch.setattr(lattice_decoder, "MAX_STATES_TO_WIDEN", len(graph.fst.states) - 1)
     with pytest.raises(LatticeError, match=r"2 frames: no path within a beam of 5 ends"):
         decode_lattice(graph, scores, LatticeConfig(2, 5.0, 1.0))
 
