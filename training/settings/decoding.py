@@ -140,6 +140,20 @@ class TuningConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class FirstPassConfig:
+    """FirstPassConfig: the n-gram model by which all searches find lattices, to be rescored.
+
+    `pruning` is the share by which an n-gram that is removed may raise the perplexity (Stolcke
+    1998). A model of the user's own is pruned, and has its own order.
+    """
+
+    ngram_order: NgramOrder = 3
+    pruning: Annotated[float, Range(0, 1, zero="none")] = 1e-7
+
+    __post_init__ = check_ranges
+
+
+@dataclass(frozen=True, slots=True)
 class EvaluationConfig:
     """EvaluationConfig: the decoding of the held-out subset (003 VII-D).
 
@@ -157,6 +171,7 @@ class EvaluationConfig:
     min_counts: Annotated[tuple[MinCount, ...], Items(0, MAX_ORDER)] = ()
     language_model_text: Uri = ""
     arpa: Uri = ""
+    first_pass: FirstPassConfig = FirstPassConfig()
 
     def __post_init__(self) -> None:
         check_ranges(self)
@@ -320,6 +335,21 @@ def kbest_costs_settings(config: TargetsConfig, teacher: LabellingTeacher) -> di
         "versions": config.versions,
         "teacher": plain(teacher),
     }
+
+
+def rescoring_orders(
+    evaluation: EvaluationConfig, tuning: TuningConfig, lattices: LatticeTargetsConfig
+) -> tuple[int, ...]:
+    """Return the orders of all n-gram models that a run's lattices may be rescored by."""
+    stated = {evaluation.ngram_order, *tuning.ngram_orders, lattices.ngram_order}
+    return tuple(sorted(stated - {0}))
+
+
+def graph_settings(evaluation: EvaluationConfig, orders: Sequence[int]) -> dict[str, Any]:
+    """Return all that decides the graph and the grammars, besides the inputs."""
+    resolved = plain(evaluation)
+    of_model = ("first_pass", "smoothing", "min_counts", *LANGUAGE_MODEL_SETTINGS)
+    return {**{name: resolved[name] for name in of_model}, "ngram_orders": list(orders)}
 
 
 def target_graph_settings(
