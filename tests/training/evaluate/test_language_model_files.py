@@ -143,6 +143,15 @@ def test_a_gzip_is_the_file_that_it_holds(run: Path, setting: str) -> None:
     assert packed_arpa == plain_arpa
 
 
+@pytest.mark.parametrize("min_counts", [(2, 2), (1, 3, 2)])
+def test_least_counts_that_would_leave_histories_out_are_refused(
+    min_counts: tuple[int, ...],
+) -> None:
+    """All words have a unigram, and what is listed has its history and suffix listed."""
+    with pytest.raises(ValueError, match=r"min_counts = .*: need 1 for unigrams, .* and no less"):
+        replace(PLAIN, min_counts=min_counts)
+
+
 def test_a_text_for_a_given_model_is_refused() -> None:
     """A given model is estimated from no text, so a recipe names one of them."""
     with pytest.raises(ValueError, match=r"arpa = 'a' and language_model_text = 't': need one"):
