@@ -3,7 +3,6 @@
 import json
 from pathlib import Path
 
-from infra.store.object_store import ObjectStore
 from pipeline.runs.names import GRAPH_STEP
 from tests.job_programs import RunJob
 from tests.training.targets.unlabelled_toy_run import write_unlabelled_toy_run
@@ -30,4 +29,4 @@ def test_the_job_builds_what_evaluation_and_tuning_may_ask_for(
     said = json.loads(first.out)
     assert (said["status"], list(said["manifests"])) == ("done", [GRAPH_STEP])
     assert json.loads(second.out)["status"] == "nothing to do"
-    assert list(BuiltGraphs.of(ObjectStore((run_uri,)), run_uri).rescoring) == [1, 2, 3]
+    assert list(BuiltGraphs.of(store, run_uri).rescoring) == [1, 2, 3]
