@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from training.decode.arpa import RestrictedModel
     from training.decode.ngrams import BackoffModel
 
-MAX_BYTES = 64 * 2**20
-"""The largest ARPA or text that is read, some 2 million n-grams or 12 million words.
+MAX_BYTES = 2**30
+"""The largest file that is read; a gzip has it for its contents."""
 
-A gzip has it for its contents.
-"""
+MAX_WORDS = 12_000_000
+"""The most words of a text from which models are estimated."""
 
 _GZIP = b"\x1f\x8b"
 
@@ -110,13 +110,25 @@ class LanguageModelFile:
     def sentences(self, words: Collection[str]) -> list[list[str]]:
         """Read it as text, a sentence a line; UNKNOWN replaces words that a lexicon lacks.
 
-        ValueError where it has none of the lexicon's words.
+        ValueError where it has none of the lexicon's words, and where it has too many of all.
         """
-        found = _known(filter(None, map(str.split, self.lines())), words)
+        found = _known(self._split_lines(), words)
         if num_unknown(found) == sum(map(len, found)):
             need = "need the lexicon's spelling, capitals too"
             raise ValueError(f"{self.uri}: a text without any word of lexicon.txt: {need}")
         return found
+
+    def _split_lines(self) -> Iterator[list[str]]:
+        num_words = 0
+        for line in self.lines():
+            if words := line.split():
+                num_words += len(words)
+                if num_words > MAX_WORDS:
+                    raise ValueError(
+                        f"{self.uri}: more than {MAX_WORDS:,} words: need fewer, as memory holds "
+                        "all of them: estimate from a part of the text, or give an ARPA"
+                    )
+                yield words
 
 
 def _known(sentences: Iterable[Sequence[str]], words: Collection[str]) -> list[list[str]]:
