@@ -22,9 +22,7 @@ def private_folder(name: str) -> Path:
     ours.mkdir(mode=0o700, exist_ok=True)
     status = ours.lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
-        raise PermissionError(
-            f"{ours}: need a directory that is ours alone (mode 700): remove it"
-        )
+        raise PermissionError(f"{ours}: need a directory that is ours alone (mode 700): remove it")
     return ours
 
 

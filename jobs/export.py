@@ -39,7 +39,7 @@ def export(job: Job) -> Answer:
         "file": str(path),
         "bytes": num_bytes,
         "network_bytes": len(exported.network),
-        "graph_states": exported.graph.fst.num_states,
+        "graph_states": len(exported.graph.fst.states),
     }
     lines = [f"{path}: {name} in {precision}, {num_bytes:,} bytes"]
     if job.arguments.score:

@@ -37,6 +37,7 @@ from pipeline.runs.names import (
     DEV,
     DEV_ALIGNMENT_STEP,
     EVALUATION_STEP,
+    GRAPH_STEP,
     HELDOUT,
     INGEST_STEP,
     KBEST_COSTS_STEP,
@@ -140,6 +141,7 @@ class Step:
 
 INGEST, SELECT_UTTERANCES, EXTRACT_FEATURES = "ingest", "select_utterances", "extract_features"
 BOOTSTRAP, TRAIN_ALIGNER, REALIGN = "bootstrap", "train_aligner", "realign"
+BUILD_GRAPH = "build_graph"
 TRAIN_BASELINE, TRAIN_TEACHER = "train_baseline", "train_teacher"
 GENERATE_TARGETS, REPARTITION, TRAIN_STUDENT = "generate_targets", "repartition", "train_student"
 EVALUATE, CERTIFY, REPORT = "evaluate", "certify", "report"
@@ -212,6 +214,24 @@ def _realignments(recipe: "Recipe") -> list[Written]:
 
     of_rounds = [aligned(each.writes, features_step(LABELLED), each.aligner) for each in rounds]
     return [*of_rounds, aligned(DEV_ALIGNMENT_STEP, of_dev, ALIGNER)]
+
+
+def _graph(recipe: "Recipe") -> list[Written]:
+    from training.settings.decoding import (  # noqa: PLC0415 - imports NumPy
+        graph_settings,
+        rescoring_orders,
+    )
+
+    orders = rescoring_orders(recipe.evaluation, recipe.tuning, recipe.targets.lattices)
+    return [
+        Written(
+            GRAPH_STEP,
+            (ALIGNMENT_STEP, BOOTSTRAP_STEP),
+            graph_settings(recipe.evaluation, orders),
+            holds_utterances=False,
+            in_increment="labelled",
+        )
+    ]
 
 
 def _trained(fit: "Fit") -> Written:
@@ -369,6 +389,7 @@ _ROWS = (
     Step(BOOTSTRAP, "Spark", _bootstrap, volume=bootstrap),
     Step(TRAIN_ALIGNER, "torchrun", _aligners, trains=ALIGNER, has_device=True, volume=training),
     Step(REALIGN, "Spark", _realignments, has_device=True, volume=realignment),
+    Step(BUILD_GRAPH, "python", _graph),
     Step(TRAIN_BASELINE, "torchrun", _baseline, trains=BASELINE, has_device=True, volume=training),
     Step(TRAIN_TEACHER, "torchrun", _teachers, trains=TEACHER, has_device=True, volume=training),
     Step(GENERATE_TARGETS, "Spark", _targets, reads_audio=True, volume=labelling),

@@ -12,6 +12,7 @@ import shutil
 import stat
 import time
 from contextlib import suppress
+from io import BufferedIOBase
 from pathlib import Path
 from tempfile import mkstemp
 from typing import BinaryIO
@@ -57,13 +58,13 @@ def _is_whole(path: Path, sha256: str) -> bool:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
     except OSError:
         return False
-    with open(descriptor, "rb") as file:
+    with os.fdopen(descriptor, "rb") as file:
         status = os.fstat(descriptor)
         is_ours = status.st_uid == os.getuid() and not status.st_mode & 0o022
         return is_ours and stat.S_ISREG(status.st_mode) and _digest(file) == sha256
 
 
-def _digest(file: BinaryIO) -> str:
+def _digest(file: BufferedIOBase) -> str:
     return hashlib.file_digest(file, "sha256").hexdigest()
 
 
@@ -71,7 +72,7 @@ def _fetch(store: ObjectStore, uri: str, path: Path) -> None:
     def copy(source: BinaryIO) -> None:
         descriptor, name = mkstemp(dir=path.parent, prefix=f"{path.name}.")
         try:
-            with open(descriptor, "r+b") as file:
+            with os.fdopen(descriptor, "r+b") as file:
                 shutil.copyfileobj(source, file, _BLOCK_BYTES)
                 file.flush()
                 file.seek(0)

@@ -37,7 +37,14 @@ pytestmark = pytest.mark.timeout(2400)
 
 STEPS = (
     *("ingest", "select_utterances", "extract_features", "bootstrap", "train_aligner", "realign"),
-    *("train_baseline", "train_teacher", "generate_targets", "repartition", "train_student"),
+    *(
+        "build_graph",
+        "train_baseline",
+        "train_teacher",
+        "generate_targets",
+        "repartition",
+        "train_student",
+    ),
     *("evaluate", "certify", "report"),
 )
 MODELS = {"baseline", "teacher", "student"}

@@ -50,7 +50,7 @@ def ngram_grammar(
     ids = {**word_ids, START: _START_LABEL, END: _END_LABEL}
     labels = np.array([ids[word] for word in model.words], np.int32)[model.ngrams["word"]]
     labels[0] = _START_LABEL  # the empty n-gram ends in no word either
-    histories, suffixes = model.ngrams["history"].copy(), model.backed_off()[0]
+    histories, suffixes = model.ngrams["history"].copy(), model.suffixes()
     histories[0] = 0
     has_state = np.zeros(len(histories), np.bool_)
     has_state[histories] = True

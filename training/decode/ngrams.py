@@ -9,7 +9,6 @@ too, leaves more for unseen words after a history that many kinds of words follo
 from array import array
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -65,30 +64,37 @@ class BackoffModel:
         """Return first, one element more than n-grams: those of history h are first[h:h + 2]."""
         return np.searchsorted(self.ngrams["history"], np.arange(len(self.ngrams) + 1))
 
-    def backed_off(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return for each n-gram its longest listed proper suffix, and log10 P(w | h less a word).
+    def suffixes(self) -> np.ndarray:
+        """Return the longest listed proper suffix of each n-gram, to which it backs off.
 
-        As a history, an n-gram backs off to that suffix. Both are 0 for the empty n-gram; for
-        unigrams the probability is 0 too.
+        The empty n-gram is that of all unigrams, and its own.
         """
-        shorter = np.zeros(len(self.ngrams), np.int32)
-        log_probabilities = np.zeros(len(self.ngrams))
+        suffixes = np.zeros(len(self.ngrams), np.int32)
         keys = ngram_keys(self.ngrams["history"], self.ngrams["word"], len(self.words))
         for length in range(2, self.order + 1):
             rows = np.arange(self.starts[length], self.starts[length + 1])
-            states = shorter[self.ngrams["history"][rows]]
+            states = suffixes[self.ngrams["history"][rows]]
             # Every word has a unigram, so the search ends at the empty history at the latest.
             while len(rows):
                 wanted = ngram_keys(states, self.ngrams["word"][rows], len(self.words))
                 found = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
                 is_found = keys[found] == wanted
-                ended = rows[is_found]
-                shorter[ended] = found[is_found]
-                log_probabilities[ended] += self.ngrams["log_probability"][found[is_found]]
-                rows, states = rows[~is_found], states[~is_found]
-                log_probabilities[rows] += self.ngrams["log_backoff"][states]
-                states = shorter[states]
-        return shorter, log_probabilities
+                suffixes[rows[is_found]] = found[is_found]
+                rows, states = rows[~is_found], suffixes[states[~is_found]]
+        return suffixes
+
+    def backed_off(self, suffixes: np.ndarray, length: int) -> np.ndarray:
+        """Return log10 P(w | h less its first word) of all n-grams hw of `length` words, 2 or more.
+
+        `suffixes` are those of the model.
+        """
+        some, history = self.of_length(length), self.ngrams["history"]
+        targets, states = suffixes[some], suffixes[history[some]]
+        log_probabilities: np.ndarray = self.ngrams["log_probability"][targets]
+        while len(rows := np.flatnonzero(states != history[targets])):
+            log_probabilities[rows] += self.ngrams["log_backoff"][states[rows]]
+            states[rows] = suffixes[states[rows]]
+        return log_probabilities
 
     def restricted_to(self, is_kept: np.ndarray) -> "BackoffModel":
         """Keep some n-grams, with their histories; words of dropped unigrams leave the model."""
@@ -259,7 +265,7 @@ def witten_bell(
     words that occurs less than min_counts[n - 1] times is not listed, and leaves its mass to
     shorter n-grams; the last element holds for all longer ones. As in KenLM, whose `--prune` has
     one less, counts are those of the text, and discounts those of all n-grams. Raises ValueError
-    for words outside the vocabulary, for no sentences, and for decreasing `min_counts`.
+    for words outside the vocabulary, and for no sentences.
     """
     words = _words(vocabulary)
     levels = _count(sentences, words, order)
@@ -325,11 +331,10 @@ def _interpolated(
 
 
 def _least_counts(min_counts: Sequence[int], order: int) -> list[int]:
-    """Return the least count of each length, 0 of unigrams; ValueError for one that decreases."""
+    """Return the least count of each length, which is 0 for unigrams."""
     least = [*min_counts[:order]] or [1]
-    if least[0] != 1 or any(one > other for one, other in pairwise(least)):
-        remedy = "need 1 for unigrams, and no less for an n-gram than for a shorter one"
-        raise ValueError(f"min_counts = {list(min_counts)}: {remedy}")
+    assert least[0] == 1, "all words have a unigram"
+    assert least == sorted(least), "a history is no rarer than what it begins"
     return [0, *least[1:], *least[-1:] * (order - len(least))]
 
 

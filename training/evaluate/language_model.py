@@ -3,12 +3,12 @@
 import gzip
 import io
 import zlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from infra.store.object_store import ObjectStore
 from infra.store.uris import resolve_audio
@@ -17,17 +17,17 @@ from pipeline.runs.commit import StepContext
 from pipeline.runs.manifest import Output, sha256
 from pipeline.runs.names import LANGUAGE_MODEL_SETTINGS
 from training.decode.lexicon import UNKNOWN, Lexicon
-from training.settings.decoding import EvaluationConfig
+from training.settings.decoding import EvaluationConfig, Smoothing
 
 if TYPE_CHECKING:
     from training.decode.arpa import RestrictedModel
     from training.decode.ngrams import BackoffModel
 
-MAX_BYTES = 64 * 2**20
-"""The largest ARPA or text that is read, some 2 million n-grams or 12 million words.
+MAX_BYTES = 2**30
+"""The largest file that is read; a gzip has it for its contents."""
 
-A gzip has it for its contents.
-"""
+MAX_WORDS = 12_000_000
+"""The most words of a text from which models are estimated."""
 
 _GZIP = b"\x1f\x8b"
 
@@ -110,13 +110,25 @@ class LanguageModelFile:
     def sentences(self, words: Collection[str]) -> list[list[str]]:
         """Read it as text, a sentence a line; UNKNOWN replaces words that a lexicon lacks.
 
-        ValueError where it has none of the lexicon's words.
+        ValueError where it has none of the lexicon's words, and where it has too many of all.
         """
-        found = _known(filter(None, map(str.split, self.lines())), words)
+        found = _known(self._split_lines(), words)
         if num_unknown(found) == sum(map(len, found)):
             need = "need the lexicon's spelling, capitals too"
             raise ValueError(f"{self.uri}: a text without any word of lexicon.txt: {need}")
         return found
+
+    def _split_lines(self) -> Iterator[list[str]]:
+        num_words = 0
+        for line in self.lines():
+            if words := line.split():
+                num_words += len(words)
+                if num_words > MAX_WORDS:
+                    raise ValueError(
+                        f"{self.uri}: more than {MAX_WORDS:,} words: need fewer, as memory holds "
+                        "all of them: estimate from a part of the text, or give an ARPA"
+                    )
+                yield words
 
 
 def _known(sentences: Iterable[Sequence[str]], words: Collection[str]) -> list[list[str]]:
@@ -136,19 +148,72 @@ def num_unknown(sentences: Iterable[Sequence[str]]) -> int:
     return sum(sentence.count(UNKNOWN) for sentence in sentences)
 
 
-@dataclass(frozen=True, slots=True)
-class LanguageModel:
-    """LanguageModel: `of_order(order)` returns a model; the user's own has its own order."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LanguageModel(ABC):
+    """LanguageModel: what a run's hypotheses are searched with, at the order that is asked for."""
 
-    of_order: "Callable[[int], BackoffModel]"
-    has_own_order: bool
     statistics: Mapping[str, Any]
+    has_own_order: ClassVar[bool]
+
+    @abstractmethod
+    def of_order(self, order: int) -> "BackoffModel":
+        """Return the model of an order, unpruned."""
+
+    @abstractmethod
+    def pruned(self, order: int, threshold: float) -> "BackoffModel":
+        """Return it without n-grams that change perplexity by less than a share, `threshold`."""
 
     def arpa(self, order: int) -> str:
         """Return the ARPA text of a model."""
         from training.decode.ngrams import arpa_text  # noqa: PLC0415 - imports NumPy
 
         return arpa_text(self.of_order(order))
+
+
+@dataclass(frozen=True, slots=True)
+class GivenModel(LanguageModel):
+    """GivenModel is the user's own, which has one order."""
+
+    model: "BackoffModel"
+    has_own_order: ClassVar[bool] = True
+
+    def of_order(self, order: int) -> "BackoffModel":
+        """Return the model as it is."""
+        del order
+        return self.model
+
+    def pruned(self, order: int, threshold: float) -> "BackoffModel":
+        """Take its own probabilities of histories: there are no counts."""
+        from training.decode.entropy_pruning import pruned  # noqa: PLC0415 - imports NumPy
+
+        del order
+        return pruned(self.model, threshold)
+
+
+@dataclass(frozen=True, slots=True)
+class EstimatedModels(LanguageModel):
+    """EstimatedModels are of sentences, which have UNKNOWN for words that are not in `words`."""
+
+    sentences: Sequence[Sequence[str]]
+    words: Collection[str]
+    smoothing: Smoothing
+    min_counts: Sequence[int]
+    has_own_order: ClassVar[bool] = False
+
+    def of_order(self, order: int) -> "BackoffModel":
+        """Estimate a model."""
+        from training.decode.ngrams import kneser_ney, witten_bell  # noqa: PLC0415 - imports NumPy
+
+        estimate = {"witten_bell": witten_bell, "kneser_ney": kneser_ney}[self.smoothing]
+        return estimate(self.sentences, self.words, order, self.min_counts)
+
+    def pruned(self, order: int, threshold: float) -> "BackoffModel":
+        """Take Witten-Bell's probabilities of histories: Kneser-Ney's are of types, not tokens."""
+        from training.decode.entropy_pruning import pruned  # noqa: PLC0415 - imports NumPy
+        from training.decode.ngrams import witten_bell  # noqa: PLC0415 - imports NumPy
+
+        histories = witten_bell(self.sentences, self.words, order)
+        return pruned(self.of_order(order), threshold, histories)
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +252,6 @@ class LanguageModelFiles:
         ValueError for a malformed ARPA, with its line.
         """
         from training.align.labelled import labelled_transcripts  # noqa: PLC0415 - imports NumPy
-        from training.decode.ngrams import kneser_ney, witten_bell  # noqa: PLC0415 - imports NumPy
 
         words = lexicon.pronunciations.keys()
         if (arpa := self.by_setting.get("arpa")) is not None:
@@ -197,7 +261,7 @@ class LanguageModelFiles:
                 "num_dropped_ngrams": given.num_dropped_ngrams,
                 "num_missing_words": given.num_missing_words,
             }
-            return LanguageModel(lambda _: given.model, has_own_order=True, statistics=counts)
+            return GivenModel(given.model, statistics=counts)
         sentences = _known(labelled_transcripts(store, run_uri), words)
         statistics: dict[str, Any] = {}
         if (text := self.by_setting.get("language_model_text")) is not None:
@@ -208,11 +272,8 @@ class LanguageModelFiles:
                 "num_unknown_words": num_unknown(extra),
             }
             sentences += extra
-        estimate = {"witten_bell": witten_bell, "kneser_ney": kneser_ney}[config.smoothing]
-        return LanguageModel(
-            partial(estimate, sentences, lexicon.pronunciations),
-            has_own_order=False,
-            statistics=statistics,
+        return EstimatedModels(
+            sentences, words, config.smoothing, config.min_counts, statistics=statistics
         )
 
 

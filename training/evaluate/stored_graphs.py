@@ -5,12 +5,14 @@ which a host verifies, and a host fetches 200 MB once, in less time than gzip wo
 """
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from infra.store.object_store import ObjectStore
 from pipeline.records import Tally
 from pipeline.runs.commit import StepContext
-from pipeline.runs.manifest import Output, output_on_host, read_output
+from pipeline.runs.manifest import Output, output_on_host, read_manifest, read_output
+from pipeline.runs.names import GRAPH_STEP
 from training.decode.const_fst import ConstFst
 from training.decode.graph import DecodingGraph
 
@@ -43,3 +45,30 @@ class StoredGraph:
         words = json.loads(read_output(self.store, self.run_uri, self.words))
         fst = ConstFst.mapped(output_on_host(self.store, self.run_uri, self.fst))
         return DecodingGraph(fst, tuple(words), self.num_senones)
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltGraphs:
+    """BuiltGraphs are what a run's graph step made: the graph of the first pass, and grammars.
+
+    `first_pass` is the grammar of the graph, and `rescoring` are those of n-gram models by order; a
+    model of the user's own is that of each order. All are at scale 1, without insertion penalty.
+    """
+
+    graph: StoredGraph
+    first_pass: Output
+    rescoring: Mapping[int, Output]
+
+    @classmethod
+    def of(cls, store: ObjectStore, run_uri: str) -> "BuiltGraphs":
+        """Read what the run has; ObjectNotFound where its step has not run."""
+        built = read_manifest(store, run_uri, GRAPH_STEP)
+        fst, words, first_pass, *grammars = built.outputs
+        num_senones = built.statistic("num_senones", int)
+        places = built.statistic("grammars", dict[str, int])
+        rescoring = {int(order): grammars[place] for order, place in places.items()}
+        return cls(StoredGraph(store, run_uri, fst, words, num_senones), first_pass, rescoring)
+
+    def grammar(self, output: Output) -> ConstFst:
+        """Map one of the grammars."""
+        return ConstFst.mapped(output_on_host(self.graph.store, self.graph.run_uri, output))

@@ -5,6 +5,7 @@ Development speakers choose some of the decoding's values: `TuningConfig` lists 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from itertools import pairwise
 from typing import Annotated, Any, Literal, TypeAlias, get_type_hints
 
 from infra.settings import IMPLIED, Items, Range, Text, canonical_json, check_ranges, plain
@@ -77,6 +78,7 @@ Scales: TypeAlias = Annotated[tuple[AcousticScale, ...], Items(0, MAX_VALUES)]
 """Scales of the acoustic or of the language model, which have one range."""
 
 Smoothing = Literal["witten_bell", "kneser_ney"]
+MinCount = Annotated[int, Range(1, 1_000_000)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,11 +141,27 @@ class TuningConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class FirstPassConfig:
+    """FirstPassConfig: the n-gram model by which all searches find lattices, to be rescored.
+
+    `pruning` is the share by which an n-gram that is removed may raise the perplexity (Stolcke
+    1998). A model of the user's own is pruned, and has its own order.
+    """
+
+    ngram_order: NgramOrder = 3
+    pruning: Annotated[float, Range(0, 1, zero="none")] = 1e-7
+
+    __post_init__ = check_ranges
+
+
+@dataclass(frozen=True, slots=True)
 class EvaluationConfig:
     """EvaluationConfig: the decoding of the held-out subset (003 VII-D).
 
     The n-gram model is of the labelled transcripts, and of `language_model_text` where that names
-    a file. `arpa` names a model to use in its place. Both are names in the corpus, or URIs.
+    a file. It lists n-grams of n words that occur min_counts[n - 1] times at least; the last
+    element holds for longer ones. `arpa` names a model to use in its place. Both are names in the
+    corpus, or URIs.
     """
 
     ngram_order: NgramOrder
@@ -151,8 +169,10 @@ class EvaluationConfig:
     beam: Beam
     max_active: MaxActive
     smoothing: Smoothing = "witten_bell"
+    min_counts: Annotated[tuple[MinCount, ...], Items(0, MAX_ORDER)] = ()
     language_model_text: Uri = ""
     arpa: Uri = ""
+    first_pass: FirstPassConfig = FirstPassConfig()
 
     def __post_init__(self) -> None:
         check_ranges(self)
@@ -160,6 +180,12 @@ class EvaluationConfig:
             raise ValueError(
                 f"arpa = {self.arpa!r} and language_model_text = {self.language_model_text!r}: "
                 "need one of them: a given model is estimated from no text"
+            )
+        least = self.min_counts or (1,)
+        if least[0] != 1 or any(one > other for one, other in pairwise(least)):
+            raise ValueError(
+                f"min_counts = {list(least)}: need 1 for unigrams, which all words have, and no "
+                "less for an n-gram than for a shorter one, which is its history"
             )
 
 
@@ -314,11 +340,32 @@ def kbest_costs_settings(config: TargetsConfig, teacher: LabellingTeacher) -> di
     }
 
 
+def rescoring_orders(
+    evaluation: EvaluationConfig, tuning: TuningConfig, lattices: LatticeTargetsConfig
+) -> tuple[int, ...]:
+    """Return the orders of all n-gram models that a run's lattices may be rescored by."""
+    stated = {evaluation.ngram_order, *tuning.ngram_orders, lattices.ngram_order}
+    return tuple(sorted(stated - {0}))
+
+
+def graph_settings(evaluation: EvaluationConfig, orders: Sequence[int]) -> dict[str, Any]:
+    """Return all that decides the graph and the grammars, besides the inputs."""
+    resolved = plain(evaluation)
+    of_model = ("first_pass", "smoothing", "min_counts", *LANGUAGE_MODEL_SETTINGS)
+    return {**{name: resolved[name] for name in of_model}, "ngram_orders": list(orders)}
+
+
 def target_graph_settings(
     evaluation: EvaluationConfig, lattices: LatticeTargetsConfig
 ) -> dict[str, Any]:
     """Return all that decides the graph and its scales, besides the inputs."""
-    of_model = ("acoustic_scale", "ngram_order", "smoothing", *LANGUAGE_MODEL_SETTINGS)
+    of_model = (
+        "acoustic_scale",
+        "ngram_order",
+        "smoothing",
+        "min_counts",
+        *LANGUAGE_MODEL_SETTINGS,
+    )
     resolved = plain(evaluation)
     return {
         "evaluation": {name: resolved[name] for name in of_model},

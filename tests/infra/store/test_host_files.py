@@ -74,9 +74,7 @@ def test_other_object_is_refused(stored: tuple[ObjectStore, str, str]) -> None:
     assert [each.suffix for each in host_files.host_files_folder().iterdir()] == [".lock"]
 
 
-def test_folder_of_others_is_refused(
-    stored: tuple[ObjectStore, str, str], tmp_path: Path
-) -> None:
+def test_folder_of_others_is_refused(stored: tuple[ObjectStore, str, str], tmp_path: Path) -> None:
     (tmp_path / f"megahour-files-{os.getuid()}").mkdir(mode=0o755)
     with pytest.raises(PermissionError, match=r"need a directory that is ours alone .*: remove it"):
         host_file(*stored)
@@ -124,7 +122,7 @@ def test_processes_share_what_they_map(stored: tuple[ObjectStore, str, str]) -> 
 
 def map_whole(path: str, connection: Connection) -> None:
     """Map a file, read all of it, and wait."""
-    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapped:
+    with Path(path).open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapped:
         assert len(hashlib.sha256(mapped).digest())
         connection.send("mapped")
         time.sleep(600)

@@ -16,6 +16,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.training.decode.small_ngrams import (
+    PREDICTED,
+    VOCABULARY,
+    Asked,
+    Sentences,
+    Words,
+    corpora,
+    histories_below,
+)
 from training.decode.arpa import read_arpa, restricted
 from training.decode.const_fst import ConstFst
 from training.decode.grammar import GrammarWeights, ngram_grammar
@@ -28,22 +37,16 @@ from training.decode.ngrams import (
     witten_bell,
 )
 
-VOCABULARY = ["a", "b", "c", "d"]
-Sentences = list[list[str]]
-Words = tuple[str, ...]
-
-corpora = st.lists(
-    st.lists(st.sampled_from([*VOCABULARY[:3], UNKNOWN]), max_size=7), min_size=1, max_size=12
-)
-
 
 class Reference:
     """Reference computes each probability from the sentences, without any stored table."""
 
-    def __init__(self, sentences: Sentences, order: int) -> None:
+    def __init__(
+        self, sentences: Sentences, order: int, min_counts: Sequence[int] = (1, 1, 1, 1, 1)
+    ) -> None:
         self.padded = [("<s>", *sentence, "</s>") for sentence in sentences]
-        self.order = order
-        self.predicted = [*VOCABULARY, "</s>"]
+        self.order, self.min_counts = order, min_counts
+        self.predicted = PREDICTED
         self.discounts = cache(self.discounts_of)
 
     def occurrences(self, words: Words) -> int:
@@ -85,34 +88,20 @@ class Reference:
             return lower
         discount = self.discounts(len(history) + 1)
         own = self.count((*history, word))
-        gamma = sum(discount[min(each, 3)] for each in counts) / sum(counts)
-        return max(own - discount[min(own, 3)], 0) / sum(counts) + gamma * lower
+        are_listed = [self.is_listed((*history, each)) for each in self.predicted]
+        gamma = sum(
+            discount[min(each, 3)] if is_listed else each
+            for each, is_listed in zip(counts, are_listed, strict=True)
+        ) / sum(counts)
+        kept = own - discount[min(own, 3)] if self.is_listed((*history, word)) else 0
+        return kept / sum(counts) + gamma * lower
+
+    def is_listed(self, words: Words) -> bool:
+        return len(words) == 1 or self.occurrences(words) >= self.min_counts[len(words) - 1]
 
 
 def read(text: str) -> BackoffModel:
     return read_arpa(io.StringIO(text))
-
-
-class Arpa:
-    """Arpa answers from the listed n-grams alone: it backs off until the n-gram is listed."""
-
-    def __init__(self, model: BackoffModel) -> None:
-        self.entries = {entry.ngram: entry for entry in model}
-
-    def probability(self, history: Words, word: str) -> float:
-        if (entry := self.entries.get((*history, word))) is not None:
-            return 10**entry.log_probability
-        weight = 10 ** self.entries[history].log_backoff if history in self.entries else 1.0
-        return weight * self.probability(history[1:], word)
-
-
-def histories_below(order: int) -> list[Words]:
-    return [
-        words
-        for length in range(order)
-        for words in itertools.product(["<s>", *VOCABULARY], repeat=length)
-        if "<s>" not in words[1:]
-    ]
 
 
 @settings(max_examples=40, deadline=None)
@@ -121,9 +110,9 @@ def test_probabilities_sum_to_one_after_every_history(
     sentences: Sentences, order: int, estimate: Callable[[Sentences, list[str], int], BackoffModel]
 ) -> None:
     """Probabilities sum to one to 1e-6 after every history, seen or not; all are above 0."""
-    arpa = Arpa(estimate(sentences, VOCABULARY, order))
+    asked = Asked(estimate(sentences, VOCABULARY, order))
     for history in histories_below(min(order, 4)):
-        each = [arpa.probability(history, word) for word in [*VOCABULARY, "</s>"]]
+        each = [asked.probability(history, word) for word in PREDICTED]
         assert min(each) > 0
         assert sum(each) == pytest.approx(1, abs=1e-6)
 
@@ -132,12 +121,41 @@ def test_probabilities_sum_to_one_after_every_history(
 @given(corpora, st.integers(1, 3))
 def test_every_probability_is_the_published_one(sentences: Sentences, order: int) -> None:
     """A direct recursion of the formula gives the same P(w | h) for every word and history."""
-    arpa = Arpa(kneser_ney(sentences, VOCABULARY, order))
+    asked = Asked(kneser_ney(sentences, VOCABULARY, order))
     reference = Reference(sentences, order)
     for history in histories_below(order):
-        for word in [*VOCABULARY, "</s>"]:
+        for word in PREDICTED:
             expected = reference.probability(history, word)
-            assert arpa.probability(history, word) == pytest.approx(expected, rel=1e-6)
+            assert asked.probability(history, word) == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("min_counts", [(1, 1, 2), (1, 2, 2), (1, 2, 3)])
+def test_rare_ngrams_leave_their_mass_to_shorter_ones(min_counts: tuple[int, ...]) -> None:
+    """As in KenLM: by counts of the text, discounts of all n-grams; listed are the others alone."""
+    words = random.Random(5)
+    sentences = [words.choices(VOCABULARY, [6, 3, 2, 1], k=words.randint(1, 6)) for _ in range(25)]
+    model = kneser_ney(sentences, VOCABULARY, 3, min_counts)
+    asked, reference = Asked(model), Reference(sentences, 3, min_counts)
+    everything = {entry.ngram for entry in kneser_ney(sentences, VOCABULARY, 3)}
+    frequent = {each for each in everything if reference.is_listed(each)}
+    assert asked.entries.keys() == frequent != everything
+    for history in histories_below(3):
+        for word in PREDICTED:
+            expected = reference.probability(history, word)
+            assert asked.probability(history, word) == pytest.approx(expected, rel=1e-6)
+
+
+@settings(max_examples=20, deadline=None)
+@given(corpora, st.integers(2, 4), st.sampled_from([kneser_ney, witten_bell]))
+def test_without_rare_ngrams_probabilities_sum_to_one(
+    sentences: Sentences,
+    order: int,
+    estimate: Callable[[Sentences, list[str], int, tuple[int, ...]], BackoffModel],
+) -> None:
+    """The last least count holds for all longer n-grams, here of three and four words."""
+    asked = Asked(estimate(sentences, VOCABULARY, order, (1, 1, 2)))
+    for history in histories_below(order):
+        assert asked.total(history) == pytest.approx(1, abs=1e-6)
 
 
 def test_a_corpus_with_all_counts_of_counts() -> None:
@@ -145,13 +163,13 @@ def test_a_corpus_with_all_counts_of_counts() -> None:
     words = random.Random(3)
     weights = [8, 4, 2, 1]
     sentences = [words.choices(VOCABULARY, weights, k=words.randint(2, 7)) for _ in range(40)]
-    arpa, reference = Arpa(kneser_ney(sentences, VOCABULARY, 4)), Reference(sentences, 4)
+    asked, reference = Asked(kneser_ney(sentences, VOCABULARY, 4)), Reference(sentences, 4)
     discounts = reference.discounts(4)
     assert len(set(discounts)) == 4
     for history in [("a", "b", "a"), ("<s>", "b", "c"), ("d", "a")]:
-        for word in [*VOCABULARY, "</s>"]:
+        for word in PREDICTED:
             expected = reference.probability(history, word)
-            assert arpa.probability(history, word) == pytest.approx(expected, rel=1e-6)
+            assert asked.probability(history, word) == pytest.approx(expected, rel=1e-6)
 
 
 def test_published_discounts() -> None:
@@ -185,7 +203,7 @@ def test_unknown_words_are_left_types_and_never_predicted() -> None:
     assert ("b", "a") in listed
     assert ("b", "a", "</s>") in listed
     assert all(UNKNOWN not in ngram for ngram in listed)
-    total = sum(Arpa(model).probability(("a",), word) for word in [*VOCABULARY, "</s>"])
+    total = sum(Asked(model).probability(("a",), word) for word in PREDICTED)
     assert math.isclose(total, 1, abs_tol=1e-6)
 
 
@@ -194,10 +212,10 @@ SENTENCES = [["a", "b"], ["a", "b", "c"], ["b"], [], ["a", "a", "b"]]
 
 def test_bigram_by_hand() -> None:
     """P(b | a) = (c(ab) + T(a) P(b)) / (N(a) + T(a)), P(b) = (c(b) + T / V) / (N + T)."""
-    arpa = Arpa(witten_bell(SENTENCES, VOCABULARY, 2))
+    asked = Asked(witten_bell(SENTENCES, VOCABULARY, 2))
     unigram = (4 + 4 / 5) / (14 + 4)  # a b c </s> occur, 14 tokens, 5 words with d
-    assert arpa.probability((), "b") == pytest.approx(unigram, rel=1e-5)
-    assert arpa.probability(("a",), "b") == pytest.approx((3 + 2 * unigram) / (4 + 2), rel=1e-5)
+    assert asked.probability((), "b") == pytest.approx(unigram, rel=1e-5)
+    assert asked.probability(("a",), "b") == pytest.approx((3 + 2 * unigram) / (4 + 2), rel=1e-5)
 
 
 def _grammar_cost(grammar: ConstFst, sentence: Sequence[str]) -> float:
@@ -222,14 +240,14 @@ def test_grammar_scores_sentences_as_the_arpa_text_does(order: int) -> None:
     """The acceptor scores every sentence of up to three words as the ARPA reader does."""
     model = witten_bell(SENTENCES, VOCABULARY, order)
     word_ids = {word: i + 1 for i, word in enumerate(VOCABULARY)} | {"#0": 9}
-    grammar, arpa = ngram_grammar(model, word_ids), Arpa(model)
+    grammar, asked = ngram_grammar(model, word_ids), Asked(model)
     for length in range(4):
         for sentence in itertools.product(VOCABULARY, repeat=length):
             history: tuple[str, ...] = ("<s>",)
             cost = 0.0
             for word in (*sentence, "</s>"):
                 context = history[max(0, len(history) - order + 1) :] if order > 1 else ()
-                cost -= math.log(arpa.probability(context, word))
+                cost -= math.log(asked.probability(context, word))
                 history = (*history, word)
             assert _grammar_cost(grammar, sentence) == pytest.approx(cost, abs=1e-3)
 
@@ -348,7 +366,9 @@ def test_a_model_without_words_or_ends_is_refused() -> None:
 def test_scale_and_insertion_penalty_enter_the_grammar() -> None:
     """The scale multiplies all costs of the model; the penalty is added to words alone."""
     word_ids = {"a": 1, "b": 2, "wasp": 3, "#0": 4}
-    grammar = ngram_grammar(read_arpa(ARPA.splitlines()), word_ids, GrammarWeights(scale=2.0, insertion_penalty=0.75))
+    grammar = ngram_grammar(
+        read_arpa(ARPA.splitlines()), word_ids, GrammarWeights(scale=2.0, insertion_penalty=0.75)
+    )
     _, first, num_arcs, *_ = grammar.states[grammar.start].tolist()
     arcs = {arc[0]: arc for arc in grammar.arcs[first : first + num_arcs].tolist()}
     nats = math.log(10)

@@ -16,6 +16,7 @@ from pipeline.runs.names import ALIGNMENT_STEP
 from pipeline.shards import Alignment, PartitionRow, write_partition
 from training.decode.lexicon import parse_lexicon
 from training.decode.ngrams import kneser_ney_arpa, witten_bell_arpa
+from training.evaluate import language_model
 from training.evaluate.language_model import MAX_BYTES, LanguageModelFiles
 from training.settings.decoding import EvaluationConfig
 
@@ -110,20 +111,31 @@ def test_files_outside_the_prefixes_are_refused(run: Path, tmp_path: Path) -> No
 
 
 def test_large_files_are_refused_before_they_are_read(run: Path) -> None:
-    """A file above 64 MiB is refused by its size, with a remedy."""
+    """A file above 1 GiB is refused by its size, with a remedy."""
     with (run / "corpus" / "huge.txt").open("wb") as file:
         file.truncate(MAX_BYTES + 1)
     with pytest.raises(ValueError, match=f"{MAX_BYTES + 1} bytes: need at most {MAX_BYTES}: prune"):
         files_of(run, replace(PLAIN, language_model_text="huge.txt"))
 
 
-def test_files_that_are_no_text_are_refused(run: Path) -> None:
+def test_texts_of_too_many_words_are_refused(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the bound a text is read; one word more is refused, with a remedy."""
+    (run / "corpus" / "long.txt").write_text("a b\nb\n\na b\n")
+    monkeypatch.setattr(language_model, "MAX_WORDS", 5)
+    arpa_of(run, replace(PLAIN, language_model_text="long.txt"))
+    monkeypatch.setattr(language_model, "MAX_WORDS", 4)
+    with pytest.raises(ValueError, match=r"long\.txt: more than 4 words: .* part of the text"):
+        arpa_of(run, replace(PLAIN, language_model_text="long.txt"))
+
+
+def test_files_that_are_no_text_are_refused(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A cut gzip, one that unpacks to too much, and another encoding are named, with a remedy."""
     (run / "corpus" / "packed.arpa").write_bytes(gzip.compress(b"a b\n" * 1000)[:-20])
     with pytest.raises(ValueError, match=r"packed\.arpa: no whole gzip file: "):
         arpa_of(run, replace(PLAIN, arpa="packed.arpa"))
-    (run / "corpus" / "bomb.txt").write_bytes(gzip.compress(bytes(MAX_BYTES + 1), 1))
-    with pytest.raises(ValueError, match=rf"unpacks to more than {MAX_BYTES} bytes: prune"):
+    monkeypatch.setattr(language_model, "MAX_BYTES", 2**20)
+    (run / "corpus" / "bomb.txt").write_bytes(gzip.compress(bytes(2**20 + 1), 1))
+    with pytest.raises(ValueError, match="unpacks to more than 1048576 bytes: prune"):
         arpa_of(run, replace(PLAIN, language_model_text="bomb.txt"))
     (run / "corpus" / "latin.txt").write_bytes("a b\nb \xfc\n".encode("latin-1"))
     with pytest.raises(ValueError, match=r"latin\.txt: line 2 is not UTF-8: convert it"):
@@ -141,6 +153,15 @@ def test_a_gzip_is_the_file_that_it_holds(run: Path, setting: str) -> None:
         arpa_of(run, replace(PLAIN, **{setting: name})) for name in ("plain", "packed")
     )
     assert packed_arpa == plain_arpa
+
+
+@pytest.mark.parametrize("min_counts", [(2, 2), (1, 3, 2)])
+def test_least_counts_that_would_leave_histories_out_are_refused(
+    min_counts: tuple[int, ...],
+) -> None:
+    """All words have a unigram, and what is listed has its history and suffix listed."""
+    with pytest.raises(ValueError, match=r"min_counts = .*: need 1 for unigrams, .* and no less"):
+        replace(PLAIN, min_counts=min_counts)
 
 
 def test_a_text_for_a_given_model_is_refused() -> None:
