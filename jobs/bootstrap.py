@@ -34,7 +34,7 @@ def run(job: Job) -> StepResults:
     check_phones(recipe, len(lexicon.phones))
     has_dev = DEV in subsets_of_run(job.store, job.run_uri, features_step)
     if has_dev and not job.has(DEV_ALIGNMENT_STEP):
-        check_transcripts(job.store, job.run_uri, DEV, lexicon, recipe.loss_budget)
+        check_transcripts(job.store, job.run_uri, DEV, lexicon, recipe.loss_budget, rule)
     with distribute_on_spark(job) as distribute:
         bootstrapped = bootstrap(
             job.store,

@@ -195,11 +195,12 @@ def vocabulary_notes(job: Job, lexicon: Lexicon) -> Iterator[str]:
     """
     if job.bases.runs:
         return
+    rule = job.recipe.corpus.unknown_words
     for subset, texts in _transcripts(job):
         unknown = UnknownWords.of(texts, lexicon)
         if subset != HELDOUT:
-            unknown.check_loss(lexicon, subset, job.recipe.loss_budget)
-        if note := unknown.note(lexicon, subset):
+            unknown.check_loss(lexicon, subset, job.recipe.loss_budget, rule)
+        if note := unknown.note(lexicon, subset, rule):
             yield note
 
 

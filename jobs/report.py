@@ -40,6 +40,7 @@ from jobs.report_page.wording import (
     recovery_statement,
     reductions,
     scopes,
+    unknown_words,
     with_all_parts,
 )
 from jobs.run_table import REPORT
@@ -133,9 +134,14 @@ Rows = list[list[str]]
 
 
 def format_table(report: Report) -> str:
-    """Format headline, word error rates, WERR, recovery, confidence, development rates and plan."""
+    """Format headline, unknown words, error rates, recovery, confidence, development and plan."""
     report = with_all_parts(report)
-    stated = (headline(report), certainty(report), recovery_statement(report))
+    stated = (
+        headline(report),
+        certainty(report),
+        recovery_statement(report),
+        unknown_words(report),
+    )
     blocks = [textwrap.fill(printable(text), LINE_WIDTH) for text in stated if text]
     blocks += _folded(_word_error_rows(report), least_width=7)
     for rows in (_recovery_rows, _confidence_rows, _development_rows, _plan_rows):

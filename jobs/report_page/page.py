@@ -32,6 +32,7 @@ from jobs.report_page.wording import (
     recovery_statement,
     reductions,
     scopes,
+    unknown_words,
     with_all_parts,
 )
 from pipeline.runs.names import BASELINE, STUDENT, section_of
@@ -295,7 +296,15 @@ FILTERS = (
     *(date, development_rates, development_words, duration, evaluated_models, frames_in_block),
     *(gain_on_baseline, headline),
     *(hours, in_order, interval, lost_ms, mean, models_and_oracle, number, probability),
-    *(recovery_statement, reductions, run_name, scopes, speaker_rates, unaccounted_ms),
+    *(
+        recovery_statement,
+        reductions,
+        run_name,
+        scopes,
+        speaker_rates,
+        unaccounted_ms,
+        unknown_words,
+    ),
     waterfall_bars,
 )
 """The functions that the layout applies to parts of the report."""

@@ -46,7 +46,7 @@ from training.evaluate.slices import (
     DecodingTask,
     ModelsToDecode,
     Slice,
-    count_unknown_words,
+    out_of_vocabulary,
     scored_pieces,
     slices,
 )
@@ -204,7 +204,7 @@ def evaluate(
 
     def score(step: StepRun) -> Manifest:
         words = lexicon.parse()
-        unknown = count_unknown_words(store, run_uri, features, words.pronunciations.keys())
+        unknown = out_of_vocabulary(store, run_uri, features, words.pronunciations.keys())
         settings = dict.fromkeys(models.names, recipe_settings(config))
         settings |= tuned_settings(store, run_uri) if is_tuned else {}
         language_model = files.model(store, run_uri, words, config)
@@ -222,13 +222,14 @@ def evaluate(
         decoded = decode_all(place, tasks, settings, models, config.acoustic_scale)
         num_senones = read_tree(store, run_uri).num_senones
         about: dict[str, Any] = {"decoding": plain(settings)} if is_tuned else {}
+        about["out_of_vocabulary"] = plain(unknown)
         about["models"] = {
             model: {"num_parameters": num_parameters(form, num_senones)}
             for model, form in models.forms.items()
         }
         statistics = {
             "language_model": dict(language_model.statistics),
-            "num_unknown_words": unknown,
+            "num_unknown_words": unknown.num_unknown,
         }
         return _scored(step, decoded, about, statistics)
 

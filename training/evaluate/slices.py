@@ -178,12 +178,25 @@ def scored_pieces(rows: Sequence[FeatureRow], model: TrainedModel) -> Iterator[P
         yield Piece(number, start // STACK, scores)
 
 
-def count_unknown_words(
+@dataclass(frozen=True, slots=True)
+class OutOfVocabulary:
+    """OutOfVocabulary: the words of transcripts, and those that no hypothesis has.
+
+    Each of these makes an error of every model. Types are different words.
+    """
+
+    num_words: int
+    num_unknown: int
+    num_types: int
+    num_unknown_types: int
+
+
+def out_of_vocabulary(
     store: ObjectStore, run_uri: str, features: str, known: Collection[str]
-) -> int:
+) -> OutOfVocabulary:
     """Count the words of a subset's transcripts that are not `known`; reads no features.
 
-    They are errors of every model. ValueError for a subset without utterances, or without words.
+    ValueError for a subset without utterances, or without words.
     """
     subset = features.rpartition("/")[2]
     outputs = read_manifest(store, run_uri, features).outputs
@@ -195,4 +208,10 @@ def count_unknown_words(
             counts.update(text.split())
     if not counts:
         raise ValueError(f"the {subset} subset has no words: list others in {subset}.speakers")
-    return sum(count for word, count in counts.items() if word not in known)
+    unknown = [count for word, count in counts.items() if word not in known]
+    return OutOfVocabulary(
+        num_words=counts.total(),
+        num_unknown=sum(unknown),
+        num_types=len(counts),
+        num_unknown_types=len(unknown),
+    )

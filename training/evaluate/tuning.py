@@ -29,7 +29,7 @@ from training.evaluate.slices import (
     ModelsToDecode,
     Piece,
     Slice,
-    count_unknown_words,
+    out_of_vocabulary,
     scored_pieces,
     slices,
 )
@@ -142,7 +142,7 @@ def tune(
 
     def choose(step: StepRun) -> Manifest:
         words = lexicon.parse()
-        count_unknown_words(store, run_uri, features, words.pronunciations.keys())
+        out_of_vocabulary(store, run_uri, features, words.pronunciations.keys())
         language_model = files.model(store, run_uri, words, config)
         start, grid = recipe_settings(config), tuning.grid()
         if language_model.has_own_order:

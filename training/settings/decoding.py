@@ -20,8 +20,11 @@ Beam = Annotated[float, Range(1e-3, 1e6)]
 MaxActive = Annotated[int, Range(2, 1_000_000_000)]
 Uri = Annotated[str, Text(0, 4096)]
 
-UnknownWordsRule = Literal["row", "spn"]
-"""Whether an utterance with a word that the lexicon lacks is a ledger row, or the word is noise."""
+UnknownWordsRule = Literal["row", "spn", "letters"]
+"""What becomes of a word of a transcript that the lexicon lacks.
+
+Its utterance is a ledger row, or it is aligned as spoken noise, or its letters make its phones.
+"""
 
 
 @dataclass(frozen=True)

@@ -61,7 +61,8 @@ MAX_SUB_EPOCHS = 100_000
 class CorpusConfig:
     """CorpusConfig: the corpus's folder (empty: <run>/corpus) and the prefixes of its audio.
 
-    An utterance to align with a word that the lexicon lacks is a ledger row, or the word is SPN.
+    An utterance to align with a word that the lexicon lacks is a ledger row; or the word is SPN, or
+    a word of the decoder too, whose letters make a pronunciation.
     """
 
     uri: Uri = ""

@@ -214,6 +214,12 @@ def whole_report() -> dict[str, Any]:
         "werr": dict(zip(PLACEMENTS, (20.7, 19.3, 18.3, 8.4, 7.5), strict=True)),
         "word_errors": {model: dict.fromkeys(PLACEMENTS, errors) for model in MODELS},
         "statistics": statistics(),
+        "out_of_vocabulary": {
+            "num_words": 6170,
+            "num_unknown": 253,
+            "num_types": 900,
+            "num_unknown_types": 130,
+        },
         "speakers": {
             f"speaker-{n:02d}": {
                 "reference_words": 300,

@@ -203,6 +203,31 @@ def test_unknown_words_may_be_aligned_as_spoken_noise(tmp_path: Path) -> None:
     assert not noise & set(aligned["utterance-08"])
 
 
+def test_letters_pronounce_unknown_words(tmp_path: Path) -> None:
+    """No utterance is lost; later steps read the phones that the bootstrap's manifest states."""
+    parts = with_a_wasp(shards(), "utterance-09")
+    bees = [
+        [replace(row, text=(row.text or "").replace("wasp", "bees")) for row in each]
+        for each in parts
+    ]
+    place = write_labelled(tmp_path, bees)
+    manifest = bootstrapped(place, unknown_words="letters").manifest
+    assert (manifest.tally_in, manifest.quarantined) == (manifest.tally_out, Tally())
+    made = manifest.statistics["made_pronunciations"]
+    lexicon = read_lexicon(*place, []).parse()
+    assert {word: lexicon.pronunciations[word] for word in made} == {"bees": ((*made["bees"],),)}
+    assert read_tree(*place[:2], BOOTSTRAP_STEP).phones == lexicon.phones
+    assert "utterance-09" in read_aligned(place, manifest)
+
+
+def test_words_of_other_letters_remain_unknown(tmp_path: Path) -> None:
+    """No word of the lexicon has a w, so nothing is made up, and the utterance is a row."""
+    place = write_labelled(tmp_path, with_a_wasp(shards(), "utterance-09"))
+    manifest = bootstrapped(place, 0.5, unknown_words="letters").manifest
+    assert manifest.quarantined.utterances == 1
+    assert "made_pronunciations" not in manifest.statistics
+
+
 def test_the_loss_budget_is_of_all_labelled_utterances(tmp_path: Path) -> None:
     """Eight of 24 are too short to align, though a draw of some seconds has two of them."""
     first, *rest = shards()

@@ -233,6 +233,12 @@ def test_words_outside_the_lexicon_are_errors(
     run = write_oracle_run(tmp_path, monkeypatch, rows)
     manifest = run_evaluation(run)
     assert manifest.statistics["num_unknown_words"] == 1
+    assert scores_of(run)["out_of_vocabulary"] == {
+        "num_words": 3,
+        "num_unknown": 1,
+        "num_types": 3,
+        "num_unknown_types": 1,
+    }
     scores = scores_of(run)
     assert scores["word_errors"]["teacher"]["DP1"]["substitutions"] == 1
     assert "DP1" not in scores["frame_accuracy"]["teacher"]  # nothing there is aligned
