@@ -171,6 +171,10 @@ def _language_notes(by_step: Mapping[str, Job], arguments: argparse.Namespace) -
         from jobs.ingest_sources import require_usable_manifests  # noqa: PLC0415 - imports NumPy
 
         require_usable_manifests(by_step[INGEST])
+    if arguments.transcripts:
+        from jobs.ingest_sources import transcripts_of  # noqa: PLC0415 - imports NumPy
+
+        transcripts_of(by_step[INGEST])
     if lexicon is None and (arguments.manifest or arguments.ingested):
         _require_lexicon(by_step[SELECT_UTTERANCES], arguments)
     if lexicon is not None and has_new_lexicon(arguments):

@@ -156,6 +156,7 @@ def extract_utterance(
         storage=config.storage,
         audio_form=decoded.audio_form,
         audio_part=utterance.part,
+        hypotheses=utterance.hypotheses,
     )
 
 
