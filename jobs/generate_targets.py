@@ -4,33 +4,44 @@ megahour generate_targets --recipe demo --run runs/demo
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
 
 from infra.devices.device_pool import DevicePool
-from infra.settings import canonical_json
+from infra.settings import ConfigurationError, canonical_json
 from jobs.cli.command_line import Step, StepResults, main
 from jobs.cli.job import Job, require_unlabelled
 from jobs.cli.spark_steps import distribute_on_spark
 from jobs.run_table import GENERATE_TARGETS
 from pipeline.kbest import joined
 from pipeline.runs.engine import Distribute, StepResult
-from pipeline.runs.manifest import subsets_of_run
+from pipeline.runs.manifest import read_manifest, subsets_of_run
 from pipeline.runs.names import (
+    ALIGNMENT_STEP,
     DEV,
     ONLY_ROUND,
     TARGETS_GRAPH_STEP,
     TARGETS_TUNING_STEP,
     TEACHER,
+    UNLABELLED,
     TargetsRound,
     features_step,
     model_step,
     targets_rounds,
 )
 from pipeline.steps.audio_source import AudioSource
-from pipeline.steps.targets import FeatureSource, FrameSource, Teacher, generate_targets
+from pipeline.steps.features import WITH_HYPOTHESES
+from pipeline.steps.ingestion import TRANSCRIPTS
+from pipeline.steps.targets import (
+    SEARCH_ENGINES,
+    FeatureSource,
+    FrameSource,
+    Teacher,
+    generate_targets,
+)
+from training.align.labelled import read_lexicon
 from training.align.network_alignment import read_tree
 from training.evaluate.slices import ModelsToDecode
 from training.evaluate.tuning import tune
@@ -38,6 +49,9 @@ from training.settings.decoding import OwnTeacherConfig
 from training.targets.lattice_targets import build_target_graph, open_lattice_teacher
 from training.targets.own_teacher import check_untrained
 from training.targets.teacher import PooledTeacher, kept_logits, kept_targets
+from training.targets.text_normalization import check_language
+from training.targets.transcript_targets import TranscriptPlace, open_transcript_teacher
+from training.targets.transcript_tuning import TuningPlace, tune_transcripts, tuned_transcripts
 
 IDLE_TIMEOUT_S = 20.0
 SEARCH_IDLE_TIMEOUT_S = 120.0
@@ -47,8 +61,17 @@ SEARCH_IDLE_TIMEOUT_S = 120.0
 def run(job: Job) -> StepResults:
     """Label all unlabelled feature shards, in each round whose teachers are trained."""
     require_unlabelled(job)
+    if aligns(job):
+        require_transcripts(job)
     with distribute_on_spark(job) as distribute:
-        made = prepare_search(job, distribute) if searches(job) else []
+        made, graphs, digests = list[StepResult](), tuple[str, ...](), dict[str, str]()
+        if searches(job):
+            made, graphs = prepare_search(job, distribute), (TARGETS_GRAPH_STEP,)
+        if aligns(job):
+            made = prepare_alignment(job, distribute)
+            graphs = tuple(each.manifest.step for each in made)
+            read = [ALIGNMENT_STEP]
+            digests |= read_lexicon(job.store, job.run_uri, job.corpus_uri, read).digests
         for targets_round, models in due_rounds(job):
             labels = labels_of(job, models)
             result = generate_targets(
@@ -58,10 +81,12 @@ def run(job: Job) -> StepResults:
                 teacher_of(job, labels),
                 distribute,
                 models,
-                graphs=(TARGETS_GRAPH_STEP,) if searches(job) else (),
+                graphs=graphs,
                 loss_budget=job.recipe.loss_budget,
                 targets_round=targets_round,
                 source=labels.source,
+                engines=engines_of(job),
+                digests=digests,
             )
             made.append(result)
         return made
@@ -70,6 +95,28 @@ def run(job: Job) -> StepResults:
 def searches(job: Job) -> bool:
     """Return whether the targets are of lattices, which each task decodes."""
     return job.recipe.targets.source == "lattice"
+
+
+def aligns(job: Job) -> bool:
+    """Return whether the targets are of recognizers' transcripts, which each task aligns."""
+    return job.recipe.targets.source == "transcripts"
+
+
+def require_transcripts(job: Job) -> None:
+    """Raise ConfigurationError if no recognizer heard anything in the unlabelled speech."""
+    check_language(job.recipe.targets.transcripts.language)
+    if not has_transcripts(job, UNLABELLED):
+        features = features_step(UNLABELLED)
+        remedy = f"ingest with {TRANSCRIPTS} NAME=URI or pred_text into a new --run"
+        said = f"no utterance of {features} has what a recognizer heard"
+        raise ConfigurationError(f"targets.source = 'transcripts': {said}: {remedy}")
+
+
+def engines_of(job: Job) -> tuple[str, ...]:
+    """Return the distributions that the targets depend on beside the teacher's."""
+    if aligns(job):
+        return (*SEARCH_ENGINES, "num2words")
+    return SEARCH_ENGINES if searches(job) else ()
 
 
 def due_rounds(job: Job) -> Iterator[tuple[TargetsRound, Sequence[str]]]:
@@ -96,6 +143,34 @@ def prepare_search(job: Job, distribute: Distribute) -> list[StepResult]:
         step = TARGETS_TUNING_STEP
         tuned = [tune(store, run_uri, corpus_uri, evaluation, recipe.tuning, models, step)]
     return [*tuned, build_target_graph(store, run_uri, corpus_uri, evaluation, lattices, model)]
+
+
+def prepare_alignment(job: Job, distribute: Distribute) -> list[StepResult]:
+    """Choose thresholds on the development speakers, if recognizers heard some.
+
+    A teacher of the user's own aligns by the recipe's: a model of the run is asked.
+    """
+    place, config = transcript_place(job), job.recipe.targets.transcripts
+    if not (config.tuned and job.recipe.num_teachers and has_transcripts(job, DEV)):
+        return []
+    model = job.recipe.labelling_models(ONLY_ROUND)[0]
+    scale = config.acoustic_scale or job.recipe.evaluation.acoustic_scale
+    tuning = TuningPlace(place, scale, model, job.recipe.models.of(TEACHER))
+    return [tune_transcripts(tuning, distribute)]
+
+
+def transcript_place(job: Job) -> TranscriptPlace:
+    """Return where transcripts are aligned, by the recipe's settings."""
+    config = job.recipe.targets.transcripts
+    return TranscriptPlace(job.store, job.run_uri, job.corpus_uri, config)
+
+
+def has_transcripts(job: Job, subset: str) -> bool:
+    """Return whether recognizers heard something in a subset's speech."""
+    if subset not in subsets_of_run(job.store, job.run_uri, features_step):
+        return False
+    features = read_manifest(job.store, job.run_uri, features_step(subset))
+    return bool(features.statistic(WITH_HYPOTHESES, int, 0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,16 +209,23 @@ def teacher_of(job: Job, labels: Labels) -> Teacher:
     """Return what a task labels by: the servers of the teachers, one a device, and a search."""
     config = job.recipe.targets
     columns = {"k": str(config.k), "tail_samples": str(config.tail_samples)}
+    needs_logits = searches(job) or aligns(job)
     pool = DevicePool(
-        factory=labels.logits if searches(job) else labels.targets,
-        arguments=labels.arguments if searches(job) else {**columns, **labels.arguments},
+        factory=labels.logits if needs_logits else labels.targets,
+        arguments=labels.arguments if needs_logits else {**columns, **labels.arguments},
         devices=job.cluster.devices,
         batch_frames=config.request_frames,
-        idle_timeout_s=SEARCH_IDLE_TIMEOUT_S if searches(job) else IDLE_TIMEOUT_S,
+        idle_timeout_s=SEARCH_IDLE_TIMEOUT_S if needs_logits else IDLE_TIMEOUT_S,
     )
-    if not searches(job):
+    if not needs_logits:
         return PooledTeacher(pool, config.windows, partial(kept_targets, config), joined)
     score = PooledTeacher(pool, config.windows, kept_logits, np.concatenate)
+    if aligns(job):
+        place, evaluation = transcript_place(job), job.recipe.evaluation
+        if job.has(TARGETS_TUNING_STEP):
+            tuned = read_manifest(job.store, job.run_uri, TARGETS_TUNING_STEP)
+            place = replace(place, config=tuned_transcripts(place.config, tuned))
+        return open_transcript_teacher(place, score, config.k, evaluation, config.tail_samples)
     return open_lattice_teacher(
         job.store, job.run_uri, score, config.k, config.lattices, config.tail_samples
     )
@@ -160,8 +242,10 @@ STEP = Step(
     "targets.source = 'lattice' each task also decodes its utterances with the language model of "
     "the evaluation, at settings tuned on the development speakers where the corpus has some, and "
     "the lattices' state posteriors enter the targets. An utterance without a "
-    "lattice keeps the teacher's own; loss_budget bounds how many these may be. Of several rounds "
-    "(targets.rounds) it makes those whose teachers are trained.",
+    "lattice keeps the teacher's own; loss_budget bounds how many these may be. With "
+    "targets.source = 'transcripts' what recognizers heard (ingest --transcripts, or pred_text of "
+    "manifests) is aligned by the teacher, and enters the targets where it is no garbage. Of "
+    "several rounds (targets.rounds) it makes those whose teachers are trained.",
     run=run,
 )
 

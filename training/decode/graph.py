@@ -201,13 +201,13 @@ def decoding_graph(
 
 def grammar_graph(lexicon: Lexicon, tree: SenoneTree, grammar: ConstFst) -> DecodingGraph:
     """Build HCLG of a grammar over the lexicon's words."""
-    return _senone_graph(lexicon, lexicon, word_table(lexicon), grammar, tree)
+    return senone_graph(lexicon, lexicon, word_table(lexicon), grammar, tree)
 
 
 def alignment_graph(lexicon: Lexicon, tree: SenoneTree, words: Sequence[str]) -> DecodingGraph:
     """Build HCLG for one known word sequence; raise ValueError for words the lexicon lacks."""
     spoken, table, grammar = _transcript(lexicon, words)
-    return _senone_graph(lexicon, spoken, table, grammar, tree)
+    return senone_graph(lexicon, spoken, table, grammar, tree)
 
 
 def monophone_graph(lexicon: Lexicon, words: Sequence[str], num_states: int) -> DecodingGraph:
@@ -254,13 +254,17 @@ def word_ids(lexicon: Lexicon) -> dict[str, int]:
     return {word: number for number, word in enumerate(word_table(lexicon))}
 
 
-def _senone_graph(
+def senone_graph(
     lexicon: Lexicon,
     spoken: Lexicon,
     words: tuple[str, ...],
     grammar: ConstFst,
     tree: SenoneTree,
 ) -> DecodingGraph:
+    """Build HCLG: the `spoken` words of a lexicon in the order of a grammar, by the tree's senones.
+
+    Labels of the grammar are positions in the table of `words`.
+    """
     if tree.phones != lexicon.phones:
         raise ValueError("the tree was grown for other phones: grow it again for this lexicon")
     transducer, disambiguation = _lexicon_transducer(
