@@ -50,7 +50,7 @@ FOREIGN = {
     "secretAccessor",
     "predict_batch_udf",
 }
-NOT_INSTALLED = re.compile(r"(import|from) (nemo)\b")
+NOT_INSTALLED = re.compile(r"(import|from) (faster_whisper|nemo)\b")
 """Other people's packages in examples, which no extra installs."""
 
 WORD = re.compile(r"\b(?:[A-Za-z]\w*_\w+|\w*[a-z][A-Z]\w*)\b")
