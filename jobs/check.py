@@ -147,6 +147,7 @@ def check(arguments: argparse.Namespace) -> tuple[Job, Sequence[str]]:
     notes = list(_host_notes(jobs, arguments.device, ranks.values()))
     _check_factories(jobs[0].recipe, ranks, by_step[GENERATE_TARGETS].cluster)
     _check_own_teacher(jobs[0].recipe)
+    _check_transcripts(jobs[0].recipe)
     _check_models(jobs[0].recipe, ranks)
     if arguments.ingested:
         reader = by_step[SELECT_UTTERANCES]
@@ -171,6 +172,10 @@ def _language_notes(by_step: Mapping[str, Job], arguments: argparse.Namespace) -
         from jobs.ingest_sources import require_usable_manifests  # noqa: PLC0415 - imports NumPy
 
         require_usable_manifests(by_step[INGEST])
+    if arguments.transcripts:
+        from jobs.ingest_sources import transcripts_of  # noqa: PLC0415 - imports NumPy
+
+        transcripts_of(by_step[INGEST])
     if lexicon is None and (arguments.manifest or arguments.ingested):
         _require_lexicon(by_step[SELECT_UTTERANCES], arguments)
     if lexicon is not None and has_new_lexicon(arguments):
@@ -429,6 +434,14 @@ def _check_own_teacher(recipe: Recipe) -> None:
             check_untrained(own)
         except ConfigurationError as error:
             raise ConfigurationError(f"targets: teacher: {error}") from error
+
+
+def _check_transcripts(recipe: Recipe) -> None:
+    """Raise ConfigurationError if transcripts are of a language whose numbers cannot be read."""
+    if recipe.targets.source == "transcripts":
+        from training.targets.text_normalization import check_language  # noqa: PLC0415 - NumPy
+
+        check_language(recipe.targets.transcripts.language)
 
 
 def _host_mebibytes() -> int:

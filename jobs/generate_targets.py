@@ -10,27 +10,38 @@ from functools import partial
 import numpy as np
 
 from infra.devices.device_pool import DevicePool
-from infra.settings import canonical_json
+from infra.settings import ConfigurationError, canonical_json
 from jobs.cli.command_line import Step, StepResults, main
 from jobs.cli.job import Job, require_unlabelled
 from jobs.cli.spark_steps import distribute_on_spark
 from jobs.run_table import GENERATE_TARGETS
 from pipeline.kbest import joined
 from pipeline.runs.engine import Distribute, StepResult
-from pipeline.runs.manifest import subsets_of_run
+from pipeline.runs.manifest import read_manifest, subsets_of_run
 from pipeline.runs.names import (
+    ALIGNMENT_STEP,
     DEV,
     ONLY_ROUND,
     TARGETS_GRAPH_STEP,
     TARGETS_TUNING_STEP,
     TEACHER,
+    UNLABELLED,
     TargetsRound,
     features_step,
     model_step,
     targets_rounds,
 )
 from pipeline.steps.audio_source import AudioSource
-from pipeline.steps.targets import FeatureSource, FrameSource, Teacher, generate_targets
+from pipeline.steps.features import WITH_HYPOTHESES
+from pipeline.steps.ingestion import TRANSCRIPTS
+from pipeline.steps.targets import (
+    SEARCH_ENGINES,
+    FeatureSource,
+    FrameSource,
+    Teacher,
+    generate_targets,
+)
+from training.align.labelled import read_lexicon
 from training.align.network_alignment import read_tree
 from training.evaluate.slices import ModelsToDecode
 from training.evaluate.tuning import tune
@@ -38,6 +49,8 @@ from training.settings.decoding import OwnTeacherConfig
 from training.targets.lattice_targets import build_target_graph, open_lattice_teacher
 from training.targets.own_teacher import check_untrained
 from training.targets.teacher import PooledTeacher, kept_logits, kept_targets
+from training.targets.text_normalization import check_language
+from training.targets.transcript_targets import TranscriptPlace, open_transcript_teacher
 
 IDLE_TIMEOUT_S = 20.0
 SEARCH_IDLE_TIMEOUT_S = 120.0
@@ -47,8 +60,14 @@ SEARCH_IDLE_TIMEOUT_S = 120.0
 def run(job: Job) -> StepResults:
     """Label all unlabelled feature shards, in each round whose teachers are trained."""
     require_unlabelled(job)
+    if aligns(job):
+        require_transcripts(job)
     with distribute_on_spark(job) as distribute:
         made = prepare_search(job, distribute) if searches(job) else []
+        digests = dict[str, str]()
+        if aligns(job):
+            read = [ALIGNMENT_STEP]
+            digests |= read_lexicon(job.store, job.run_uri, job.corpus_uri, read).digests
         for targets_round, models in due_rounds(job):
             labels = labels_of(job, models)
             result = generate_targets(
@@ -62,6 +81,8 @@ def run(job: Job) -> StepResults:
                 loss_budget=job.recipe.loss_budget,
                 targets_round=targets_round,
                 source=labels.source,
+                engines=engines_of(job),
+                digests=digests,
             )
             made.append(result)
         return made
@@ -70,6 +91,28 @@ def run(job: Job) -> StepResults:
 def searches(job: Job) -> bool:
     """Return whether the targets are of lattices, which each task decodes."""
     return job.recipe.targets.source == "lattice"
+
+
+def aligns(job: Job) -> bool:
+    """Return whether the targets are of recognizers' transcripts, which each task aligns."""
+    return job.recipe.targets.source == "transcripts"
+
+
+def require_transcripts(job: Job) -> None:
+    """Raise ConfigurationError if no recognizer heard anything in the unlabelled speech."""
+    check_language(job.recipe.targets.transcripts.language)
+    features = features_step(UNLABELLED)
+    if not read_manifest(job.store, job.run_uri, features).statistic(WITH_HYPOTHESES, int, 0):
+        remedy = f"ingest with {TRANSCRIPTS} NAME=URI or pred_text into a new --run"
+        said = f"no utterance of {features} has what a recognizer heard"
+        raise ConfigurationError(f"targets.source = 'transcripts': {said}: {remedy}")
+
+
+def engines_of(job: Job) -> tuple[str, ...]:
+    """Return the distributions that the targets depend on beside the teacher's."""
+    if aligns(job):
+        return (*SEARCH_ENGINES, "num2words")
+    return SEARCH_ENGINES if searches(job) else ()
 
 
 def due_rounds(job: Job) -> Iterator[tuple[TargetsRound, Sequence[str]]]:
@@ -134,16 +177,21 @@ def teacher_of(job: Job, labels: Labels) -> Teacher:
     """Return what a task labels by: the servers of the teachers, one a device, and a search."""
     config = job.recipe.targets
     columns = {"k": str(config.k), "tail_samples": str(config.tail_samples)}
+    needs_logits = searches(job) or aligns(job)
     pool = DevicePool(
-        factory=labels.logits if searches(job) else labels.targets,
-        arguments=labels.arguments if searches(job) else {**columns, **labels.arguments},
+        factory=labels.logits if needs_logits else labels.targets,
+        arguments=labels.arguments if needs_logits else {**columns, **labels.arguments},
         devices=job.cluster.devices,
         batch_frames=config.request_frames,
-        idle_timeout_s=SEARCH_IDLE_TIMEOUT_S if searches(job) else IDLE_TIMEOUT_S,
+        idle_timeout_s=SEARCH_IDLE_TIMEOUT_S if needs_logits else IDLE_TIMEOUT_S,
     )
-    if not searches(job):
+    if not needs_logits:
         return PooledTeacher(pool, config.windows, partial(kept_targets, config), joined)
     score = PooledTeacher(pool, config.windows, kept_logits, np.concatenate)
+    if aligns(job):
+        place = TranscriptPlace(job.store, job.run_uri, job.corpus_uri, config.transcripts)
+        evaluation = job.recipe.evaluation
+        return open_transcript_teacher(place, score, config.k, evaluation, config.tail_samples)
     return open_lattice_teacher(
         job.store, job.run_uri, score, config.k, config.lattices, config.tail_samples
     )
@@ -160,8 +208,10 @@ STEP = Step(
     "targets.source = 'lattice' each task also decodes its utterances with the language model of "
     "the evaluation, at settings tuned on the development speakers where the corpus has some, and "
     "the lattices' state posteriors enter the targets. An utterance without a "
-    "lattice keeps the teacher's own; loss_budget bounds how many these may be. Of several rounds "
-    "(targets.rounds) it makes those whose teachers are trained.",
+    "lattice keeps the teacher's own; loss_budget bounds how many these may be. With "
+    "targets.source = 'transcripts' what recognizers heard (ingest --transcripts, or pred_text of "
+    "manifests) is aligned by the teacher, and enters the targets where it is no garbage. Of "
+    "several rounds (targets.rounds) it makes those whose teachers are trained.",
     run=run,
 )
 

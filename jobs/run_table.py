@@ -281,7 +281,7 @@ def _targets(recipe: "Recipe") -> list[Written]:
         ]
         searched = (TARGETS_GRAPH_STEP,)
     labelled = partial(
-        Written, settings=plain(recipe.targets), hours_of=features, in_increment="extended"
+        Written, settings=recipe.targets.settings, hours_of=features, in_increment="extended"
     )
     return [
         *search,

@@ -116,13 +116,16 @@ class UnknownWords:
 
 def similar_words(words: Iterable[str], lexicon: Lexicon) -> dict[str, str]:
     """Return the lexicon's word for each that differs in case, apostrophe or Unicode form alone."""
-    plain = {word: _plain(word) for word in words}
+    plain = {word: plain_spelling(word) for word in words}
     wanted = set(plain.values())
-    known = {found: word for word in lexicon.pronunciations if (found := _plain(word)) in wanted}
+    known = {
+        found: word for word in lexicon.pronunciations if (found := plain_spelling(word)) in wanted
+    }
     return {word: known[form] for word, form in plain.items() if form in known}
 
 
-def _plain(word: str) -> str:
+def plain_spelling(word: str) -> str:
+    """Return what words share that differ in case, apostrophe or Unicode form alone."""
     if word.isascii():
         return word.casefold().replace("`", "'")
     unified = unicodedata.normalize("NFKC", word.translate(_APOSTROPHES)).casefold()

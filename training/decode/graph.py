@@ -247,15 +247,15 @@ def decoding_graph(
     lexicon: Lexicon, tree: SenoneTree, arpa: str, weights: GrammarWeights = AS_ESTIMATED
 ) -> DecodingGraph:
     """Build HCLG: word sequences of an ARPA language model over the lexicon's words."""
-    words = _word_table(lexicon)
+    words = word_table(lexicon)
     grammar = ngram_grammar(arpa, {word: number for number, word in enumerate(words)}, weights)
-    return _senone_graph(lexicon, lexicon, words, grammar, tree)
+    return senone_graph(lexicon, lexicon, words, grammar, tree)
 
 
 def alignment_graph(lexicon: Lexicon, tree: SenoneTree, words: Sequence[str]) -> DecodingGraph:
     """Build HCLG for one known word sequence; raise ValueError for words the lexicon lacks."""
     spoken, table, grammar = _transcript(lexicon, words)
-    return _senone_graph(lexicon, spoken, table, grammar, tree)
+    return senone_graph(lexicon, spoken, table, grammar, tree)
 
 
 def monophone_graph(lexicon: Lexicon, words: Sequence[str], num_states: int) -> DecodingGraph:
@@ -283,23 +283,28 @@ def _transcript(
         raise ValueError(NO_WORDS)
     words = lexicon.transcript(words)
     spoken = lexicon.restricted_to(words)
-    table = _word_table(spoken)
+    table = word_table(spoken)
     labels = map(table.index, words)
     arcs = [Arc(state, state + 1, label, label, 0.0) for state, label in enumerate(labels)]
     return spoken, table, compile_transducer(arcs, {len(words): 0.0})
 
 
-def _word_table(lexicon: Lexicon) -> tuple[str, ...]:
+def word_table(lexicon: Lexicon) -> tuple[str, ...]:
+    """Return a lexicon's words by id: an empty one first, and the back-off's at last."""
     return ("<eps>", *sorted(lexicon.pronunciations), BACKOFF_WORD)
 
 
-def _senone_graph(
+def senone_graph(
     lexicon: Lexicon,
     spoken: Lexicon,
     words: tuple[str, ...],
     grammar: kaldifst.StdVectorFst,
     tree: SenoneTree,
 ) -> DecodingGraph:
+    """Build HCLG: the `spoken` words of a lexicon in the order of a grammar, by the tree's senones.
+
+    Labels of the grammar are positions in the table of `words`.
+    """
     if tree.phones != lexicon.phones:
         raise ValueError("the tree was grown for other phones: grow it again for this lexicon")
     transducer, disambiguation = _lexicon_transducer(

@@ -281,19 +281,54 @@ class LatticeTargetsConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class TranscriptsConfig:
+    """TranscriptsConfig: what recognizers heard, aligned by the teacher, in the targets.
+
+    `weight` is the share of the alignment's state posteriors in the targets of a frame, beside the
+    teacher's own. Speech may be garbage in place of words, whose frames then keep the teacher's
+    own: at `garbage_cost` a frame, in nats below the best senone's log-likelihood. A word's
+    confidence is `agreement` times the share of the recognizers that have it, and the rest times
+    the mean of their scores; below `min_confidence` it is garbage.
+
+    An utterance of which more than the share `max_unknown` of the words are not in the lexicon, or
+    more than `max_garbage` of the frames are garbage, keeps the teacher's own, or is a ledger row.
+    """
+
+    language: Annotated[str, Text(2, 6, r"[a-z]{2,3}(_[A-Z]{2})?", "en")] = "en"
+    weight: Annotated[float, Range(0, 1)] = 0.9
+    acoustic_scale: Annotated[float, Range(1e-6, 1000, zero="the evaluation's")] = 0.0
+    garbage_cost: Annotated[float, Range(0, 1000)] = 3.0
+    scores: Literal["log_probability", "probability"] = "log_probability"
+    agreement: Annotated[float, Range(0, 1)] = 0.5
+    min_confidence: Annotated[float, Range(0, 1)] = 0.0
+    max_unknown: Annotated[float, Range(0, 1)] = 0.3
+    max_garbage: Annotated[float, Range(0, 1)] = 0.5
+    unaligned: Literal["teacher", "row"] = "teacher"
+
+    __post_init__ = check_ranges
+
+
+@dataclass(frozen=True, slots=True)
 class LabellingConfig(TargetsConfig):
-    """LabellingConfig: targets of the teacher's logits alone, or of its lattices too.
+    """LabellingConfig: targets of the teacher's logits alone, or of lattices or transcripts too.
 
     In each of the `rounds` after the first, a model of the teacher's form, trained on the targets
     of the round before as the student is, labels again. The first round's `teacher` is the run's
     own, or functions of the user's.
     """
 
-    source: Literal["logits", "lattice"] = "logits"
+    source: Literal["logits", "lattice", "transcripts"] = "logits"
     lattices: LatticeTargetsConfig = LatticeTargetsConfig()
+    transcripts: TranscriptsConfig = TranscriptsConfig()
     rounds: Annotated[int, Range(1, 5)] = 1
     windows: WindowsConfig = WindowsConfig()
     teacher: LabellingTeacher = TrainedTeacherConfig()
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Return what the manifest of the targets states: of transcripts if they are used."""
+        unused = () if self.source == "transcripts" else ("transcripts",)
+        return {name: value for name, value in plain(self).items() if name not in unused}
 
 
 def lattice_settings(config: LatticeConfig, acoustic_scale: float) -> dict[str, Any]:
