@@ -4,7 +4,7 @@ megahour generate_targets --recipe demo --run runs/demo
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -51,6 +51,7 @@ from training.targets.own_teacher import check_untrained
 from training.targets.teacher import PooledTeacher, kept_logits, kept_targets
 from training.targets.text_normalization import check_language
 from training.targets.transcript_targets import TranscriptPlace, open_transcript_teacher
+from training.targets.transcript_tuning import TuningPlace, tune_transcripts, tuned_transcripts
 
 IDLE_TIMEOUT_S = 20.0
 SEARCH_IDLE_TIMEOUT_S = 120.0
@@ -63,9 +64,12 @@ def run(job: Job) -> StepResults:
     if aligns(job):
         require_transcripts(job)
     with distribute_on_spark(job) as distribute:
-        made = prepare_search(job, distribute) if searches(job) else []
-        digests = dict[str, str]()
+        made, graphs, digests = list[StepResult](), tuple[str, ...](), dict[str, str]()
+        if searches(job):
+            made, graphs = prepare_search(job, distribute), (TARGETS_GRAPH_STEP,)
         if aligns(job):
+            made = prepare_alignment(job, distribute)
+            graphs = tuple(each.manifest.step for each in made)
             read = [ALIGNMENT_STEP]
             digests |= read_lexicon(job.store, job.run_uri, job.corpus_uri, read).digests
         for targets_round, models in due_rounds(job):
@@ -77,7 +81,7 @@ def run(job: Job) -> StepResults:
                 teacher_of(job, labels),
                 distribute,
                 models,
-                graphs=(TARGETS_GRAPH_STEP,) if searches(job) else (),
+                graphs=graphs,
                 loss_budget=job.recipe.loss_budget,
                 targets_round=targets_round,
                 source=labels.source,
@@ -101,8 +105,8 @@ def aligns(job: Job) -> bool:
 def require_transcripts(job: Job) -> None:
     """Raise ConfigurationError if no recognizer heard anything in the unlabelled speech."""
     check_language(job.recipe.targets.transcripts.language)
-    features = features_step(UNLABELLED)
-    if not read_manifest(job.store, job.run_uri, features).statistic(WITH_HYPOTHESES, int, 0):
+    if not has_transcripts(job, UNLABELLED):
+        features = features_step(UNLABELLED)
         remedy = f"ingest with {TRANSCRIPTS} NAME=URI or pred_text into a new --run"
         said = f"no utterance of {features} has what a recognizer heard"
         raise ConfigurationError(f"targets.source = 'transcripts': {said}: {remedy}")
@@ -139,6 +143,34 @@ def prepare_search(job: Job, distribute: Distribute) -> list[StepResult]:
         step = TARGETS_TUNING_STEP
         tuned = [tune(store, run_uri, corpus_uri, evaluation, recipe.tuning, models, step)]
     return [*tuned, build_target_graph(store, run_uri, corpus_uri, evaluation, lattices, model)]
+
+
+def prepare_alignment(job: Job, distribute: Distribute) -> list[StepResult]:
+    """Choose thresholds on the development speakers, if recognizers heard some.
+
+    A teacher of the user's own aligns by the recipe's: a model of the run is asked.
+    """
+    place, config = transcript_place(job), job.recipe.targets.transcripts
+    if not (config.tuned and job.recipe.num_teachers and has_transcripts(job, DEV)):
+        return []
+    model = job.recipe.labelling_models(ONLY_ROUND)[0]
+    scale = config.acoustic_scale or job.recipe.evaluation.acoustic_scale
+    tuning = TuningPlace(place, scale, model, job.recipe.models.of(TEACHER))
+    return [tune_transcripts(tuning, distribute)]
+
+
+def transcript_place(job: Job) -> TranscriptPlace:
+    """Return where transcripts are aligned, by the recipe's settings."""
+    config = job.recipe.targets.transcripts
+    return TranscriptPlace(job.store, job.run_uri, job.corpus_uri, config)
+
+
+def has_transcripts(job: Job, subset: str) -> bool:
+    """Return whether recognizers heard something in a subset's speech."""
+    if subset not in subsets_of_run(job.store, job.run_uri, features_step):
+        return False
+    features = read_manifest(job.store, job.run_uri, features_step(subset))
+    return features.statistic(WITH_HYPOTHESES, int, 0) > 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,8 +221,10 @@ def teacher_of(job: Job, labels: Labels) -> Teacher:
         return PooledTeacher(pool, config.windows, partial(kept_targets, config), joined)
     score = PooledTeacher(pool, config.windows, kept_logits, np.concatenate)
     if aligns(job):
-        place = TranscriptPlace(job.store, job.run_uri, job.corpus_uri, config.transcripts)
-        evaluation = job.recipe.evaluation
+        place, evaluation = transcript_place(job), job.recipe.evaluation
+        if job.has(TARGETS_TUNING_STEP):
+            tuned = read_manifest(job.store, job.run_uri, TARGETS_TUNING_STEP)
+            place = replace(place, config=tuned_transcripts(place.config, tuned))
         return open_transcript_teacher(place, score, config.k, evaluation, config.tail_samples)
     return open_lattice_teacher(
         job.store, job.run_uri, score, config.k, config.lattices, config.tail_samples

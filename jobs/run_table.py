@@ -266,13 +266,22 @@ def _teachers(recipe: "Recipe") -> list[Written]:
 
 
 def _targets(recipe: "Recipe") -> list[Written]:
-    from training.settings.decoding import target_graph_settings  # noqa: PLC0415 - imports NumPy
+    from training.settings.decoding import (  # noqa: PLC0415 - imports NumPy
+        target_graph_settings,
+        transcripts_tuning_settings,
+    )
 
     rounds, features = targets_rounds(recipe.targets.rounds), features_step(UNLABELLED)
     search, searched = list[Written](), tuple[str, ...]()
+    of_search = partial(Written, holds_utterances=False, in_increment="inherited")
+    tuned_by = (features_step(DEV), ALIGNMENT_STEP, *_labelling(recipe, rounds[0])[:1])
+    if recipe.targets.source == "transcripts":
+        config = recipe.targets.transcripts
+        scale = config.acoustic_scale or recipe.evaluation.acoustic_scale
+        tuned = transcripts_tuning_settings(config, scale)
+        search = [of_search(TARGETS_TUNING_STEP, tuned_by, tuned, is_optional=True)]
+        searched = (TARGETS_TUNING_STEP,)
     if recipe.targets.source == "lattice":
-        of_search = partial(Written, holds_utterances=False, in_increment="inherited")
-        tuned_by = (features_step(DEV), ALIGNMENT_STEP, *_labelling(recipe, rounds[0])[:1])
         graph_reads = (ALIGNMENT_STEP, BOOTSTRAP_STEP, TARGETS_TUNING_STEP)
         graph = target_graph_settings(recipe.evaluation, recipe.targets.lattices)
         search = [

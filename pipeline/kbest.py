@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Self
+from typing import TypeVar
 
 import numpy as np
 from jaxtyping import Float16, Float32, Int64, UInt16
@@ -46,6 +46,9 @@ class KBest:
         )
 
 
+K = TypeVar("K", bound="OwnKBest")
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class OwnKBest(KBest):
     """OwnKBest: the teacher's own k best, where others were asked for.
@@ -57,7 +60,7 @@ class OwnKBest(KBest):
     detail: str
 
     @classmethod
-    def of(cls, own: KBest, reason: str, detail: str) -> Self:
+    def of(cls: type[K], own: KBest, reason: str, detail: str) -> K:
         """Say why these targets are the teacher's own."""
         columns = own.senones, own.logits, own.log_z
         return cls(*columns, reason, detail, tail_samples=own.tail_samples)

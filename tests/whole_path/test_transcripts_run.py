@@ -25,6 +25,7 @@ pytestmark = pytest.mark.chaos
 OPTIONS = (
     *("--set", "student.trainer={name = 'synchronous'}"),
     *("--set", "teacher.trainer={name = 'synchronous'}"),
+    *("--set", "alignment.rounds=1"),
     *("--set", "targets.source='transcripts'"),
     *("--set", "targets.transcripts.max_garbage=0.9"),
 )

@@ -290,6 +290,9 @@ class TranscriptsConfig:
     confidence is `agreement` times the share of the recognizers that have it, and the rest times
     the mean of their scores; below `min_confidence` it is garbage.
 
+    Where recognizers heard development speakers and `tuned` says so, these choose `garbage_cost`,
+    `min_confidence` and `weight`.
+
     An utterance of which more than the share `max_unknown` of the words are not in the lexicon, or
     more than `max_garbage` of the frames are garbage, keeps the teacher's own, or is a ledger row.
     """
@@ -304,6 +307,7 @@ class TranscriptsConfig:
     max_unknown: Annotated[float, Range(0, 1)] = 0.3
     max_garbage: Annotated[float, Range(0, 1)] = 0.5
     unaligned: Literal["teacher", "row"] = "teacher"
+    tuned: bool = True
 
     __post_init__ = check_ranges
 
@@ -344,6 +348,11 @@ def kbest_costs_settings(config: TargetsConfig, teacher: LabellingTeacher) -> di
         "versions": config.versions,
         "teacher": plain(teacher),
     }
+
+
+def transcripts_tuning_settings(config: TranscriptsConfig, acoustic_scale: float) -> dict[str, Any]:
+    """Return all that decides the trials, besides the inputs."""
+    return {"transcripts": plain(config), "acoustic_scale": acoustic_scale}
 
 
 def target_graph_settings(

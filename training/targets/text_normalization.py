@@ -224,7 +224,7 @@ _ROMAN_VALUES = {"I": 1, "V": 5, "X": 10}
 class Normalizer:
     """Normalizer reads text of a language as words of a lexicon, in its spelling.
 
-    ConfigurationError for a language that num2words does not have. Words that the lexicon lacks are letters
+    ConfigurationError for a language that num2words lacks. Words that the lexicon lacks are letters
     alone, in lower case.
     """
 
@@ -326,7 +326,7 @@ class Normalizer:
     def _abbreviation(self, token: str, core: str) -> Readings:
         for written in (token, f"{core}.", core) if "." in token else (token, core):
             if said := self._rules.abbreviations.get(written.strip("\"'(),;:!?“”„").casefold()):
-                return tuple(map(self._spoken, said))
+                return self._kept(said) or ()
         return ()
 
     def _unknown(self, part: str, letters: str) -> Readings:

@@ -9,7 +9,7 @@ teacher's own targets.
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from itertools import tee
 
 import numpy as np
@@ -32,6 +32,7 @@ from training.align.labelled import read_lexicon
 from training.align.network_alignment import read_tree
 from training.decode.graph import DecodingGraph
 from training.decode.lexicon import MAX_NAMED, Lexicon
+from training.decode.senones import SenoneTree
 from training.decode.transcript_graph import Garbage
 from training.models.store import log_priors
 from training.sequence_training.forward_backward import StatePosteriors, interpolated_kbest
@@ -69,21 +70,29 @@ class TranscriptPlace:
     config: TranscriptsConfig
 
 
+@dataclass(frozen=True, eq=False)
 class TranscriptAligner:
     """TranscriptAligner aligns what recognizers heard by the scores of a teacher."""
 
-    def __init__(self, lexicon: Lexicon, garbage: Garbage, config: TranscriptsConfig) -> None:
-        self._lexicon, self._garbage, self._config = lexicon, garbage, config
+    lexicon: Lexicon
+    tree: SenoneTree
+    garbage: Garbage
+    normalizer: Normalizer
+    config: TranscriptsConfig
 
-    @cached_property
-    def _normalizer(self) -> Normalizer:
-        return Normalizer(self._lexicon, self._config.language)
+    @classmethod
+    def of(
+        cls, lexicon: Lexicon, tree: SenoneTree, config: TranscriptsConfig
+    ) -> "TranscriptAligner":
+        """Make what all utterances share."""
+        normalizer = Normalizer(lexicon, config.language)
+        return cls(lexicon, tree, Garbage.beside(lexicon, tree), normalizer, config)
 
     @lru_cache(maxsize=4)  # noqa: B019 - an utterance's offsets follow each other
     def graph(self, hypotheses: tuple[Hypothesis, ...]) -> DecodingGraph:
         """Build the graph of some texts; UnusableTranscriptError says why there is none."""
-        config, known = self._config, self._lexicon.pronunciations
-        read = [(each, self._normalizer(each.text)) for each in hypotheses]
+        config, known = self.config, self.lexicon.pronunciations
+        read = [(each, self.normalizer(each.text)) for each in hypotheses]
         heard = [
             Heard(readings, confidence_of(each, config)) for each, readings in read if readings
         ]
@@ -105,7 +114,7 @@ class TranscriptAligner:
             raise UnusableTranscriptError(
                 "low_confidence", f"no word is trusted to {config.min_confidence:g}"
             )
-        return self._garbage.graph(slots, OPENING_COST)
+        return self.garbage.graph(slots, OPENING_COST)
 
     def posteriors(
         self,
@@ -118,18 +127,18 @@ class TranscriptAligner:
         `scores` are scaled log-likelihoods. UnusableTranscriptError says why there are none.
         """
         graph = self.graph(hypotheses)
-        frame_cost = acoustic_scale * self._config.garbage_cost
+        frame_cost = acoustic_scale * self.config.garbage_cost
         try:
-            found = decode_posteriors(graph, self._garbage.scores(scores, frame_cost), BEAMS)
+            found = decode_posteriors(graph, self.garbage.scores(scores, frame_cost), BEAMS)
         except LatticeError as error:
             raise UnusableTranscriptError("alignment_failed", str(error)) from error
-        is_word = found.senones != self._garbage.senone
+        is_word = found.senones != self.garbage.senone
         share = 1 - found.probabilities[is_word].sum() / len(scores)
-        if share > self._config.max_garbage:
+        if share > self.config.max_garbage:
             raise UnusableTranscriptError(
                 "not_aligned",
                 f"{share:.0%} of {len(scores)} frames are garbage: need at most "
-                f"{self._config.max_garbage:.0%}",
+                f"{self.config.max_garbage:.0%}",
             )
         return StatePosteriors(
             found.frames[is_word], found.senones[is_word], found.probabilities[is_word]
@@ -148,8 +157,7 @@ def confidence_of(hypothesis: Hypothesis, config: TranscriptsConfig) -> float:
 def open_aligner(place: TranscriptPlace) -> TranscriptAligner:
     """Read this process's lexicon and tree, or return the last ones."""
     lexicon = read_lexicon(place.store, place.run_uri, place.corpus_uri, [ALIGNMENT_STEP]).parse()
-    tree = read_tree(place.store, place.run_uri)
-    return TranscriptAligner(lexicon, Garbage.beside(lexicon, tree), place.config)
+    return TranscriptAligner.of(lexicon, read_tree(place.store, place.run_uri), place.config)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -4,14 +4,16 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from scipy.special import softmax
 
 from infra.settings import canonical_json
 from infra.store.object_store import ObjectStore
-from pipeline.kbest import soft_targets
+from pipeline.kbest import select_kbest, soft_targets
 from pipeline.records import Hypothesis
 from pipeline.runs.manifest import Manifest, read_output
 from pipeline.runs.names import TEACHER
@@ -21,7 +23,7 @@ from pipeline.splicing import splice
 from pipeline.steps.targets import generate_targets
 from tests.in_process_teacher import in_process, stream_alone
 from tests.small_corpus import serially
-from tests.training.decode.toy_language import toy_lexicon
+from tests.training.decode.toy_language import senones_of, toy_lexicon
 from tests.training.sequence_training.toy_run import SCALE, TREE, sentence_row
 from tests.training.targets.unlabelled_toy_run import (
     BIDIRECTIONAL,
@@ -31,16 +33,21 @@ from tests.training.targets.unlabelled_toy_run import (
 )
 from training.decode.graph import alignment_graph
 from training.models.store import load_model
-from training.sequence_training.forward_backward import state_posteriors
+from training.sequence_training.forward_backward import StatePosteriors, state_posteriors
 from training.sequence_training.lattice_decoder import decode_lattice
 from training.settings.decoding import EvaluationConfig, LatticeTargetsConfig, TranscriptsConfig
 from training.targets.teacher import decode_logits, serve_logits, serve_teacher
-from training.targets.transcript_targets import TranscriptPlace, open_transcript_teacher
+from training.targets.transcript_targets import (
+    TranscriptAligner,
+    TranscriptPlace,
+    confidence_of,
+    open_transcript_teacher,
+    transcript_kbest,
+)
 
 K = 6
 CONFIG = TargetsConfig(K, 60, 3)
 EVALUATION = EvaluationConfig(ngram_order=2, acoustic_scale=SCALE, beam=13.0, max_active=100)
-# Without garbage, and of the alignment alone.
 CERTAIN = TranscriptsConfig(weight=1.0, garbage_cost=1000.0, max_garbage=1.0)
 """Garbage never pays, and the targets are the alignment's alone."""
 
@@ -177,23 +184,86 @@ def test_what_cannot_be_aligned_keeps_the_teachers_own(
     ]
 
 
-def test_a_wrong_words_frames_keep_the_teachers_own(tmp_path: Path) -> None:
-    """Of "cab" in place of another word nothing is in the targets; its neighbours stay."""
+def spoken(words: list[str]) -> tuple[np.ndarray, np.ndarray]:
+    """Three frames of each senone, in no doubt; and the number of the word of each frame."""
+    lexicon = toy_lexicon()
+    sizes = [1, *(len(lexicon.pronunciations[word][0]) for word in words), 1]
+    senones = np.repeat(senones_of(words, TREE), 3)
+    scores = np.full((len(senones), TREE.num_senones), -9.0, np.float32)
+    scores[np.arange(len(senones)), senones] = 0.0
+    return scores, np.repeat(np.arange(-1, len(words) + 1), [3 * size for size in sizes])
 
-    def damaged(text: str) -> tuple[Hypothesis, ...]:
-        first, *others = text.split()
-        return (Hypothesis("r", " ".join(["sake" if first != "sake" else "be", *others])),)
 
-    folder = write_run(tmp_path, damaged)
-    own = rows_of(folder, from_logits(folder))
-    config = TranscriptsConfig(weight=1.0, garbage_cost=1.5, max_garbage=1.0)
-    manifest = label(folder, config)
-    found = rows_of(folder, manifest)
-    assert 0 < manifest.statistics["mean_transcript_share"] < 0.95
-    same = {
-        name: (row.kbest.logits == own[name].kbest.logits).all(axis=1)
-        & (row.kbest.senones == own[name].kbest.senones).all(axis=1)
-        for name, row in found.items()
-    }
-    assert any(each.any() for each in same.values())
-    assert not all(each.all() for each in same.values())
+def masses_of(words: list[str], text: str, **settings: Any) -> np.ndarray:
+    """Return by word, silence at both ends too, how much of its frames the text's words have."""
+    scores, numbers = spoken(words)
+    config = TranscriptsConfig(max_garbage=1.0, max_unknown=1.0, **settings)
+    aligner = TranscriptAligner.of(toy_lexicon(), TREE, config)
+    found = aligner.posteriors((Hypothesis("r", text),), scores, 1.0)
+    masses = np.bincount(found.frames, found.probabilities, minlength=len(scores))
+    return np.array([masses[numbers == each].mean() for each in np.unique(numbers)])
+
+
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        ("see cab sake a", [1, 1, 1, 1, 1, 1]),
+        ("see be sake a", [1, 1, 0, 1, 1, 1]),
+        ("see sake a", [1, 1, 0, 1, 1, 1]),
+        ("see quagga sake a", [1, 1, 0, 1, 1, 1]),
+        ("see cab zebra", [1, 1, 1, 0, 0, 1]),
+    ],
+)
+def test_wrong_words_bend_no_neighbours(text: str, kept: list[float]) -> None:
+    """Frames of a word that the text lacks, or has another for, are garbage; all others are not."""
+    found = masses_of(["see", "cab", "sake", "a"], text, garbage_cost=3.0)
+    # At a word's edge a phone beside silence, which garbage is for it, may have another senone.
+    np.testing.assert_allclose(found, kept, atol=0.35)
+
+
+def test_a_cost_of_garbage_bends_them() -> None:
+    """Where garbage never pays, a wrong word has frames of its neighbours' senones."""
+    scores, _ = spoken(["see", "cab", "sake"])
+    config = TranscriptsConfig(garbage_cost=1000.0)
+    aligner = TranscriptAligner.of(toy_lexicon(), TREE, config)
+    found = aligner.posteriors((Hypothesis("r", "see be sake"),), scores, 1.0)
+    masses = np.bincount(found.frames, found.probabilities, minlength=len(scores))
+    np.testing.assert_allclose(masses, 1.0, atol=1e-6)
+    assert (scores[found.frames, found.senones] < 0).any()
+
+
+def test_garbage_keeps_the_teachers_own_bytes() -> None:
+    """Frames without words are the logits' own; others are mixed by what the words have there."""
+    logits = np.random.default_rng(0).normal(size=(4, 9)).astype(np.float32)
+    words = StatePosteriors(*(np.array(x) for x in ([0, 2, 2], [3, 1, 4])), np.array([1, 0.3, 0.1]))
+    own, found = select_kbest(logits, K), transcript_kbest(logits, words, 0.5, K)
+    for frame in (1, 3):
+        assert found.rows(slice(frame, frame + 1)).logits.tobytes() == own.logits[frame].tobytes()
+        assert (found.senones[frame] == own.senones[frame]).all()
+        assert found.log_z[frame] == own.log_z[frame]
+    expected = 0.8 * softmax(logits[2].astype(np.float64))
+    expected[[1, 4]] += 0.5 * np.array([0.3, 0.1])
+    shares = np.exp(found.logits[2].astype(float) - float(found.log_z[2]))
+    np.testing.assert_allclose(shares, expected[found.senones[2]], atol=2e-3)
+    assert found.transcript_share == pytest.approx(0.5 * 1.4 / 4)
+
+
+def test_of_two_recognizers_words_the_spoken_one_is_aligned() -> None:
+    """A word that both have is in the targets; of two words in one place it is the spoken one."""
+    scores, numbers = spoken(["see", "cab", "sake"])
+    config = TranscriptsConfig(max_garbage=1.0, garbage_cost=3.0)
+    aligner = TranscriptAligner.of(toy_lexicon(), TREE, config)
+    heard = (Hypothesis("a", "See be sake", -1.0), Hypothesis("b", "see cab sake.", -1.0))
+    found = aligner.posteriors(heard, scores, 1.0)
+    masses = np.bincount(found.frames, found.probabilities, minlength=len(scores))
+    assert masses[numbers == 1].mean() > 0.9
+    assert masses[numbers == 2].mean() > 0.9
+
+
+def test_scores_are_probabilities() -> None:
+    """Of a mean log-probability its exponential; a score beyond its range is at its end."""
+    log, plain = TranscriptsConfig(), TranscriptsConfig(scores="probability")
+    values = [(log, -1.0, np.exp(-1)), (log, 0.5, 1.0), (log, None, 1.0)]
+    values += [(plain, 0.25, 0.25), (plain, -1.0, 0.0), (plain, 2.0, 1.0)]
+    for config, score, expected in values:
+        assert confidence_of(Hypothesis("r", "a", score), config) == pytest.approx(expected)
