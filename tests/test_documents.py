@@ -43,6 +43,7 @@ FOREIGN = {
     "ParakeetForCTC",
     "WAV2VEC2_ASR_BASE_960H",
     "Wav2Vec2ForCTC",
+    "avg_logprob",
     "connectFullMesh",
     "do_normalize",
     "imagePullSecrets",

@@ -49,11 +49,29 @@ SEEDED = ("aligner", "baseline", "teacher", "student", "targets")
 ARPA = "language_model.arpa"
 
 TRANSCRIPTS = "targets.source='transcripts'"
-UNWEIGHTED = ("targets.transcripts.weight=1.0", "targets.transcripts.garbage_cost=1000.0")
+UNWEIGHTED = (
+    "targets.transcripts.tuned=false",
+    "targets.transcripts.weight=1.0",
+    "targets.transcripts.garbage_cost=1000.0",
+)
 """Transcripts as if they were labels: no frame keeps the teacher's own."""
 
-AGREEING = ("targets.transcripts.agreement=1.0", "targets.transcripts.min_confidence=0.6")
+AGREEING = (
+    "targets.transcripts.tuned=false",
+    "targets.transcripts.agreement=1.0",
+    "targets.transcripts.min_confidence=0.6",
+)
 """What only one of two recognizers has is garbage."""
+
+SCORED = (
+    "targets.transcripts.tuned=false",
+    "targets.transcripts.agreement=0.0",
+    "targets.transcripts.min_confidence=0.8",
+)
+"""Utterances are garbage whose tokens have a mean probability below .8, says the recognizer."""
+
+BOTH = ("targets.transcripts.tuned=false", "targets.transcripts.weight=0.5")
+"""Half is of the transcript, half of the run's own teacher."""
 
 Texts = Mapping[str, Sequence[str]]
 """Words by utterance."""
@@ -113,7 +131,8 @@ EXPERIMENTS: Mapping[str, tuple[Row, ...]] = {
         of_transcripts("reference", [Damaged(0)], *UNWEIGHTED),
         of_transcripts("whisper_labels", [Heard("whisper")], *UNWEIGHTED),
         of_transcripts("whisper", [Heard("whisper")]),
-        of_transcripts("both", [Heard("whisper")], "targets.transcripts.weight=0.5"),
+        of_transcripts("scored", [Heard("whisper")], *SCORED),
+        of_transcripts("both", [Heard("whisper")], *BOTH),
     ),
 }
 
