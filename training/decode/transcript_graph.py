@@ -24,6 +24,10 @@ _GARBAGE_PHONE = "\U0010ffff"
 """Its phone: it sorts behind a lexicon's, so that these keep their ids."""
 
 
+_Arc = tuple[int, tuple[int, int, float, int]]
+"""A source, and the fields of ARC."""
+
+
 @dataclass(frozen=True, slots=True)
 class Slot:
     """Slot: what may have been said at a place of a transcript, each with its cost in nats.
@@ -78,7 +82,7 @@ class Garbage:
         table = word_table(spoken)
         ids = {word: number for number, word in enumerate(table)}
 
-        def arc(source: int, target: int, word: str, cost: float) -> tuple[int, tuple[float, ...]]:
+        def arc(source: int, target: int, word: str, cost: float) -> _Arc:
             label = ids[word] if word else EPSILON
             return source, (label, label, cost, target)
 
@@ -103,7 +107,7 @@ class Garbage:
         sources, of_sources = zip(*arcs, strict=True)
         final_costs = np.full(next(more), np.inf, np.float32)
         final_costs[end : end + 2] = 0
-        grammar = ConstFst.of(np.array(sources), np.array(of_sources, ARC), final_costs, 0)
+        grammar = ConstFst.of(np.array(sources), np.array(list(of_sources), ARC), final_costs, 0)
         return senone_graph(self.lexicon, spoken, table, grammar, self.tree)
 
 
