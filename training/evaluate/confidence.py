@@ -82,9 +82,9 @@ def normalized_cross_entropy(
     share = float(are_correct.mean())
     if share in (0.0, 1.0):
         return None
-    known = -np.where(are_correct, np.log(share), np.log(1 - share)).sum()
-    left = -np.where(are_correct, np.log(confidences), np.log(1 - confidences)).sum()
-    return float(100 * (known - left) / known)
+    known = -float(np.log(np.where(are_correct, share, 1 - share)).sum())
+    left = -float(np.log(np.where(are_correct, confidences, 1 - confidences)).sum())
+    return 100 * (known - left) / known
 
 
 def calibration(utterances: Iterable[DecodedUtterance]) -> Calibration | None:

@@ -1,0 +1,75 @@
+"""A rescored lattice of a small graph has the best path of the large grammar's own graph."""
+
+from itertools import product
+
+import numpy as np
+import pytest
+
+from tests.training.decode.toy_language import (
+    oracle_log_likelihoods,
+    senones_of,
+    toy_lexicon,
+    toy_tree,
+)
+from training.decode.const_fst import ConstFst
+from training.decode.decoder import DecoderConfig, best_path
+from training.decode.graph import BACKOFF_WORD, GrammarWeights, decoding_graph, ngram_grammar
+from training.decode.ngrams import kneser_ney_arpa
+from training.decode.rescoring import SEARCH_ARC, best_arcs, rescore, words_and_senones
+from training.sequence_training.lattice_decoder import RawLattice, search_lattice
+from training.sequence_training.lattice_paths import LatticeArc, _state_levels
+from training.settings.decoding import LatticeTargetsConfig
+
+LEXICON, TREE = toy_lexicon(), toy_tree()
+WORDS = sorted(LEXICON.pronunciations)
+RANDOM = np.random.default_rng(5)
+SENTENCES = [list(RANDOM.choice(WORDS, RANDOM.integers(1, 6))) for _ in range(60)]
+SMALL = kneser_ney_arpa(SENTENCES[:15], LEXICON.pronunciations, 2)
+# HCLG of a trigram may back off from a word that it lists, to less than the model's own cost.
+LARGE = kneser_ney_arpa(SENTENCES, LEXICON.pronunciations, 2)
+
+
+def noisy_scores(seed: int) -> np.ndarray:
+    random = np.random.default_rng(seed)
+    senones = np.repeat(senones_of(list(random.choice(WORDS, 3)), TREE), 2).tolist()
+    scores = oracle_log_likelihoods(senones, TREE.num_senones, margin=3.0)
+    return (scores + random.normal(0, 2, scores.shape)).astype(np.float32)
+
+
+def search_arcs(raw: RawLattice) -> np.ndarray:
+    """Number a search's states in topological order, and sort its arcs."""
+    levels = _state_levels([LatticeArc(*arc[:3], arc.graph_cost) for arc in raw.arcs], raw.start)
+    ordered = sorted(levels, key=lambda state: (levels[state], state))
+    numbers = {state: number for number, state in enumerate(ordered)}
+    arcs = [
+        (numbers[source], numbers[target], label, word, graph_cost, cost - graph_cost)
+        for source, target, label, word, graph_cost, cost in raw.arcs
+        if source in numbers
+    ]
+    return np.array(sorted(arcs), SEARCH_ARC)
+
+
+@pytest.mark.parametrize(("scale", "penalty"), product((0.5, 2.0), (-1.0, 1.0)))
+def test_rescoring_finds_what_the_large_graph_has(scale: float, penalty: float) -> None:
+    """Words and senones are those of Kaldi's search over HCLG of the large grammar."""
+    graph = decoding_graph(LEXICON, TREE, SMALL)
+    weights = GrammarWeights(scale, penalty)
+    whole = decoding_graph(LEXICON, TREE, LARGE, weights)
+    ids = {word: number for number, word in enumerate(graph.words)}
+    first, large = (ConstFst.of_kaldifst(ngram_grammar(each, ids)) for each in (SMALL, LARGE))
+    for seed in range(6):
+        scores = noisy_scores(seed)
+        beams = LatticeTargetsConfig(beam=60.0, lattice_beam=25.0)
+        found = rescore(
+            search_arcs(search_lattice(graph, scores, beams)),
+            *(first, large),
+            backoff_word=ids[BACKOFF_WORD],
+            scale=scale,
+            insertion_penalty=penalty,
+            beam=40.0,
+        )
+        path = words_and_senones(found.lattice[best_arcs(found.lattice)], graph.words)
+        expected = best_path(whole, scores, DecoderConfig(200.0, 10**6))
+        assert expected is not None
+        assert path.words == expected.words
+        assert np.array_equal(path.senones, expected.senones)
