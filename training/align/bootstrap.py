@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
+from typing import Any
 
 import numpy as np
 import torch
@@ -93,7 +94,7 @@ def bootstrap(
             unknown_words=unknown_words,
             versions=versions,
         )
-        about = dict(aligner.load(context).tree_features.statistics)
+        about: dict[str, Any] = dict(aligner.load(context).tree_features.statistics)
         if complete.made:
             about[MADE_STATISTIC] = {word: [*phones] for word, phones in complete.made.items()}
         phones = lexicon.phones

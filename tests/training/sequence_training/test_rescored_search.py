@@ -11,13 +11,13 @@ from tests.training.decode.toy_language import (
     toy_lexicon,
     toy_tree,
 )
-from training.decode.const_fst import ConstFst
+from training.decode.arpa import read_arpa
 from training.decode.decoder import DecoderConfig, best_path
-from training.decode.graph import BACKOFF_WORD, GrammarWeights, decoding_graph, ngram_grammar
+from training.decode.grammar import BACKOFF_WORD, GrammarWeights, ngram_grammar
+from training.decode.graph import decoding_graph
 from training.decode.ngrams import kneser_ney_arpa
-from training.decode.rescoring import SEARCH_ARC, best_arcs, rescore, words_and_senones
-from training.sequence_training.lattice_decoder import RawLattice, search_lattice
-from training.sequence_training.lattice_paths import LatticeArc, _state_levels
+from training.decode.rescoring import best_arcs, rescore, words_and_senones
+from training.sequence_training.lattice_decoder import search_lattice
 from training.settings.decoding import LatticeTargetsConfig
 
 LEXICON, TREE = toy_lexicon(), toy_tree()
@@ -36,32 +36,19 @@ def noisy_scores(seed: int) -> np.ndarray:
     return (scores + random.normal(0, 2, scores.shape)).astype(np.float32)
 
 
-def search_arcs(raw: RawLattice) -> np.ndarray:
-    """Number a search's states in topological order, and sort its arcs."""
-    levels = _state_levels([LatticeArc(*arc[:3], arc.graph_cost) for arc in raw.arcs], raw.start)
-    ordered = sorted(levels, key=lambda state: (levels[state], state))
-    numbers = {state: number for number, state in enumerate(ordered)}
-    arcs = [
-        (numbers[source], numbers[target], label, word, graph_cost, cost - graph_cost)
-        for source, target, label, word, graph_cost, cost in raw.arcs
-        if source in numbers
-    ]
-    return np.array(sorted(arcs), SEARCH_ARC)
-
-
 @pytest.mark.parametrize(("scale", "penalty"), product((0.5, 2.0), (-1.0, 1.0)))
 def test_rescoring_finds_what_the_large_graph_has(scale: float, penalty: float) -> None:
-    """Words and senones are those of Kaldi's search over HCLG of the large grammar."""
+    """Words and senones are those of a search over HCLG of the large grammar."""
     graph = decoding_graph(LEXICON, TREE, SMALL)
     weights = GrammarWeights(scale, penalty)
     whole = decoding_graph(LEXICON, TREE, LARGE, weights)
     ids = {word: number for number, word in enumerate(graph.words)}
-    first, large = (ConstFst.of_kaldifst(ngram_grammar(each, ids)) for each in (SMALL, LARGE))
+    first, large = (ngram_grammar(read_arpa(each.splitlines()), ids) for each in (SMALL, LARGE))
     for seed in range(6):
         scores = noisy_scores(seed)
         beams = LatticeTargetsConfig(beam=60.0, lattice_beam=25.0)
         found = rescore(
-            search_arcs(search_lattice(graph, scores, beams)),
+            search_lattice(graph, scores, beams),
             *(first, large),
             backoff_word=ids[BACKOFF_WORD],
             scale=scale,
