@@ -55,6 +55,7 @@ from jobs.planning.run_plan import (
     run_workload,
 )
 from jobs.run_table import (
+    BOOTSTRAP,
     EVALUATE,
     GENERATE_TARGETS,
     INGEST,
@@ -182,6 +183,8 @@ def _language_notes(by_step: Mapping[str, Job], arguments: argparse.Namespace) -
     searching = [EVALUATE]
     if recipe.targets.source == "lattice":
         searching.append(GENERATE_TARGETS)
+    if recipe.corpus.num_text_words:
+        searching.append(BOOTSTRAP)
     readers = [by_step[step] for step in searching]
     notes = list(_language_model_notes(readers, lexicon))
     if lexicon is not None:

@@ -179,7 +179,8 @@ def _bootstrap(recipe: "Recipe") -> list[Written]:
     from training.settings.decoding import bootstrap_settings  # noqa: PLC0415 - imports NumPy
 
     versions, rule = recipe.alignment.versions, recipe.corpus.unknown_words
-    settings = bootstrap_settings(recipe.bootstrap, recipe.senones, versions, rule)
+    text = recipe.spelled_text
+    settings = bootstrap_settings(recipe.bootstrap, recipe.senones, versions, rule, text)
     labelled = features_step(LABELLED)
     return [
         Written(BOOTSTRAP_STEP, (labelled,), settings, hours_of=labelled, in_increment="labelled")

@@ -39,7 +39,9 @@ from training.align.shard_alignment import PhoneAligner, Phones, align_and_grow
 from training.decode.corpus_lexicon import CorpusLexicon, UnknownWords
 from training.decode.lexicon import Lexicon
 from training.settings.decoding import (
+    NO_TEXT,
     BootstrapConfig,
+    SpelledText,
     TreeConfig,
     UnknownWordsRule,
     bootstrap_settings,
@@ -53,6 +55,18 @@ MS_PER_HOUR = 3_600_000
 _SEED = 17
 
 
+@dataclass(frozen=True, slots=True)
+class TextWords:
+    """TextWords: words of a text that their letters pronounce too, and the text's digest."""
+
+    settings: SpelledText
+    words: Sequence[str]
+    digests: Mapping[str, str]
+
+
+NO_WORDS_OF_TEXT = TextWords(NO_TEXT, (), {})
+
+
 def bootstrap(
     store: ObjectStore,
     run_uri: str,
@@ -63,13 +77,15 @@ def bootstrap(
     distribute: Distribute,
     versions: Versions = "own",
     unknown_words: UnknownWordsRule = "row",
+    text: TextWords = NO_WORDS_OF_TEXT,
 ) -> StepResult:
     """Train monophones, align all by them, grow a senone tree, and write the senone of every frame.
 
     The monophones learn from at most `max_hours`, in this process. With `versions` "clearest", the
     versions of an utterance have the alignment of the clearest one. With `unknown_words` "row",
     utterances with a word without pronunciation have no alignment; with "letters" the manifest
-    states the pronunciations that are made, for all other steps. LossBudgetExceededError if too
+    states the pronunciations that are made, for all other steps: of the transcripts' words, and of
+    those of a `text` for a language model. LossBudgetExceededError if too
     many of all labelled utterances have no alignment for a word.
     """
     features = features_step(LABELLED)
@@ -81,7 +97,8 @@ def bootstrap(
 
     def align_monophones(step: StepRun) -> Manifest:
         context = step.context
-        complete = stored.pronounced(transcribed_words(store, run_uri, subsets))
+        spoken = transcribed_words(store, run_uri, subsets)
+        complete = stored.pronounced(spoken.union(text.words))
         lexicon = complete.parse()
         check_transcripts(store, run_uri, LABELLED, lexicon, loss_budget)
         model = _trained(context, lexicon, config, tree_config, versions)
@@ -94,20 +111,20 @@ def bootstrap(
             unknown_words=unknown_words,
             versions=versions,
         )
-        about: dict[str, Any] = dict(aligner.load(context).tree_features.statistics)
+        about: dict[str, Any] = {**aligner.load(context).tree_features.statistics}
         if complete.made:
             about[MADE_STATISTIC] = {word: [*phones] for word, phones in complete.made.items()}
         phones = lexicon.phones
         return align_and_grow(step, aligner, phones, tree_config, loss_budget, distribute, about)
 
-    resolved = bootstrap_settings(config, tree_config, versions, unknown_words)
+    resolved = bootstrap_settings(config, tree_config, versions, unknown_words, text.settings)
     spec = StepSpec(
         store,
         run_uri,
         BOOTSTRAP_STEP,
         resolved,
         [features_step(subset) for subset in subsets],
-        stored.digests,
+        {**stored.digests, **text.digests},
         # A frame between two states may fall to the other one where likelihoods have other last
         # bits.
         Repetition.OTHER_LAST_BITS,

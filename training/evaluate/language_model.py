@@ -4,6 +4,7 @@ import gzip
 import io
 import zlib
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,11 +24,11 @@ if TYPE_CHECKING:
     from training.decode.arpa import RestrictedModel
     from training.decode.ngrams import BackoffModel
 
-MAX_BYTES = 2**30
-"""The largest file that is read; a gzip has it for its contents."""
+MAX_BYTES = 640 * 2**20
+"""The largest ARPA that is read, some 15 million n-grams; a gzip has it for its contents."""
 
-MAX_WORDS = 30_000_000
-"""The most words of a text: trigrams of 12 million take 2.3 GB to estimate and to prune."""
+MAX_TEXT_BYTES = 128 * 2**20
+"""The largest text that a model is estimated from, some 24 million words."""
 
 _GZIP = b"\x1f\x8b"
 
@@ -52,7 +53,7 @@ class LanguageModelFile:
         _require_size(str(path), path.stat().st_size)
         return cls(str(path), path.read_bytes())
 
-    def lines(self) -> Iterator[str]:
+    def lines(self, max_bytes: int) -> Iterator[str]:
         """Yield the lines of the file, which may be a gzip and is unpacked as it is read.
 
         ValueError for one that unpacks to more than the bound, for one that is damaged, and for the
@@ -63,14 +64,12 @@ class LanguageModelFile:
             file = gzip.GzipFile(fileobj=file)
         num_bytes = number = 0
         try:
-            while line := file.readline(MAX_BYTES + 1 - num_bytes):
+            while line := file.readline(max_bytes + 1 - num_bytes):
                 number += 1
                 num_bytes += len(line)
-                if num_bytes > MAX_BYTES:
+                if num_bytes > max_bytes:
                     remedy = "prune the model, or estimate one from a part of the text"
-                    raise ValueError(
-                        f"{self.uri}: unpacks to more than {MAX_BYTES} bytes: {remedy}"
-                    )
+                    raise ValueError(f"{self.uri}: more than {max_bytes} bytes, unpacked: {remedy}")
                 yield line.decode()
         except UnicodeDecodeError as error:
             raise ValueError(f"{self.uri}: line {number} is not UTF-8: convert it") from error
@@ -79,7 +78,7 @@ class LanguageModelFile:
 
     def require_text(self) -> None:
         """Read all lines; ValueError for what is no text."""
-        for _ in self.lines():
+        for _ in self.lines(MAX_BYTES):
             pass
 
     def arpa(self) -> "BackoffModel":
@@ -87,7 +86,7 @@ class LanguageModelFile:
         from training.decode.arpa import read_arpa  # noqa: PLC0415 - imports NumPy
 
         with self._named():
-            return read_arpa(self.lines())
+            return read_arpa(self.lines(MAX_BYTES))
 
     def restricted_arpa(self, words: Collection[str]) -> "RestrictedModel":
         """Read it as an ARPA over a lexicon's words; ValueError as `arpa`'s, or if it has none."""
@@ -107,28 +106,23 @@ class LanguageModelFile:
                 raise
             raise ValueError(f"{self.uri}: {error}") from error
 
+    def unknown_words(self, words: Collection[str]) -> Counter[str]:
+        """Read it as text, and count the words that a lexicon lacks."""
+        counts = Counter[str]()
+        for line in self.lines(MAX_TEXT_BYTES):
+            counts.update(line.split())
+        return Counter({word: count for word, count in counts.items() if word not in words})
+
     def sentences(self, words: Collection[str]) -> list[list[str]]:
         """Read it as text, a sentence a line; UNKNOWN replaces words that a lexicon lacks.
 
-        ValueError where it has none of the lexicon's words, and where it has too many of all.
+        ValueError where it has none of the lexicon's words.
         """
-        found = _known(self._split_lines(), words)
+        found = _known(filter(None, map(str.split, self.lines(MAX_TEXT_BYTES))), words)
         if num_unknown(found) == sum(map(len, found)):
             need = "need the lexicon's spelling, capitals too"
             raise ValueError(f"{self.uri}: a text without any word of lexicon.txt: {need}")
         return found
-
-    def _split_lines(self) -> Iterator[list[str]]:
-        num_words = 0
-        for line in self.lines():
-            if words := line.split():
-                num_words += len(words)
-                if num_words > MAX_WORDS:
-                    raise ValueError(
-                        f"{self.uri}: more than {MAX_WORDS:,} words: need fewer, as memory holds "
-                        "all of them: estimate from a part of the text, or give an ARPA"
-                    )
-                yield words
 
 
 def _known(sentences: Iterable[Sequence[str]], words: Collection[str]) -> list[list[str]]:

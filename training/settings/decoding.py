@@ -59,12 +59,31 @@ class TreeConfig:
     __post_init__ = check_ranges
 
 
+@dataclass(frozen=True, slots=True)
+class SpelledText:
+    """SpelledText: so many words of a text that the lexicon lacks are pronounced by their letters.
+
+    They are its most frequent ones. `language_model_text` names the text as `[evaluation]` does.
+    """
+
+    language_model_text: str = ""
+    num_text_words: int = 0
+
+
+NO_TEXT = SpelledText()
+
+
 def bootstrap_settings(
-    bootstrap: BootstrapConfig, senones: TreeConfig, versions: Versions, rule: UnknownWordsRule
+    bootstrap: BootstrapConfig,
+    senones: TreeConfig,
+    versions: Versions,
+    rule: UnknownWordsRule,
+    text: SpelledText = NO_TEXT,
 ) -> dict[str, Any]:
-    """Return what the bootstrap's manifest states."""
+    """Return what the bootstrap's manifest states; the text's settings if any words are of it."""
     of_records = {"bootstrap": plain(bootstrap), "senones": plain(senones)}
-    return {**of_records, "versions": versions, UNKNOWN_WORDS_SETTING: rule}
+    of_text = asdict(text) if text.num_text_words else {}
+    return {**of_records, "versions": versions, UNKNOWN_WORDS_SETTING: rule, **of_text}
 
 
 def realignment_settings(
