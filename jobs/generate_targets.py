@@ -170,7 +170,7 @@ def has_transcripts(job: Job, subset: str) -> bool:
     if subset not in subsets_of_run(job.store, job.run_uri, features_step):
         return False
     features = read_manifest(job.store, job.run_uri, features_step(subset))
-    return features.statistic(WITH_HYPOTHESES, int, 0) > 0
+    return bool(features.statistic(WITH_HYPOTHESES, int, 0))
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,7 +43,7 @@ class LanguageRules:
     `currencies` one unit, several, a hundredth of it, and several. `ordinals` is what follows an
     ordinal number's digits, `dotted` the endings of one whose digits a dot follows. Words that may
     be `omitted` in a number have a reading without them, and `first_words` replace its first one.
-    With `compounds` a number is one word.
+    With `compounds` a number is one word, with `elides` "l'homme" may be two.
     """
 
     abbreviations: Mapping[str, Sequence[str]] = field(default_factory=dict)
@@ -61,6 +61,7 @@ class LanguageRules:
     before_ordinal: str = ""
     clock: str = ""
     compounds: bool = True
+    elides: bool = False
 
 
 def _english_plural(word: str) -> str:
@@ -203,6 +204,7 @@ RULES: Mapping[str, LanguageRules] = {
         decimal_mark=",",
         clock="heures",
         compounds=False,
+        elides=True,
     ),
 }
 """The rules of some languages; others have num2words alone."""
@@ -310,6 +312,8 @@ class Normalizer:
 
     def _elided(self, part: str) -> Reading:
         """Return the lexicon's two words of French's "l'homme"; nothing for other text."""
+        if not self._rules.elides:
+            return ()
         first, apostrophe, second = part.replace("\u2019", "'").partition("'")
         words = self._word(first + apostrophe), self._word(second)
         return (words[0][0][0], words[1][0][0]) if apostrophe and all(words) else ()

@@ -5,7 +5,7 @@ labels are compared with the alignment of the true transcripts: by their cross-e
 -log of what a label gives to the right senone. Held-out and unlabelled transcripts have no part.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from heapq import nsmallest
 from itertools import product
@@ -221,6 +221,13 @@ def tune_transcripts(place: TuningPlace, distribute: Distribute) -> StepResult:
 
 
 def tuned_transcripts(config: TranscriptsConfig, tuned: Manifest) -> TranscriptsConfig:
-    """Return the recipe's settings with what was chosen."""
-    chosen: Mapping[str, float] = tuned.statistic("settings", dict[str, float])
-    return replace(config, **chosen)
+    """Return the recipe's settings with what was chosen; ValueError if it is not stated."""
+    chosen = tuned.statistic("settings", dict[str, float])
+    if chosen.keys() != {"garbage_cost", "min_confidence", "weight"}:
+        raise ValueError(f"{tuned.step}: settings of {sorted(chosen)}: run the step again")
+    return replace(
+        config,
+        garbage_cost=chosen["garbage_cost"],
+        min_confidence=chosen["min_confidence"],
+        weight=chosen["weight"],
+    )
