@@ -28,6 +28,7 @@ import numpy as np
 
 from infra.store.object_store import ObjectStore
 from jobs.cli.arguments import recipe_path
+from jobs.run_table import CERTIFY, REPORT, STEPS
 from pipeline.runs.manifest import is_finished, read_manifest, read_output
 from pipeline.runs.names import (
     BASELINE,
@@ -209,6 +210,8 @@ class Experiment:
         command += ["--run", self.run(row), "--kaldi-dir", str(data)]
         if row.name not in (OWN, ORACLE):
             command += ["--labelled-from", self.run(Row(OWN))]
+        for step in (each for each in STEPS if each not in (CERTIFY, REPORT)):
+            command += ["--only", step]
         for each in row.recognizers:
             command += ["--transcripts", f"{each.name}={data / each.name}.jsonl"]
         return command + [part for each in self.settings(row) for part in ("--set", each)]
