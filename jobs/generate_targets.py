@@ -20,8 +20,8 @@ from pipeline.runs.engine import Distribute, StepResult
 from pipeline.runs.manifest import subsets_of_run
 from pipeline.runs.names import (
     DEV,
+    GRAPH_STEP,
     ONLY_ROUND,
-    TARGETS_GRAPH_STEP,
     TARGETS_TUNING_STEP,
     TEACHER,
     TargetsRound,
@@ -30,12 +30,18 @@ from pipeline.runs.names import (
     targets_rounds,
 )
 from pipeline.steps.audio_source import AudioSource
-from pipeline.steps.targets import FeatureSource, FrameSource, Teacher, generate_targets
+from pipeline.steps.targets import (
+    FeatureSource,
+    FrameSource,
+    LatticeSearch,
+    Teacher,
+    generate_targets,
+)
 from training.align.network_alignment import read_tree
 from training.evaluate.slices import ModelsToDecode
 from training.evaluate.tuning import tune
-from training.settings.decoding import OwnTeacherConfig
-from training.targets.lattice_targets import build_target_graph, open_lattice_teacher
+from training.settings.decoding import OwnTeacherConfig, search_of_targets
+from training.targets.lattice_targets import open_lattice_teacher, search_settings
 from training.targets.own_teacher import check_untrained
 from training.targets.teacher import PooledTeacher, kept_logits, kept_targets
 
@@ -48,7 +54,8 @@ def run(job: Job) -> StepResults:
     """Label all unlabelled feature shards, in each round whose teachers are trained."""
     require_unlabelled(job)
     with distribute_on_spark(job) as distribute:
-        made = prepare_search(job, distribute) if searches(job) else []
+        made = tune_search(job, distribute) if searches(job) else []
+        search = search_of(job) if searches(job) else None
         for targets_round, models in due_rounds(job):
             labels = labels_of(job, models)
             result = generate_targets(
@@ -58,7 +65,7 @@ def run(job: Job) -> StepResults:
                 teacher_of(job, labels),
                 distribute,
                 models,
-                graphs=(TARGETS_GRAPH_STEP,) if searches(job) else (),
+                search=search,
                 loss_budget=job.recipe.loss_budget,
                 targets_round=targets_round,
                 source=labels.source,
@@ -81,21 +88,32 @@ def due_rounds(job: Job) -> Iterator[tuple[TargetsRound, Sequence[str]]]:
             yield each, models
 
 
-def prepare_search(job: Job, distribute: Distribute) -> list[StepResult]:
-    """Build the graph of the teachers' search, at settings tuned on the development speakers.
+def tuned_model(job: Job) -> str:
+    """Return the model by which the teachers' search is tuned, the first that labels, if it is.
 
-    Without such speakers, and for a teacher of the user's own, the settings are the recipe's:
-    tuning decodes by a model of the run, the first that labels.
+    Without development speakers, and for a teacher of the user's own, the settings are the
+    recipe's: tuning decodes by a model of the run.
     """
-    store, run_uri, corpus_uri, recipe = job.store, job.run_uri, job.corpus_uri, job.recipe
-    evaluation, lattices, model, tuned = recipe.evaluation, recipe.targets.lattices, "", []
-    has_development = DEV in subsets_of_run(store, run_uri, features_step)
-    if has_development and lattices.are_tuned and recipe.num_teachers > 0:
-        model = recipe.labelling_models(ONLY_ROUND)[0]
-        models = ModelsToDecode({model: recipe.models.of(TEACHER)}, distribute)
-        step = TARGETS_TUNING_STEP
-        tuned = [tune(store, run_uri, corpus_uri, evaluation, recipe.tuning, models, step)]
-    return [*tuned, build_target_graph(store, run_uri, corpus_uri, evaluation, lattices, model)]
+    recipe = job.recipe
+    has_development = DEV in subsets_of_run(job.store, job.run_uri, features_step)
+    is_tuned = has_development and recipe.targets.lattices.are_tuned and recipe.num_teachers > 0
+    return recipe.labelling_models(ONLY_ROUND)[0] if is_tuned else ""
+
+
+def tune_search(job: Job, distribute: Distribute) -> list[StepResult]:
+    """Tune the settings of the teachers' search on the development speakers, if they are open."""
+    if not (model := tuned_model(job)):
+        return []
+    recipe = job.recipe
+    models = ModelsToDecode({model: recipe.models.of(TEACHER)}, distribute)
+    place, step = (job.store, job.run_uri, job.corpus_uri), TARGETS_TUNING_STEP
+    return [tune(*place, recipe.evaluation, recipe.tuning, models, step)]
+
+
+def search_of(job: Job) -> LatticeSearch:
+    """Return what the targets depend on where they are of lattices."""
+    reads = (GRAPH_STEP, *([TARGETS_TUNING_STEP] if tuned_model(job) else []))
+    return LatticeSearch(reads, search_of_targets(job.recipe.targets, job.recipe.evaluation))
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,9 +162,9 @@ def teacher_of(job: Job, labels: Labels) -> Teacher:
     if not searches(job):
         return PooledTeacher(pool, config.windows, partial(kept_targets, config), joined)
     score = PooledTeacher(pool, config.windows, kept_logits, np.concatenate)
-    return open_lattice_teacher(
-        job.store, job.run_uri, score, config.k, config.lattices, config.tail_samples
-    )
+    place, lattices = (job.store, job.run_uri), config.lattices
+    settings = search_settings(*place, job.recipe.evaluation, lattices, tuned_model(job))
+    return open_lattice_teacher(*place, score, config.k, lattices, settings, config.tail_samples)
 
 
 STEP = Step(

@@ -46,7 +46,6 @@ from pipeline.runs.names import (
     REPORT_STEP,
     STUDENT,
     SUBSETS,
-    TARGETS_GRAPH_STEP,
     TARGETS_STEP,
     TARGETS_TUNING_STEP,
     TEACHER,
@@ -286,22 +285,29 @@ def _teachers(recipe: "Recipe") -> list[Written]:
 
 
 def _targets(recipe: "Recipe") -> list[Written]:
-    from training.settings.decoding import target_graph_settings  # noqa: PLC0415 - imports NumPy
+    from training.settings.decoding import labelling_settings  # noqa: PLC0415 - imports NumPy
 
     rounds, features = targets_rounds(recipe.targets.rounds), features_step(UNLABELLED)
     search, searched = list[Written](), tuple[str, ...]()
     if recipe.targets.source == "lattice":
-        of_search = partial(Written, holds_utterances=False, in_increment="inherited")
-        tuned_by = (features_step(DEV), ALIGNMENT_STEP, *_labelling(recipe, rounds[0])[:1])
-        graph_reads = (ALIGNMENT_STEP, BOOTSTRAP_STEP, TARGETS_TUNING_STEP)
-        graph = target_graph_settings(recipe.evaluation, recipe.targets.lattices)
-        search = [
-            of_search(TARGETS_TUNING_STEP, tuned_by, _tuning(recipe), is_optional=True),
-            of_search(TARGETS_GRAPH_STEP, graph_reads, graph),
-        ]
-        searched = (TARGETS_GRAPH_STEP,)
+        tuned_by = (
+            *(features_step(DEV), ALIGNMENT_STEP, GRAPH_STEP),
+            *_labelling(recipe, rounds[0])[:1],
+        )
+        tuning = Written(
+            TARGETS_TUNING_STEP,
+            tuned_by,
+            _tuning(recipe),
+            holds_utterances=False,
+            is_optional=True,
+            in_increment="inherited",
+        )
+        search, searched = [tuning], (GRAPH_STEP, TARGETS_TUNING_STEP)
     labelled = partial(
-        Written, settings=plain(recipe.targets), hours_of=features, in_increment="extended"
+        Written,
+        settings=labelling_settings(recipe.targets, recipe.evaluation),
+        hours_of=features,
+        in_increment="extended",
     )
     return [
         *search,
@@ -343,13 +349,13 @@ def _evaluation(recipe: "Recipe") -> list[Written]:
     return [
         made(
             TUNING_STEP,
-            (features_step(DEV), ALIGNMENT_STEP, *scored),
+            (features_step(DEV), ALIGNMENT_STEP, GRAPH_STEP, *scored),
             _tuning(recipe),
             is_optional=True,
         ),
         made(
             EVALUATION_STEP,
-            (unlabelled, heldout, TUNING_STEP, ALIGNMENT_STEP, *scored),
+            (unlabelled, heldout, TUNING_STEP, ALIGNMENT_STEP, GRAPH_STEP, *scored),
             plain(recipe.evaluation),
             hours_of=heldout,
             times_read=len(scored),

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
-from typing import ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Float32
@@ -124,6 +124,14 @@ SEARCH_ENGINES = ("kaldifst", "scipy")
 
 
 @dataclass(frozen=True, slots=True)
+class LatticeSearch:
+    """LatticeSearch: the steps that a teacher which makes lattices reads, and its settings."""
+
+    reads: Sequence[str]
+    settings: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
 class ShardTask:
     """One feature shard to label."""
 
@@ -142,7 +150,7 @@ def generate_targets(
     teacher: Teacher,
     distribute: Distribute,
     models: Sequence[str] = (TEACHER,),
-    graphs: Sequence[str] = (),
+    search: LatticeSearch | None = None,
     loss_budget: float = 0.0,
     targets_round: TargetsRound = ONLY_ROUND,
     source: FrameSource = FEATURES,
@@ -150,11 +158,12 @@ def generate_targets(
     """Write the unlabelled subset's target shards, in the order of its feature shards.
 
     `models` are the names of the teacher's model, or of those of an ensemble; without any the
-    teacher is the user's own, of the senones of the run's tree. A teacher that makes lattices reads
-    the steps `graphs`; at most the share `loss_budget` of the utterances may have none.
+    teacher is the user's own, of the senones of the run's tree. A teacher that makes lattices has a
+    `search`; at most the share `loss_budget` of the utterances may have none.
     """
     features = features_step(UNLABELLED)
-    labelling = [*(map(model_step, models) if models else [ALIGNMENT_STEP]), *graphs]
+    labelling = [*map(model_step, models)] or [ALIGNMENT_STEP]
+    labelling += search.reads if search else ()
 
     def label(step: StepRun) -> Manifest:
         shards = read_manifest(store, run_uri, features).own_outputs
@@ -179,11 +188,11 @@ def generate_targets(
         store,
         run_uri,
         targets_round.targets,
-        plain(config),
+        {**plain(config), **(search.settings if search else {})},
         [features, *labelling],
         # Logits differ in their last bits between kinds of devices; a host may have several kinds.
         repetition=Repetition.OTHER_LAST_BITS,
-        engines=(*(SEARCH_ENGINES if graphs else ()), *source.engines),
+        engines=(*(SEARCH_ENGINES if search else ()), *source.engines),
         extension=Extension(extended_statistics),
     )
     return run_step(spec, label)

@@ -162,12 +162,16 @@ class EvaluationConfig:
     a file. It lists n-grams of n words that occur min_counts[n - 1] times at least; the last
     element holds for longer ones. `arpa` names a model to use in its place. Both are names in the
     corpus, or URIs.
+
+    The search with the first pass's model keeps paths within `beam`, and of these in a lattice
+    those within `lattice_beam` of the best, which the n-gram model of `ngram_order` rescores.
     """
 
     ngram_order: NgramOrder
     acoustic_scale: AcousticScale
     beam: Beam
     max_active: MaxActive
+    lattice_beam: Beam = 10.0
     smoothing: Smoothing = "witten_bell"
     min_counts: Annotated[tuple[MinCount, ...], Items(0, MAX_ORDER)] = ()
     language_model_text: Uri = ""
@@ -355,22 +359,14 @@ def graph_settings(evaluation: EvaluationConfig, orders: Sequence[int]) -> dict[
     return {**{name: resolved[name] for name in of_model}, "ngram_orders": list(orders)}
 
 
-def target_graph_settings(
-    evaluation: EvaluationConfig, lattices: LatticeTargetsConfig
-) -> dict[str, Any]:
-    """Return all that decides the graph and its scales, besides the inputs."""
-    of_model = (
-        "acoustic_scale",
-        "ngram_order",
-        "smoothing",
-        "min_counts",
-        *LANGUAGE_MODEL_SETTINGS,
-    )
+def labelling_settings(config: LabellingConfig, evaluation: EvaluationConfig) -> dict[str, Any]:
+    """Return all that decides the targets, besides the inputs."""
+    return {**plain(config), **search_of_targets(config, evaluation)}
+
+
+def search_of_targets(config: LabellingConfig, evaluation: EvaluationConfig) -> dict[str, Any]:
+    """Return what decides lattice targets beside `[targets]`; nothing for logits alone."""
+    if config.source == "logits":
+        return {}
     resolved = plain(evaluation)
-    return {
-        "evaluation": {name: resolved[name] for name in of_model},
-        "lattices": {
-            "acoustic_scale": lattices.acoustic_scale,
-            "ngram_order": lattices.ngram_order,
-        },
-    }
+    return {"evaluation": {name: resolved[name] for name in ("acoustic_scale", "ngram_order")}}
