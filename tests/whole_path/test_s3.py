@@ -59,7 +59,11 @@ OTHER_RUNS_NEED = {
     ("generate_targets", "PutObject", "graphs/*"),
     ("generate_targets", "GetObject", "corpus/audio/*"),
     # Language models of the user's own; scales tuned on development speakers.
-    *(("evaluate", "GetObject", place) for place in LANGUAGE_MODEL),
+    *(
+        (step, "GetObject", place)
+        for step in ("build_graph", "evaluate")
+        for place in LANGUAGE_MODEL
+    ),
     ("evaluate", "PutObject", "tuning/*"),
     # A new report replaces an older one.
     ("report", "DeleteObject", "report/*"),

@@ -6,7 +6,7 @@ PLACEMENTS = ("DP1", "DP2", "DP3", "DP4", "DP5")
 MODELS = ("baseline", "teacher", "student")
 STEPS = (
     *("ingest", "select_utterances", "extract_features", "bootstrap"),
-    *("train_aligner", "realign", "build_graph", "train_baseline"),
+    *("train_aligner", "realign", "train_baseline"),
     *("train_teacher", "generate_targets", "repartition", "train_student", "evaluate", "certify"),
 )
 MACHINE = "Xeon 8481C, 16 cores, 126 GiB, 1 x H100"
