@@ -34,6 +34,7 @@ from pipeline.runs.manifest import (
     Manifest,
     Output,
     is_finished,
+    manifest_uri,
     read_manifest,
     read_output,
     sha256,

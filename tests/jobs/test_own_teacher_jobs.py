@@ -79,7 +79,7 @@ def outputs(run_uri: str, step: str) -> list[str]:
 def test_lattices_of_its_logits_are_targets(options: tuple[str, ...], run_one: RunOne) -> None:
     """With no weight they are its targets by logits, to the byte; with one they are others."""
     run_uri, targets = options[3], "targets/unlabelled"
-    run_one("build_graph")
+    run_one("build_graph", "targets.lattices.ngram_order=1")
     found = {}
     for source, weight in (("logits", 0.0), ("lattice", 0.0), ("lattice", 0.5)):
         lattices = f"targets.lattices={{weight = {weight}, acoustic_scale = 0.5, ngram_order = 1}}"

@@ -100,8 +100,8 @@ class BuiltGraphs:
         if settings.ngram_order not in self.rescoring:
             orders = ", ".join(map(str, sorted(self.rescoring)))
             raise ValueError(
-                f"ngram_order = {settings.ngram_order}: the run has grammars of {orders}: name it "
-                "in evaluation.ngram_order or tuning.ngram_orders, and build_graph in a new --run"
+                f"ngram_order = {settings.ngram_order}: the run has grammars of {orders}: name one "
+                "of these, or build_graph into a new --run by a recipe that names it"
             )
         return SecondPass(
             self.grammar(self.first_pass),
