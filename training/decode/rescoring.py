@@ -167,7 +167,8 @@ def word_confidences(
             arcs["word"][writes].tolist(), starts.tolist(), ends.tolist(), strict=True
         )
     ]
-    return np.round(np.clip(np.array(found), LEAST_CONFIDENCE, 1 - LEAST_CONFIDENCE), 4)
+    confidences: np.ndarray = np.clip(np.array(found), LEAST_CONFIDENCE, 1 - LEAST_CONFIDENCE)
+    return confidences.round(4)
 
 
 _pointer, _number, _double = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double

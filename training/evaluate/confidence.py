@@ -82,8 +82,8 @@ def normalized_cross_entropy(
     share = float(are_correct.mean())
     if share in (0.0, 1.0):
         return None
-    known = -np.where(are_correct, np.log(share), np.log(1 - share)).sum()
-    left = -np.where(are_correct, np.log(confidences), np.log(1 - confidences)).sum()
+    known = -np.sum(np.where(are_correct, np.log(share), np.log(1 - share)))
+    left = -np.sum(np.where(are_correct, np.log(confidences), np.log(1 - confidences)))
     return float(100 * (known - left) / known)
 
 
