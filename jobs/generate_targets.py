@@ -175,9 +175,10 @@ STEP = Step(
     "With targets.teacher.factory functions of yours label, by the features or the audio, and the "
     "run trains no teacher. Each host starts "
     "one server process for each device that the cluster file names; its tasks share them. With "
-    "targets.source = 'lattice' each task also decodes its utterances with the language model of "
-    "the evaluation, at settings tuned on the development speakers where the corpus has some, and "
-    "the lattices' state posteriors enter the targets. An utterance without a "
+    "targets.source = 'lattice' each task also decodes its utterances by the run's graph, and "
+    "rescores the lattices by the evaluation's language model, at settings tuned on the "
+    "development speakers where the corpus has some, and the lattices' state posteriors "
+    "enter the targets. An utterance without a "
     "lattice keeps the teacher's own; loss_budget bounds how many these may be. Of several rounds "
     "(targets.rounds) it makes those whose teachers are trained.",
     run=run,

@@ -199,8 +199,8 @@ class Transcript:
 class Recognizer:
     """Recognizer writes the words of one stream; a pause of `pause_s` ends an utterance, 0 none.
 
-    So do ten minutes. The causal mean and the network's state continue over a pause. `state` is that of the same
-    speaker's last utterance, if any.
+    So do ten minutes. The causal mean and the network's state continue over a pause. `state` is
+    that of the same speaker's last utterance, if any.
     """
 
     def __init__(

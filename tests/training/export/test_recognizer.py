@@ -138,7 +138,7 @@ def test_a_pause_ends_an_utterance_and_the_stream_continues(exported: ExportedMo
 def test_a_long_utterance_ends(
     run: Run, exported: ExportedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its lattice has no more rows than memory is for, and no word of the held-out audio is lost."""
+    """Its lattice has no more rows than memory is for; no word of the held-out audio is lost."""
     monkeypatch.setattr(recognizer_module, "MAX_UTTERANCE_ROWS", 20)
     recognizer = Recognizer(exported, StreamingModel(exported.network))
     found = [
