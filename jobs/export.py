@@ -30,7 +30,7 @@ def export(job: Job) -> Answer:
 
     precision: Literal["int8", "float32"] = "int8" if job.arguments.int8 else "float32"
     place = job.store, job.run_uri, job.corpus_uri
-    exported = export_model(*place, recipe, name, precision)
+    exported = export_model(*place[:2], recipe, name, precision)
     num_bytes = write_archive(path, exported)
     document: dict[str, Any] = {
         "step": "export",

@@ -21,8 +21,8 @@ from pipeline.runs.manifest import read_manifest, subsets_of_run
 from pipeline.runs.names import (
     ALIGNMENT_STEP,
     DEV,
+    GRAPH_STEP,
     ONLY_ROUND,
-    TARGETS_GRAPH_STEP,
     TARGETS_TUNING_STEP,
     TEACHER,
     UNLABELLED,
@@ -38,6 +38,7 @@ from pipeline.steps.targets import (
     SEARCH_ENGINES,
     FeatureSource,
     FrameSource,
+    TargetsSearch,
     Teacher,
     generate_targets,
 )
@@ -45,8 +46,8 @@ from training.align.labelled import read_lexicon
 from training.align.network_alignment import read_tree
 from training.evaluate.slices import ModelsToDecode
 from training.evaluate.tuning import tune
-from training.settings.decoding import OwnTeacherConfig
-from training.targets.lattice_targets import build_target_graph, open_lattice_teacher
+from training.settings.decoding import OwnTeacherConfig, search_of_targets
+from training.targets.lattice_targets import open_lattice_teacher, search_settings
 from training.targets.own_teacher import check_untrained
 from training.targets.teacher import PooledTeacher, kept_logits, kept_targets
 from training.targets.text_normalization import check_language
@@ -64,14 +65,12 @@ def run(job: Job) -> StepResults:
     if aligns(job):
         require_transcripts(job)
     with distribute_on_spark(job) as distribute:
-        made, graphs, digests = list[StepResult](), tuple[str, ...](), dict[str, str]()
+        made, search = list[StepResult](), None
         if searches(job):
-            made, graphs = prepare_search(job, distribute), (TARGETS_GRAPH_STEP,)
+            made, search = tune_search(job, distribute), search_of(job)
         if aligns(job):
             made = prepare_alignment(job, distribute)
-            graphs = tuple(each.manifest.step for each in made)
-            read = [ALIGNMENT_STEP]
-            digests |= read_lexicon(job.store, job.run_uri, job.corpus_uri, read).digests
+            search = alignment_of(job, made)
         for targets_round, models in due_rounds(job):
             labels = labels_of(job, models)
             result = generate_targets(
@@ -81,12 +80,10 @@ def run(job: Job) -> StepResults:
                 teacher_of(job, labels),
                 distribute,
                 models,
-                graphs=graphs,
+                search=search,
                 loss_budget=job.recipe.loss_budget,
                 targets_round=targets_round,
                 source=labels.source,
-                engines=engines_of(job),
-                digests=digests,
             )
             made.append(result)
         return made
@@ -112,13 +109,6 @@ def require_transcripts(job: Job) -> None:
         raise ConfigurationError(f"targets.source = 'transcripts': {said}: {remedy}")
 
 
-def engines_of(job: Job) -> tuple[str, ...]:
-    """Return the distributions that the targets depend on beside the teacher's."""
-    if aligns(job):
-        return (*SEARCH_ENGINES, "num2words")
-    return SEARCH_ENGINES if searches(job) else ()
-
-
 def due_rounds(job: Job) -> Iterator[tuple[TargetsRound, Sequence[str]]]:
     """Yield the first round, and each later one whose teachers are trained, with its models."""
     for each in targets_rounds(job.recipe.targets.rounds):
@@ -128,21 +118,32 @@ def due_rounds(job: Job) -> Iterator[tuple[TargetsRound, Sequence[str]]]:
             yield each, models
 
 
-def prepare_search(job: Job, distribute: Distribute) -> list[StepResult]:
-    """Build the graph of the teachers' search, at settings tuned on the development speakers.
+def tuned_model(job: Job) -> str:
+    """Return the model by which the teachers' search is tuned, the first that labels, if it is.
 
-    Without such speakers, and for a teacher of the user's own, the settings are the recipe's:
-    tuning decodes by a model of the run, the first that labels.
+    Without development speakers, and for a teacher of the user's own, the settings are the
+    recipe's: tuning decodes by a model of the run.
     """
-    store, run_uri, corpus_uri, recipe = job.store, job.run_uri, job.corpus_uri, job.recipe
-    evaluation, lattices, model, tuned = recipe.evaluation, recipe.targets.lattices, "", []
-    has_development = DEV in subsets_of_run(store, run_uri, features_step)
-    if has_development and lattices.are_tuned and recipe.num_teachers > 0:
-        model = recipe.labelling_models(ONLY_ROUND)[0]
-        models = ModelsToDecode({model: recipe.models.of(TEACHER)}, distribute)
-        step = TARGETS_TUNING_STEP
-        tuned = [tune(store, run_uri, corpus_uri, evaluation, recipe.tuning, models, step)]
-    return [*tuned, build_target_graph(store, run_uri, corpus_uri, evaluation, lattices, model)]
+    recipe = job.recipe
+    has_development = DEV in subsets_of_run(job.store, job.run_uri, features_step)
+    is_tuned = has_development and recipe.targets.lattices.are_tuned and recipe.num_teachers > 0
+    return recipe.labelling_models(ONLY_ROUND)[0] if is_tuned else ""
+
+
+def tune_search(job: Job, distribute: Distribute) -> list[StepResult]:
+    """Tune the settings of the teachers' search on the development speakers, if they are open."""
+    if not (model := tuned_model(job)):
+        return []
+    recipe = job.recipe
+    models = ModelsToDecode({model: recipe.models.of(TEACHER)}, distribute)
+    place, step = (job.store, job.run_uri, job.corpus_uri), TARGETS_TUNING_STEP
+    return [tune(*place, recipe.evaluation, recipe.tuning, models, step)]
+
+
+def search_of(job: Job) -> TargetsSearch:
+    """Return what the targets depend on where they are of lattices."""
+    reads = (GRAPH_STEP, *([TARGETS_TUNING_STEP] if tuned_model(job) else []))
+    return TargetsSearch(reads, search_of_targets(job.recipe.targets, job.recipe.evaluation))
 
 
 def prepare_alignment(job: Job, distribute: Distribute) -> list[StepResult]:
@@ -157,6 +158,16 @@ def prepare_alignment(job: Job, distribute: Distribute) -> list[StepResult]:
     scale = config.acoustic_scale or job.recipe.evaluation.acoustic_scale
     tuning = TuningPlace(place, scale, model, job.recipe.models.of(TEACHER))
     return [tune_transcripts(tuning, distribute)]
+
+
+def alignment_of(job: Job, tuned: Sequence[StepResult]) -> TargetsSearch:
+    """Return what the targets depend on where they are of recognizers' transcripts."""
+    return TargetsSearch(
+        [each.manifest.step for each in tuned],
+        search_of_targets(job.recipe.targets, job.recipe.evaluation),
+        (*SEARCH_ENGINES, "num2words"),
+        read_lexicon(job.store, job.run_uri, job.corpus_uri, [ALIGNMENT_STEP]).digests,
+    )
 
 
 def transcript_place(job: Job) -> TranscriptPlace:
@@ -226,9 +237,9 @@ def teacher_of(job: Job, labels: Labels) -> Teacher:
             tuned = read_manifest(job.store, job.run_uri, TARGETS_TUNING_STEP)
             place = replace(place, config=tuned_transcripts(place.config, tuned))
         return open_transcript_teacher(place, score, config.k, evaluation, config.tail_samples)
-    return open_lattice_teacher(
-        job.store, job.run_uri, score, config.k, config.lattices, config.tail_samples
-    )
+    run, lattices = (job.store, job.run_uri), config.lattices
+    settings = search_settings(*run, job.recipe.evaluation, lattices, tuned_model(job))
+    return open_lattice_teacher(*run, score, config.k, lattices, settings, config.tail_samples)
 
 
 STEP = Step(
@@ -239,9 +250,10 @@ STEP = Step(
     "With targets.teacher.factory functions of yours label, by the features or the audio, and the "
     "run trains no teacher. Each host starts "
     "one server process for each device that the cluster file names; its tasks share them. With "
-    "targets.source = 'lattice' each task also decodes its utterances with the language model of "
-    "the evaluation, at settings tuned on the development speakers where the corpus has some, and "
-    "the lattices' state posteriors enter the targets. An utterance without a "
+    "targets.source = 'lattice' each task also decodes its utterances by the run's graph, and "
+    "rescores the lattices by the evaluation's language model, at settings tuned on the "
+    "development speakers where the corpus has some, and the lattices' state posteriors "
+    "enter the targets. An utterance without a "
     "lattice keeps the teacher's own; loss_budget bounds how many these may be. With "
     "targets.source = 'transcripts' what recognizers heard (ingest --transcripts, or pred_text of "
     "manifests) is aligned by the teacher, and enters the targets where it is no garbage. Of "

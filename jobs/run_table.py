@@ -46,7 +46,6 @@ from pipeline.runs.names import (
     REPORT_STEP,
     STUDENT,
     SUBSETS,
-    TARGETS_GRAPH_STEP,
     TARGETS_STEP,
     TARGETS_TUNING_STEP,
     TEACHER,
@@ -288,7 +287,7 @@ def _teachers(recipe: "Recipe") -> list[Written]:
 
 def _targets(recipe: "Recipe") -> list[Written]:
     from training.settings.decoding import (  # noqa: PLC0415 - imports NumPy
-        target_graph_settings,
+        labelling_settings,
         transcripts_tuning_settings,
     )
 
@@ -303,15 +302,14 @@ def _targets(recipe: "Recipe") -> list[Written]:
         search = [of_search(TARGETS_TUNING_STEP, tuned_by, tuned, is_optional=True)]
         searched = (TARGETS_TUNING_STEP,)
     if recipe.targets.source == "lattice":
-        graph_reads = (ALIGNMENT_STEP, BOOTSTRAP_STEP, TARGETS_TUNING_STEP)
-        graph = target_graph_settings(recipe.evaluation, recipe.targets.lattices)
-        search = [
-            of_search(TARGETS_TUNING_STEP, tuned_by, _tuning(recipe), is_optional=True),
-            of_search(TARGETS_GRAPH_STEP, graph_reads, graph),
-        ]
-        searched = (TARGETS_GRAPH_STEP,)
+        tuned_by = (features_step(DEV), ALIGNMENT_STEP, GRAPH_STEP, *tuned_by[2:])
+        search = [of_search(TARGETS_TUNING_STEP, tuned_by, _tuning(recipe), is_optional=True)]
+        searched = (GRAPH_STEP, TARGETS_TUNING_STEP)
     labelled = partial(
-        Written, settings=recipe.targets.settings, hours_of=features, in_increment="extended"
+        Written,
+        settings=labelling_settings(recipe.targets, recipe.evaluation),
+        hours_of=features,
+        in_increment="extended",
     )
     return [
         *search,
@@ -353,13 +351,13 @@ def _evaluation(recipe: "Recipe") -> list[Written]:
     return [
         made(
             TUNING_STEP,
-            (features_step(DEV), ALIGNMENT_STEP, *scored),
+            (features_step(DEV), ALIGNMENT_STEP, GRAPH_STEP, *scored),
             _tuning(recipe),
             is_optional=True,
         ),
         made(
             EVALUATION_STEP,
-            (unlabelled, heldout, TUNING_STEP, ALIGNMENT_STEP, *scored),
+            (unlabelled, heldout, TUNING_STEP, ALIGNMENT_STEP, GRAPH_STEP, *scored),
             plain(recipe.evaluation),
             hours_of=heldout,
             times_read=len(scored),

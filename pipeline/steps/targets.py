@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from types import MappingProxyType
-from typing import ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Float32
@@ -142,6 +142,19 @@ SEARCH_ENGINES = ("kaldifst", "scipy")
 
 
 @dataclass(frozen=True, slots=True)
+class TargetsSearch:
+    """TargetsSearch: what targets depend on whose tasks make lattices, or align transcripts.
+
+    They read steps, and other inputs by digest; their settings are beside those of `[targets]`.
+    """
+
+    reads: Sequence[str]
+    settings: Mapping[str, Any]
+    engines: Sequence[str] = SEARCH_ENGINES
+    digests: Mapping[str, str] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
 class ShardTask:
     """One feature shard to label."""
 
@@ -160,22 +173,20 @@ def generate_targets(
     teacher: Teacher,
     distribute: Distribute,
     models: Sequence[str] = (TEACHER,),
-    graphs: Sequence[str] = (),
+    search: TargetsSearch | None = None,
     loss_budget: float = 0.0,
     targets_round: TargetsRound = ONLY_ROUND,
     source: FrameSource = FEATURES,
-    engines: Sequence[str] = (),
-    digests: Mapping[str, str] = MappingProxyType({}),
 ) -> StepResult:
     """Write the unlabelled subset's target shards, in the order of its feature shards.
 
     `models` are the names of the teacher's model, or of those of an ensemble; without any the
-    teacher is the user's own, of the senones of the run's tree. A teacher that makes lattices reads
-    the steps `graphs`; at most the share `loss_budget` of the utterances may have none. `engines`
-    are the distributions that it depends on, `digests` those of what else it reads.
+    teacher is the user's own, of the senones of the run's tree. With a `search` at most the share
+    `loss_budget` of the utterances may have none of its labels.
     """
     features = features_step(UNLABELLED)
-    labelling = [*(map(model_step, models) if models else [ALIGNMENT_STEP]), *graphs]
+    labelling = [*map(model_step, models)] or [ALIGNMENT_STEP]
+    labelling += search.reads if search else ()
 
     def label(step: StepRun) -> Manifest:
         shards = read_manifest(store, run_uri, features).own_outputs
@@ -200,12 +211,12 @@ def generate_targets(
         store,
         run_uri,
         targets_round.targets,
-        config.settings,
+        {**config.settings, **(search.settings if search else {})},
         [features, *labelling],
-        digests,
+        search.digests if search else {},
         # Logits differ in their last bits between kinds of devices; a host may have several kinds.
         repetition=Repetition.OTHER_LAST_BITS,
-        engines=(*engines, *source.engines),
+        engines=(*(search.engines if search else ()), *source.engines),
         extension=Extension(extended_statistics),
     )
     return run_step(spec, label)

@@ -214,9 +214,22 @@ def exported() -> ExportedModel:
         0,
     )
     read = ExportedSettings(
-        2, "student", "float32", "fast", 1, 0.1, 10.0, 100, (0,), (-1.0, -1.0, -1.0)
+        format=3,
+        name="student",
+        precision="float32",
+        engine="fast",
+        delay=1,
+        acoustic_scale=0.1,
+        beam=10.0,
+        max_active=100,
+        lattice_beam=5.0,
+        language_model_scale=1.0,
+        insertion_penalty=0.0,
+        silence=(0,),
+        log_priors=(-1.0, -1.0, -1.0),
     )
-    return ExportedModel(b"onnx", DecodingGraph(fst, ("<eps>", "a", "b"), 3), read)
+    graph = DecodingGraph(fst, ("<eps>", "a", "b", "#0"), 3)
+    return ExportedModel(b"onnx", graph, first_pass=fst, grammar=fst, settings=read)
 
 
 @FUZZ

@@ -1,7 +1,7 @@
 """Search decoding graphs for best paths: words, the senone of every frame, each word's frames."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Annotated, NamedTuple
 
@@ -11,7 +11,7 @@ from jaxtyping import Float32, Int32, Int64
 from infra.settings import Range, check_ranges
 from training.decode.graph import DecodingGraph
 from training.decode.lexicon import SILENCE_ID, Lexicon
-from training.decode.search import Search
+from training.decode.search import Search, TooManyArcsError
 from training.decode.senones import SenoneTree
 
 ALIGNMENT_BEAM = 1e12
@@ -28,10 +28,14 @@ class AlignmentError(ValueError):
 
 @dataclass(frozen=True)
 class DecoderConfig:
-    """DecoderConfig bounds the search: the beam, in units of scaled log-likelihood, and states."""
+    """DecoderConfig bounds the search: beams, in units of scaled log-likelihood, and states.
+
+    A lattice has the paths within `lattice_beam` of the best.
+    """
 
     beam: Annotated[float, Range(1e-6, ALIGNMENT_BEAM)] = 13.0
     max_active: Annotated[int, Range(2, 2**31 - 1)] = 7000
+    lattice_beam: Annotated[float, Range(1e-6, ALIGNMENT_BEAM, zero="no lattice")] = 0.0
 
     __post_init__ = check_ranges
 
@@ -42,6 +46,17 @@ class BestPath:
 
     words: tuple[str, ...]
     senones: Int64[np.ndarray, " frames"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FoundLattice:
+    """FoundLattice: the arcs (SEARCH_ARC) of a search's lattice, one at least.
+
+    A search that reached no final state has unfinished paths, which end no sentence.
+    """
+
+    arcs: np.ndarray
+    ends_sentence: bool
 
 
 class StreamingSearch:
@@ -56,7 +71,9 @@ class StreamingSearch:
 
     def restart(self) -> None:
         """Begin a new utterance."""
-        self._search = Search(self._graph.searchable, self._config.beam, self._config.max_active)
+        config = self._config
+        bounds = config.beam, config.max_active, config.lattice_beam or None
+        self._search = Search(self._graph.searchable, *bounds)
 
     def advance(self, log_likelihoods: Float32[np.ndarray, "frames senones"]) -> None:
         """Search the next frames; ValueError for scores that are not the graph's, or not finite."""
@@ -77,6 +94,40 @@ class StreamingSearch:
         words = tuple(self._graph.words[word_id] for word_id in word_ids[word_ids > 0])
         # Label 0 is epsilon, so senone s has the input label s + 1.
         return BestPath(words, labels[labels > 0].astype(np.int64) - 1)
+
+    def end_lattice(self) -> FoundLattice | None:
+        """End the utterance; return the lattice that its search kept, None if no path is left.
+
+        `restart` begins the next one.
+        """
+        if not self._search.num_frames:
+            return None
+        ends_sentence = self._search.has_complete_path
+        arcs = self._search.end_lattice()
+        return FoundLattice(arcs, ends_sentence) if len(arcs) else None
+
+
+def find_lattice(
+    graph: DecodingGraph,
+    log_likelihoods: Float32[np.ndarray, "frames senones"],
+    config: DecoderConfig,
+) -> FoundLattice | None:
+    """Return the lattice of log-likelihoods divided by priors and scaled; None without a path.
+
+    Memory bounds its arcs: where there are too many, its beam is halved.
+    """
+    while True:
+        search = StreamingSearch(graph, config)
+        try:
+            search.advance(log_likelihoods)
+            return search.end_lattice()
+        except TooManyArcsError:
+            if config.lattice_beam < _LEAST_LATTICE_BEAM:
+                raise
+            config = replace(config, lattice_beam=config.lattice_beam / 2)
+
+
+_LEAST_LATTICE_BEAM = 0.1
 
 
 def best_path(

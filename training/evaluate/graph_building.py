@@ -60,6 +60,11 @@ def build_graphs(
             "grammars": {str(order): number % len(kept) for number, order in enumerate(orders)},
             "language_model": dict(language_model.statistics),
         }
+        if not language_model.has_own_order:
+            # Another run may be given the model, so that both decode by the same.
+            order = evaluation.ngram_order
+            data = language_model.arpa(order).encode()
+            step.context.scratch.put_output(f"arpa-{order}", ".arpa", data, Tally())
         del language_model  # before the graph takes as much memory
         graph = grammar_graph(words, tree, small)
         outputs = (

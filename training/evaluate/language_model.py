@@ -13,9 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from infra.store.object_store import ObjectStore
 from infra.store.uris import resolve_audio
-from pipeline.records import Tally
-from pipeline.runs.commit import StepContext
-from pipeline.runs.manifest import Output, sha256
+from pipeline.runs.manifest import sha256
 from pipeline.runs.names import LANGUAGE_MODEL_SETTINGS
 from training.decode.lexicon import UNKNOWN, Lexicon
 from training.settings.decoding import EvaluationConfig, Smoothing
@@ -269,13 +267,3 @@ class LanguageModelFiles:
         return EstimatedModels(
             sentences, words, config.smoothing, config.min_counts, statistics=statistics
         )
-
-
-def store_arpas(
-    context: StepContext, model: LanguageModel, orders: Iterable[int]
-) -> dict[int, Output]:
-    """Store the model of each order for a step's tasks, which build graphs of it."""
-    return {
-        order: context.put_output(f"arpa-{order}", ".arpa", model.arpa(order).encode(), Tally())
-        for order in sorted(set(orders))
-    }

@@ -22,13 +22,13 @@ from pipeline.shards import FeatureRow, read_feature_texts, read_features
 from pipeline.splicing import num_low_rate_frames
 from training.align.labelled import read_lexicon
 from training.align.network_alignment import batched_log_likelihoods, read_tree
-from training.decode.decoder import DecoderConfig
-from training.decode.grammar import GrammarWeights
-from training.decode.graph import DecodingGraph, decoding_graph
+from training.decode.decoder import DecoderConfig, FoundLattice, find_lattice
 from training.decode.lexicon import Lexicon
+from training.decode.second_pass import SecondPass
 from training.decode.senones import SenoneTree
+from training.evaluate.stored_graphs import BuiltGraphs, open_graph
 from training.models.store import TrainedModel, load_model
-from training.settings.decoding import DecodingSettings
+from training.settings.decoding import DecodingSettings, EvaluationConfig
 from training.settings.models import ModelConfig
 
 SLICE_MS = 600_000
@@ -65,27 +65,22 @@ class Slice:
     stop: int
 
 
-_KEPT_GRAPHS: dict[tuple[str, Output, GrammarWeights], DecodingGraph] = {}
-"""The graphs that this process keeps, as its next task most often wants the same."""
-
-
 @dataclass(frozen=True, slots=True)
 class DecodingPlace:
     """DecodingPlace holds what all tasks of a decoding step share.
 
-    `arpas` are the stored language models by order; a given one is of each order. Models compute
-    on `device`, the search on the CPU.
+    Models compute on `device`, the search on the CPU.
     """
 
     context: StepContext
     corpus_uri: str
+    graphs: BuiltGraphs
     decoder: DecoderConfig
-    arpas: Mapping[int, Output]
     forms: Mapping[str, ModelConfig]
     device: str
 
     def lexicon_and_tree(self) -> tuple[Lexicon, SenoneTree]:
-        """Read what the graphs and the words' times need."""
+        """Read what words' times and the transcripts' alignment need."""
         store, run_uri = self.context.store, self.context.run_uri
         lexicon = read_lexicon(store, run_uri, self.corpus_uri, [ALIGNMENT_STEP]).parse()
         return lexicon, read_tree(store, run_uri)
@@ -102,26 +97,16 @@ class DecodingPlace:
         data = read_output(self.context.store, self.context.run_uri, some.features)
         return read_features(data, range(some.start, some.stop))
 
-    def graphs(
-        self, lexicon: Lexicon, tree: SenoneTree, settings: Sequence[DecodingSettings]
-    ) -> list[DecodingGraph]:
-        """Build the graph of each settings; those of this process's last call are kept."""
-        wanted = [
-            (
-                self.context.fingerprint,
-                self.arpas[each.ngram_order],
-                GrammarWeights(each.language_model_scale, each.insertion_penalty),
-            )
-            for each in settings
-        ]
-        for key in _KEPT_GRAPHS.keys() - set(wanted):
-            del _KEPT_GRAPHS[key]
-        for key in wanted:
-            if key not in _KEPT_GRAPHS:
-                _, arpa, weights = key
-                text = read_output(self.context.store, self.context.run_uri, arpa).decode()
-                _KEPT_GRAPHS[key] = decoding_graph(lexicon, tree, text, weights)
-        return [_KEPT_GRAPHS[key] for key in wanted]
+    def find_lattice(
+        self, log_likelihoods: Float32[np.ndarray, "frames senones"], acoustic_scale: float
+    ) -> FoundLattice | None:
+        """Search log-likelihoods at scale 1; None where no path is left."""
+        scores = np.float32(acoustic_scale) * log_likelihoods
+        return find_lattice(open_graph(self.graphs.graph), scores, self.decoder)
+
+    def second_pass(self, settings: DecodingSettings) -> SecondPass:
+        """Map what rescores the lattices at some settings."""
+        return self.graphs.second_pass(settings, self.decoder.lattice_beam)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +120,11 @@ class DecodingTask:
     def context(self) -> StepContext:
         """The step's context."""
         return self.place.context
+
+
+def decoder_config(config: EvaluationConfig) -> DecoderConfig:
+    """Return the bounds of an evaluation's search."""
+    return DecoderConfig(config.beam, config.max_active, config.lattice_beam)
 
 
 def slices(features: Manifest) -> list[Slice]:

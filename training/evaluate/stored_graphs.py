@@ -7,6 +7,7 @@ which a host verifies, and a host fetches 200 MB once, in less time than gzip wo
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 from infra.store.object_store import ObjectStore
 from pipeline.records import Tally
@@ -14,7 +15,11 @@ from pipeline.runs.commit import StepContext
 from pipeline.runs.manifest import Output, output_on_host, read_manifest, read_output
 from pipeline.runs.names import GRAPH_STEP
 from training.decode.const_fst import ConstFst
+from training.decode.grammar import GrammarWeights
 from training.decode.graph import DecodingGraph
+from training.decode.second_pass import SecondPass
+from training.settings import MAX_ORDER
+from training.settings.decoding import DecodingSettings
 
 FST_SUFFIX = ".fst"
 
@@ -47,6 +52,18 @@ class StoredGraph:
         return DecodingGraph(fst, tuple(words), self.num_senones)
 
 
+@lru_cache(maxsize=1)
+def open_graph(stored: StoredGraph) -> DecodingGraph:
+    """Map the graph, or return it if this process mapped it last."""
+    return stored.read()
+
+
+@lru_cache(maxsize=MAX_ORDER + 1)
+def _open_grammar(store: ObjectStore, run_uri: str, output: Output) -> ConstFst:
+    """Map a grammar, or return it if this process mapped it not long ago."""
+    return ConstFst.mapped(output_on_host(store, run_uri, output))
+
+
 @dataclass(frozen=True, slots=True)
 class BuiltGraphs:
     """BuiltGraphs are what a run's graph step made: the graph of the first pass, and grammars.
@@ -69,6 +86,27 @@ class BuiltGraphs:
         rescoring = {int(order): grammars[place] for order, place in places.items()}
         return cls(StoredGraph(store, run_uri, fst, words, num_senones), first_pass, rescoring)
 
+    @property
+    def has_own_order(self) -> bool:
+        """Return whether one grammar is that of all orders."""
+        return len(set(self.rescoring.values())) == 1
+
     def grammar(self, output: Output) -> ConstFst:
         """Map one of the grammars."""
-        return ConstFst.mapped(output_on_host(self.graph.store, self.graph.run_uri, output))
+        return _open_grammar(self.graph.store, self.graph.run_uri, output)
+
+    def second_pass(self, settings: DecodingSettings, beam: float) -> SecondPass:
+        """Map what rescores lattices at some settings; ValueError for an order without grammar."""
+        if settings.ngram_order not in self.rescoring:
+            orders = ", ".join(map(str, sorted(self.rescoring)))
+            raise ValueError(
+                f"ngram_order = {settings.ngram_order}: the run has grammars of {orders}: name one "
+                "of these, or build_graph into a new --run by a recipe that names it"
+            )
+        return SecondPass(
+            self.grammar(self.first_pass),
+            self.grammar(self.rescoring[settings.ngram_order]),
+            open_graph(self.graph).words,
+            GrammarWeights(settings.language_model_scale, settings.insertion_penalty),
+            beam,
+        )

@@ -1,7 +1,8 @@
 """The archive of an exported model: all that recognizes speech, in one zip file without code.
 
-`model.onnx` is the network, `graph.fst` the decoding graph in OpenFst's format, `words.txt` its
-words in order, and `model.json` the settings.
+`model.onnx` is the network, `graph.fst` the decoding graph in OpenFst's format, `first_pass.fst`
+the grammar of this graph, `grammar.fst` that of the n-gram model which rescores lattices,
+`words.txt` their words in order, and `model.json` the settings.
 
 A graph's bytes are checked before they are searched: a label or a state that does not exist would
 be read beyond the end of an array.
@@ -28,11 +29,14 @@ from infra.settings import (
 from pipeline.filterbank import Engine
 from training.decode.const_fst import ConstFst
 from training.decode.decoder import DecoderConfig
+from training.decode.grammar import BACKOFF_WORD, GrammarWeights
 from training.decode.graph import DecodingGraph
+from training.decode.second_pass import SecondPass
 from training.settings import AcousticScale
 
-NETWORK, GRAPH, WORDS, SETTINGS = "model.onnx", "graph.fst", "words.txt", "model.json"
-MEMBERS = (NETWORK, GRAPH, WORDS, SETTINGS)
+NETWORK, WORDS, SETTINGS = "model.onnx", "words.txt", "model.json"
+GRAPH, FIRST_PASS, GRAMMAR = "graph.fst", "first_pass.fst", "grammar.fst"
+MEMBERS = (NETWORK, GRAPH, FIRST_PASS, GRAMMAR, WORDS, SETTINGS)
 
 ExportPrecision = Literal["float32", "int8"]
 """The numbers of an exported network's weights and products."""
@@ -42,7 +46,7 @@ _MAX_RATIO = 1032
 """Deflate shrinks to no less than a 1032nd: what claims more is forged."""
 
 _REFUSED = (
-    *(EOFError, KeyError, NotImplementedError, RecursionError, RuntimeError, TypeError),
+    *(EOFError, IndexError, KeyError, NotImplementedError, RecursionError, RuntimeError, TypeError),
     *(ValueError, zipfile.BadZipFile, zlib.error),
 )
 _FIRST_DAY = (1980, 1, 1, 0, 0, 0)
@@ -54,10 +58,11 @@ class ExportedSettings:
     """ExportedSettings: how to hear and decode; outputs are `delay` rows of 30 ms late.
 
     `silence` are the senones of silence. `log_priors` are subtracted from log posteriors before
-    `acoustic_scale` multiplies them.
+    `acoustic_scale` multiplies them. The scale of the language model and the penalty of a word are
+    those by which lattices are rescored.
     """
 
-    format: Annotated[int, Range(2, 2)]
+    format: Annotated[int, Range(3, 3)]
     name: Annotated[str, Text(1, 200)]
     precision: ExportPrecision
     engine: Engine
@@ -65,6 +70,9 @@ class ExportedSettings:
     acoustic_scale: AcousticScale
     beam: Annotated[float, Range(1e-6, 1e6)]
     max_active: Annotated[int, Range(2, 1_000_000_000)]
+    lattice_beam: Annotated[float, Range(1e-6, 1e6)]
+    language_model_scale: AcousticScale
+    insertion_penalty: Annotated[float, Range(0, 100)]
     silence: Annotated[tuple[Annotated[int, Range(0, 65_535)], ...], Items(1, 65_536)]
     log_priors: Annotated[tuple[Annotated[float, Range(-1e6, 0)], ...], Items(1, 65_536)]
 
@@ -73,16 +81,29 @@ class ExportedSettings:
     @property
     def decoder(self) -> DecoderConfig:
         """Return the bounds of the search."""
-        return DecoderConfig(self.beam, self.max_active)
+        return DecoderConfig(self.beam, self.max_active, self.lattice_beam)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ExportedModel:
-    """ExportedModel: a network as ONNX, the graph to search, and the settings of both."""
+    """ExportedModel: a network as ONNX, the graph to search, grammars, and the settings of all.
+
+    `first_pass` is the grammar of the graph, which `grammar` replaces when lattices are rescored.
+    """
 
     network: bytes
     graph: DecodingGraph
+    first_pass: ConstFst
+    grammar: ConstFst
     settings: ExportedSettings
+
+    @property
+    def second_pass(self) -> SecondPass:
+        """Return what rescores lattices of the graph."""
+        settings = self.settings
+        weights = GrammarWeights(settings.language_model_scale, settings.insertion_penalty)
+        grammars = self.first_pass, self.grammar
+        return SecondPass(*grammars, self.graph.words, weights, settings.lattice_beam)
 
 
 def write_archive(path: Path, model: ExportedModel) -> int:
@@ -93,7 +114,8 @@ def write_archive(path: Path, model: ExportedModel) -> int:
     content = BytesIO()
     settings = json.dumps(asdict(model.settings), indent=1, sort_keys=True).encode()
     words = "".join(f"{word}\n" for word in model.graph.words).encode()
-    parts = (model.network, model.graph.fst.to_bytes(), words, settings)
+    graphs = model.graph.fst, model.first_pass, model.grammar
+    parts = (model.network, *(each.to_bytes() for each in graphs), words, settings)
     with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, data in zip(MEMBERS, parts, strict=True):
             member = zipfile.ZipInfo(name, _FIRST_DAY)
@@ -113,12 +135,21 @@ def read_archive(path: Path) -> ExportedModel:
     where = printable(str(path))
     try:
         with zipfile.ZipFile(path) as archive:
-            network, graph, words, settings = (_member(archive, name) for name in MEMBERS)
+            network, *graphs, words, settings = (_member(archive, name) for name in MEMBERS)
         table = json.loads(settings)
         table["silence"], table["log_priors"] = list(table["silence"]), list(table["log_priors"])
         read = read_record(ExportedSettings, table, SETTINGS)
         names = tuple(words.decode().splitlines())
-        return ExportedModel(network, _graph(graph, names, len(read.log_priors)), read)
+        num_words, num_senones = len(names), len(read.log_priors)
+        limits = {GRAPH: num_senones, FIRST_PASS: num_words - 1, GRAMMAR: num_words - 1}
+        searched, first_pass, grammar = (
+            _fst(data, name, limit, num_words)
+            for (name, limit), data in zip(limits.items(), graphs, strict=True)
+        )
+        if names[-1] != BACKOFF_WORD:
+            raise ValueError(f"{WORDS} ends in {names[-1]!r}: need {BACKOFF_WORD!r}")
+        graph = DecodingGraph(searched, names, num_senones)
+        return ExportedModel(network, graph, first_pass, grammar, read)
     except _REFUSED as error:
         raise ConfigurationError(
             f"{where}: {printable(str(error), 500)}: need an archive of megahour export"
@@ -135,7 +166,7 @@ def _member(archive: zipfile.ZipFile, name: str) -> bytes:
     return archive.read(name)  # which compares its CRC
 
 
-def _graph(data: bytes, words: tuple[str, ...], num_senones: int) -> DecodingGraph:
-    fst = ConstFst.in_bytes(data, GRAPH)
-    fst.require_labels(num_senones, len(words))
-    return DecodingGraph(fst, words, num_senones)
+def _fst(data: bytes, name: str, num_labels: int, num_words: int) -> ConstFst:
+    fst = ConstFst.in_bytes(data, name)
+    fst.require_labels(num_labels, num_words)
+    return fst

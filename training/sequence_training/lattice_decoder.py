@@ -12,8 +12,10 @@ import numpy as np
 from jaxtyping import Float32, Float64, Int64, Integer
 
 from pipeline.shards import Lattice
+from training.decode.decoder import FoundLattice
 from training.decode.graph import DecodingGraph
 from training.decode.search import Search, TooManyArcsError
+from training.decode.second_pass import SecondPass
 from training.sequence_training.forward_backward import StatePosteriors, state_posteriors
 from training.sequence_training.lattice_paths import (
     LatticeArc,
@@ -119,13 +121,18 @@ def _determinized(
 
 
 def decode_posteriors(
-    graph: DecodingGraph, scores: Float32[np.ndarray, "frames senones"], beams: Beams
+    graph: DecodingGraph,
+    scores: Float32[np.ndarray, "frames senones"],
+    beams: Beams,
+    second_pass: SecondPass,
 ) -> StatePosteriors:
-    """Decode an utterance by scaled log-likelihoods to its lattice's state posteriors.
+    """Decode an utterance by scaled log-likelihoods to its rescored lattice's state posteriors.
 
     Raises LatticeError for an utterance without lattice.
     """
-    return state_posteriors(decode_lattice(graph, scores, beams), scores)
+    found = FoundLattice(search_lattice(graph, scores, beams), ends_sentence=True)
+    rescored = second_pass.rescored(found, MAX_ARCS_PER_FRAME * len(scores))
+    return state_posteriors(_with_all_paths(rescored), scores)
 
 
 def decode_lattice(

@@ -184,12 +184,16 @@ class EvaluationConfig:
     a file. It lists n-grams of n words that occur min_counts[n - 1] times at least; the last
     element holds for longer ones. `arpa` names a model to use in its place. Both are names in the
     corpus, or URIs.
+
+    The search with the first pass's model keeps paths within `beam`, and of these in a lattice
+    those within `lattice_beam` of the best, which the n-gram model of `ngram_order` rescores.
     """
 
     ngram_order: NgramOrder
     acoustic_scale: AcousticScale
     beam: Beam
     max_active: MaxActive
+    lattice_beam: Beam = 10.0
     smoothing: Smoothing = "witten_bell"
     min_counts: Annotated[tuple[MinCount, ...], Items(0, MAX_ORDER)] = ()
     language_model_text: Uri = ""
@@ -421,22 +425,15 @@ def transcripts_tuning_settings(config: TranscriptsConfig, acoustic_scale: float
     return {"transcripts": plain(config), "acoustic_scale": acoustic_scale}
 
 
-def target_graph_settings(
-    evaluation: EvaluationConfig, lattices: LatticeTargetsConfig
-) -> dict[str, Any]:
-    """Return all that decides the graph and its scales, besides the inputs."""
-    of_model = (
-        "acoustic_scale",
-        "ngram_order",
-        "smoothing",
-        "min_counts",
-        *LANGUAGE_MODEL_SETTINGS,
-    )
+def labelling_settings(config: LabellingConfig, evaluation: EvaluationConfig) -> dict[str, Any]:
+    """Return all that decides the targets, besides the inputs."""
+    return {**config.settings, **search_of_targets(config, evaluation)}
+
+
+def search_of_targets(config: LabellingConfig, evaluation: EvaluationConfig) -> dict[str, Any]:
+    """Return what decides the search for targets beside `[targets]`; nothing for logits alone."""
+    if config.source == "logits":
+        return {}
     resolved = plain(evaluation)
-    return {
-        "evaluation": {name: resolved[name] for name in of_model},
-        "lattices": {
-            "acoustic_scale": lattices.acoustic_scale,
-            "ngram_order": lattices.ngram_order,
-        },
-    }
+    read = ("acoustic_scale", "ngram_order") if config.source == "lattice" else ("acoustic_scale",)
+    return {"evaluation": {name: resolved[name] for name in read}}

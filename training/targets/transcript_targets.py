@@ -35,8 +35,12 @@ from training.decode.lexicon import MAX_NAMED, Lexicon
 from training.decode.senones import SenoneTree
 from training.decode.transcript_graph import Garbage
 from training.models.store import log_priors
-from training.sequence_training.forward_backward import StatePosteriors, interpolated_kbest
-from training.sequence_training.lattice_decoder import LatticeError, decode_posteriors
+from training.sequence_training.forward_backward import (
+    StatePosteriors,
+    interpolated_kbest,
+    state_posteriors,
+)
+from training.sequence_training.lattice_decoder import LatticeError, decode_lattice
 from training.settings.decoding import EvaluationConfig, LatticeTargetsConfig, TranscriptsConfig
 from training.targets.lattice_targets import Score
 from training.targets.rover import Heard, slot_words
@@ -129,7 +133,8 @@ class TranscriptAligner:
         graph = self.graph(hypotheses)
         frame_cost = acoustic_scale * self.config.garbage_cost
         try:
-            found = decode_posteriors(graph, self.garbage.scores(scores, frame_cost), BEAMS)
+            of_all = self.garbage.scores(scores, frame_cost)
+            found = state_posteriors(decode_lattice(graph, of_all, BEAMS), of_all)
         except LatticeError as error:
             raise UnusableTranscriptError("alignment_failed", str(error)) from error
         is_word = found.senones != self.garbage.senone
