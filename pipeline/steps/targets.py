@@ -7,10 +7,9 @@ teacher gets. An utterance without targets becomes a row of the ledger.
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
-from types import MappingProxyType
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
@@ -151,7 +150,7 @@ class TargetsSearch:
     reads: Sequence[str]
     settings: Mapping[str, Any]
     engines: Sequence[str] = SEARCH_ENGINES
-    digests: Mapping[str, str] = MappingProxyType({})
+    digests: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
