@@ -7,7 +7,7 @@ chooses. Sproat et al. 2001, "Normalization of non-standard words", has the clas
 
 import re
 import unicodedata
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -31,8 +31,6 @@ MAX_DIGITS = 15
 """Longer numbers are read digit by digit."""
 
 YEARS = range(1100, 2100)
-
-_SCALES = ("thousand", "million", "billion", "trillion")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +65,6 @@ class LanguageRules:
 def _english_plural(word: str) -> str:
     return f"{word[:-1]}ies" if word.endswith("y") else f"{word}s"
 
-
-_POUND = ("pound", "pounds", "penny", "pence")
 
 RULES: Mapping[str, LanguageRules] = {
     "en": LanguageRules(
@@ -131,11 +127,11 @@ RULES: Mapping[str, LanguageRules] = {
         },
         currencies={
             "$": ("dollar", "dollars", "cent", "cents"),
-            "£": _POUND,
+            "£": ("pound", "pounds", "penny", "pence"),
             "€": ("euro", "euros", "cent", "cents"),
             "¥": ("yen", "yen", "sen", "sen"),
         },
-        scales=frozenset(_SCALES),
+        scales=frozenset({"thousand", "million", "billion", "trillion"}),
         ordinals=r"st|nd|rd|th",
         omitted=frozenset({"and"}),
         first_words={"one": "a"},
@@ -211,12 +207,11 @@ RULES: Mapping[str, LanguageRules] = {
 
 NO_RULES = LanguageRules()
 
-_NOT_SPOKEN = re.compile(r"\[[^\]]*\]|<[^>]*>|\([^)]*\)|[♪♫]+")
+_NOT_SPOKEN = re.compile(r"\[[^\[\]]*\]|<[^<>]*>|\([^()]*\)|[♪♫]+")
 """What recognizers write of noise, music and speakers."""
 
 _APART = re.compile(r"(?<=[$£€¥§№#])\s+(?=\d)|(?<=\d)\s+(?=[$£€¥%](?!\d))")
 _GROUPED = re.compile(r"\b\d{1,3}(?:[ \u00a0\u202f]\d{3})+\b")
-_DASHES = re.compile(r"[\u2010-\u2015\u2212/_|\\~]|--+|\.\.+|…")
 _ROMAN = re.compile(r"(?=..)X{0,3}(IX|IV|V?I{0,3})")
 _LETTERS = re.compile(r"[^\W\d_]\.(?:[^\W\d_]\.)+")
 _PARTS = re.compile(r"\d+(?:[.,:]\d+)*|[^\W\d_](?:[^\W\d]|['\u2019.])*|\S")
@@ -253,17 +248,17 @@ class Normalizer:
         spoken = _APART.sub("", unicodedata.normalize("NFC", spoken))
         if self._rules.decimal_mark == ",":
             spoken = _GROUPED.sub(lambda found: "".join(found[0].split()), spoken)
-        tokens = spoken.split()
+        tokens = deque(spoken.split())
         read: list[Readings] = []
         while tokens:
-            first, *tokens = tokens
+            first = tokens.popleft()
             following = tokens[0].strip(".,;:!?").casefold() if tokens else ""
             numbered = self._rules.numbered.get(first.casefold(), "")
             if numbered and following[:1].isdigit():
                 read.append((self._spoken(numbered),))
             elif first[:1] in self._rules.currencies and following in self._rules.scales:
                 # "$5 million" are five million dollars.
-                tokens.pop(0)
+                tokens.popleft()
                 read += self._amount(first, following)
             else:
                 read += self._token(first)
