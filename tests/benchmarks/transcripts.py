@@ -4,11 +4,11 @@ python -m tests.benchmarks.transcripts damage --kaldi-dir AN4 --out DIR
 python -m tests.benchmarks.transcripts recognizer --kaldi-dir LIBRISPEECH --out DIR
 
 `damage` replaces, deletes and inserts words of the unlabelled speakers' transcripts, which then are
-what recognizers heard. `recognizer` reads `whisper.jsonl` of the corpus. Rows of one seed share
-alignment, baseline and teacher, which the row `own` trains; each has a run of its own in
-DIR/EXPERIMENT/seed_N. The oracle is a baseline to which the unlabelled speakers are transcribed,
-but for the one of the fewest words. All rows decode with one language model: `--arpa`, or that of
-the labelled transcripts.
+what recognizers heard. `recognizer` reads `whisper.jsonl` of the corpus. Each row is a run of its
+own, DIR/EXPERIMENT/seed_N/ROW: what was heard is part of a corpus, so rows of one seed train the
+same baseline and teacher again. The oracle is a baseline to which the unlabelled speakers are
+transcribed, but for the one of the fewest words. All rows decode with one language model: `--arpa`,
+or that of the labelled transcripts.
 
 Rows are those that `--rows` names, or all. A command that was cut off continues where it was. What
 is there is printed as a table, with errors pooled over seeds, and written to DIR/EXPERIMENT.json.
@@ -169,8 +169,8 @@ class Experiment:
     def settings(self, row: Row) -> list[str]:
         """Return the overrides of a row."""
         shared = [f"{section}.seed={self.seed}" for section in SEEDED]
-        shared += ["models.normalization='labelled'", f"evaluation.arpa='{ARPA}'"]
-        shared += ["evaluation.language_model_text=''", *self.overrides, *row.overrides]
+        shared += [f"evaluation.arpa='{ARPA}'", "evaluation.language_model_text=''"]
+        shared += [*self.overrides, *row.overrides]
         return [*shared, *(self.oracle_settings(shared) if row.name == ORACLE else ())]
 
     def oracle_settings(self, shared: Sequence[str]) -> Iterator[str]:
@@ -208,8 +208,6 @@ class Experiment:
         data = self.folder / f"{row.name}_data"
         command = [sys.executable, "-m", "jobs.run", "--recipe", self.recipe]
         command += ["--run", self.run(row), "--kaldi-dir", str(data)]
-        if row.name not in (OWN, ORACLE):
-            command += ["--labelled-from", self.run(Row(OWN))]
         for step in (each for each in STEPS if each not in (CERTIFY, REPORT)):
             command += ["--only", step]
         for each in row.recognizers:
@@ -377,7 +375,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--kaldi-dir", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--recipe", default="recorded")
-    parser.add_argument("--rows", nargs="+", help="rows to make; own is made before others")
+    parser.add_argument("--rows", nargs="+", help="rows to make; own is always made")
     parser.add_argument("--seeds", type=int, nargs="+", default=[17, 18, 19])
     parser.add_argument("--arpa", type=Path, help="the language model of all decoding")
     parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE")
