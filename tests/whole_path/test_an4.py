@@ -16,8 +16,8 @@ from infra.store.object_store import ObjectStore, join_uri
 from jobs.cli import spark_steps
 from jobs.planning.run_plan import plan_run, planned_workload, store_plan
 from jobs.run import JOBS, launches
-from jobs.run_table import BUILD_GRAPH, STEPS as RUN_TABLE
-from jobs.run_table import TRAIN_STUDENT, optional_steps, step_configs, written_steps
+from jobs.run_table import BUILD_GRAPH, TRAIN_STUDENT, optional_steps, step_configs, written_steps
+from jobs.run_table import STEPS as RUN_TABLE
 from pipeline.audit.verify import Expectation, Verification, verify_run
 from pipeline.runs.ledger import ledger_reasons
 from pipeline.runs.manifest import read_manifest
