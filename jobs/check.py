@@ -56,6 +56,7 @@ from jobs.planning.run_plan import (
 )
 from jobs.run_table import (
     BOOTSTRAP,
+    BUILD_GRAPH,
     EVALUATE,
     GENERATE_TARGETS,
     INGEST,
@@ -180,13 +181,8 @@ def _language_notes(by_step: Mapping[str, Job], arguments: argparse.Namespace) -
         _require_lexicon(by_step[SELECT_UTTERANCES], arguments)
     if lexicon is not None and has_new_lexicon(arguments):
         check_phones(recipe, len(lexicon.phones))
-    searching = [EVALUATE]
-    if recipe.targets.source == "lattice":
-        searching.append(GENERATE_TARGETS)
-    if recipe.corpus.num_text_words:
-        searching.append(BOOTSTRAP)
-    readers = [by_step[step] for step in searching]
-    notes = list(_language_model_notes(readers, lexicon))
+    reading = [BUILD_GRAPH, *([BOOTSTRAP] if recipe.corpus.num_text_words else [])]
+    notes = list(_language_model_notes([by_step[step] for step in reading], lexicon))
     if lexicon is not None:
         # What ingest will say, or refuse.
         if (data := new_lexicon_bytes(by_step[INGEST])) is not None:

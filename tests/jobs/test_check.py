@@ -227,7 +227,7 @@ def test_a_language_model_of_another_place_is_read_there(
 
 
 @pytest.mark.parametrize("name", LANGUAGE_MODEL_FILES)
-def test_what_ingest_copies_evaluation_may_read(
+def test_what_ingest_copies_build_graph_may_read(
     run_job: RunJob, kaldi_dir: Path, name: str
 ) -> None:
     """By the steps' own cluster files, as hours_1m has them; another name is refused at once."""
