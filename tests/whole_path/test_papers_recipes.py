@@ -40,7 +40,7 @@ class Small:
 
     def prepare(self, folder: Path) -> None:
         """Run each step up to alignment."""
-        for name in takewhile(lambda name: name != TRAIN_BASELINE, STEPS):
+        for name in takewhile(lambda name: name != BUILD_GRAPH, STEPS):
             own = ("--kaldi-dir", str(folder / "kaldi")) if name == "ingest" else ()
             assert exit_code(name, *self.shared(folder), *own) == 0
 

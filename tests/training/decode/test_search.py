@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from training.decode import search as search_module
@@ -130,14 +130,16 @@ def test_lattice_has_exactly_the_paths_within_its_beam(seed: int) -> None:
     assert is_complete == bool(expected)
     if not is_complete:
         return
-    within = [path for path in expected if path.cost <= expected[0].cost + beam]
+    limit = expected[0].cost + beam
+    assume(all(abs(path.cost - limit) > 1e-3 for path in expected))  # float32 costs are rounded
+    within = [path for path in expected if path.cost <= limit]
     found = list(lattice_paths(arcs))
-    kept = sorted(path for path, _ in found if path.cost <= expected[0].cost + beam + 1e-4)
+    kept = sorted(path for path, _ in found if path.cost <= limit)
     assert [path.arcs for path in kept] == [path.arcs for path in within]
     np.testing.assert_allclose(
         [path.cost for path in kept], [path.cost for path in within], atol=1e-4
     )
-    on_them = [numbers for path, numbers in found if path.cost <= expected[0].cost + beam + 1e-4]
+    on_them = [numbers for path, numbers in found if path.cost <= limit]
     assert frozenset().union(*on_them) == set(range(len(arcs)))
     assert (arcs["source"] < arcs["target"]).all()
     assert {*arcs["source"]} | {*arcs["target"]} == set(range(arcs["target"].max() + 1))
