@@ -11,7 +11,7 @@ import pytest
 from infra.store.object_store import ObjectStore
 from jobs.cli import spark_steps
 from jobs.run import JOBS
-from jobs.run_table import STEPS, TRAIN_BASELINE, TRAIN_TEACHER
+from jobs.run_table import BUILD_GRAPH, STEPS, TRAIN_BASELINE, TRAIN_TEACHER
 from pipeline.runs.manifest import read_manifest
 from pipeline.runs.names import ALIGNMENT_STEP, DEV_ALIGNMENT_STEP
 from tests.job_programs import exit_code
