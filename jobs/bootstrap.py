@@ -8,12 +8,19 @@ from jobs.cli.command_line import Step, StepResults, main
 from jobs.cli.job import Job, require_moments
 from jobs.cli.spark_steps import distribute_on_spark
 from jobs.run_table import BOOTSTRAP
-from pipeline.runs.manifest import Manifest, subsets_of_run
-from pipeline.runs.names import DEV, DEV_ALIGNMENT_STEP, LABELLED, features_step
+from pipeline.runs.manifest import Manifest, sha256, subsets_of_run
+from pipeline.runs.names import DEV, DEV_ALIGNMENT_STEP, LABELLED, LEXICON_FILE, features_step
 from pipeline.steps.selection.buckets import subsets_of
 from pipeline.steps.selection.select import metadata_uri
-from training.align.bootstrap import bootstrap, check_transcripts
+from training.align.bootstrap import (
+    NO_WORDS_OF_TEXT,
+    TextWords,
+    bootstrap,
+    check_transcripts,
+)
 from training.decode.corpus_lexicon import CorpusLexicon
+from training.decode.lexicon import Lexicon
+from training.evaluate.language_model import LanguageModelFile
 from training.settings.recipe import Recipe, check_phones, check_senones
 
 
@@ -34,7 +41,7 @@ def run(job: Job) -> StepResults:
     check_phones(recipe, len(lexicon.phones))
     has_dev = DEV in subsets_of_run(job.store, job.run_uri, features_step)
     if has_dev and not job.has(DEV_ALIGNMENT_STEP):
-        check_transcripts(job.store, job.run_uri, DEV, lexicon, recipe.loss_budget)
+        check_transcripts(job.store, job.run_uri, DEV, lexicon, recipe.loss_budget, rule)
     with distribute_on_spark(job) as distribute:
         bootstrapped = bootstrap(
             job.store,
@@ -46,9 +53,21 @@ def run(job: Job) -> StepResults:
             distribute,
             recipe.alignment.versions,
             rule,
+            _text_words(job, lexicon) if recipe.corpus.num_text_words else NO_WORDS_OF_TEXT,
         )
     check_tree(recipe, bootstrapped.manifest)
     return [bootstrapped]
+
+
+def _text_words(job: Job, lexicon: Lexicon) -> TextWords:
+    """Choose the most frequent words of the language model's text that the lexicon lacks."""
+    settings = job.recipe.spelled_text
+    name = settings.language_model_text
+    file = LanguageModelFile.read(job.store, job.corpus_uri, name)
+    counts = file.unknown_words(lexicon.pronunciations)
+    words = sorted(counts, key=lambda word: (-counts[word], word))[: settings.num_text_words]
+    log(f"{name}: {len(words)} of {len(counts)} words that {LEXICON_FILE} lacks are pronounced too")
+    return TextWords(settings, words, {"language_model_text": sha256(file.data)})
 
 
 def check_tree(recipe: Recipe, grown: Manifest) -> None:

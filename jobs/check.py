@@ -55,6 +55,8 @@ from jobs.planning.run_plan import (
     run_workload,
 )
 from jobs.run_table import (
+    BOOTSTRAP,
+    BUILD_GRAPH,
     EVALUATE,
     GENERATE_TARGETS,
     INGEST,
@@ -78,7 +80,6 @@ from pipeline.runs.names import (
     UNLABELLED,
 )
 from training.decode.lexicon import Lexicon
-from training.decode.ngrams import RestrictedArpa, read_arpa
 from training.evaluate.language_model import LanguageModelFile, num_unknown
 from training.models.parameter_count import num_parameters
 from training.settings.decoding import OwnTeacherConfig
@@ -147,6 +148,7 @@ def check(arguments: argparse.Namespace) -> tuple[Job, Sequence[str]]:
     notes = list(_host_notes(jobs, arguments.device, ranks.values()))
     _check_factories(jobs[0].recipe, ranks, by_step[GENERATE_TARGETS].cluster)
     _check_own_teacher(jobs[0].recipe)
+    _check_transcripts(jobs[0].recipe)
     _check_models(jobs[0].recipe, ranks)
     if arguments.ingested:
         reader = by_step[SELECT_UTTERANCES]
@@ -171,15 +173,16 @@ def _language_notes(by_step: Mapping[str, Job], arguments: argparse.Namespace) -
         from jobs.ingest_sources import require_usable_manifests  # noqa: PLC0415 - imports NumPy
 
         require_usable_manifests(by_step[INGEST])
+    if arguments.transcripts:
+        from jobs.ingest_sources import transcripts_of  # noqa: PLC0415 - imports NumPy
+
+        transcripts_of(by_step[INGEST])
     if lexicon is None and (arguments.manifest or arguments.ingested):
         _require_lexicon(by_step[SELECT_UTTERANCES], arguments)
     if lexicon is not None and has_new_lexicon(arguments):
         check_phones(recipe, len(lexicon.phones))
-    searching = [EVALUATE]
-    if recipe.targets.source == "lattice":
-        searching.append(GENERATE_TARGETS)
-    readers = [by_step[step] for step in searching]
-    notes = list(_language_model_notes(readers, lexicon))
+    reading = [BUILD_GRAPH, *([BOOTSTRAP] if recipe.corpus.num_text_words else [])]
+    notes = list(_language_model_notes([by_step[step] for step in reading], lexicon))
     if lexicon is not None:
         # What ingest will say, or refuse.
         if (data := new_lexicon_bytes(by_step[INGEST])) is not None:
@@ -244,14 +247,18 @@ def _language_model_file(job: Job, name: str) -> LanguageModelFile:
 
 def _missing_words(setting: str, file: LanguageModelFile, lexicon: Lexicon | None) -> str:
     """Say which words no hypothesis will have; without a lexicon, only read the file."""
-    words = lexicon.pronunciations.keys() if lexicon else ()
+    if lexicon is None:
+        if setting == "arpa":
+            file.arpa()
+        else:
+            file.require_text()
+        return ""
+    words = lexicon.pronunciations.keys()
     if setting == "arpa":
-        arpa = file.arpa(words) if lexicon else read_arpa(file.text())
-        missing = arpa.num_missing_words if isinstance(arpa, RestrictedArpa) else 0
+        missing = file.restricted_arpa(words).num_missing_words
         said = f"{missing} of the {len(words)} words of {LEXICON_FILE} are not in it"
     else:
-        sentences = file.sentences(words) if lexicon else file.text()
-        missing = num_unknown(sentences) if lexicon else 0
+        missing = num_unknown(file.sentences(words))
         said = f"{missing} of its words are not in {LEXICON_FILE}"
     return f"{said}, and will be in no hypothesis" if missing else ""
 
@@ -429,6 +436,14 @@ def _check_own_teacher(recipe: Recipe) -> None:
             check_untrained(own)
         except ConfigurationError as error:
             raise ConfigurationError(f"targets: teacher: {error}") from error
+
+
+def _check_transcripts(recipe: Recipe) -> None:
+    """Raise ConfigurationError if transcripts are of a language whose numbers cannot be read."""
+    if recipe.targets.source == "transcripts":
+        from training.targets.text_normalization import check_language  # noqa: PLC0415 - NumPy
+
+        check_language(recipe.targets.transcripts.language)
 
 
 def _host_mebibytes() -> int:

@@ -65,9 +65,10 @@ def labelling(job: Job) -> CostedTeachers:
 STEP = Step(
     name=EVALUATE,
     description="Decode the held-out subset with each model and count word errors by device "
-    "placement (paper 003 VII-D, Table II), with intervals over speakers. The decoder uses an "
-    "n-gram language model of the labelled transcripts, or what the recipe names. Where the corpus "
-    "has development speakers, each model's scales, n-gram order and insertion penalty are tuned "
+    "placement (paper 003 VII-D, Table II), with intervals over speakers. Each utterance is "
+    "decoded to a lattice by the run's graph, which the n-gram model of the recipe's order "
+    "rescores; a word's confidence is its posterior there. Where the corpus has "
+    "development speakers, each model's scales, n-gram order and insertion penalty are tuned "
     "on these before. A Spark task decodes some ten minutes with one model, on --device where the "
     "cluster's master is local[1], on the CPU elsewhere. Hypotheses and references are kept as "
     "trn, ctm and stm files, which sclite reads. A sample of the unlabelled features "

@@ -30,7 +30,7 @@ def export(job: Job) -> Answer:
 
     precision: Literal["int8", "float32"] = "int8" if job.arguments.int8 else "float32"
     place = job.store, job.run_uri, job.corpus_uri
-    exported = export_model(*place, recipe, name, precision)
+    exported = export_model(*place[:2], recipe, name, precision)
     num_bytes = write_archive(path, exported)
     document: dict[str, Any] = {
         "step": "export",
@@ -39,7 +39,7 @@ def export(job: Job) -> Answer:
         "file": str(path),
         "bytes": num_bytes,
         "network_bytes": len(exported.network),
-        "graph_states": exported.graph.fst.num_states,
+        "graph_states": len(exported.graph.fst.states),
     }
     lines = [f"{path}: {name} in {precision}, {num_bytes:,} bytes"]
     if job.arguments.score:

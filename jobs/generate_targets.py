@@ -4,40 +4,55 @@ megahour generate_targets --recipe demo --run runs/demo
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
 
 from infra.devices.device_pool import DevicePool
-from infra.settings import canonical_json
+from infra.settings import ConfigurationError, canonical_json
 from jobs.cli.command_line import Step, StepResults, main
 from jobs.cli.job import Job, require_unlabelled
 from jobs.cli.spark_steps import distribute_on_spark
 from jobs.run_table import GENERATE_TARGETS
 from pipeline.kbest import joined
 from pipeline.runs.engine import Distribute, StepResult
-from pipeline.runs.manifest import subsets_of_run
+from pipeline.runs.manifest import read_manifest, subsets_of_run
 from pipeline.runs.names import (
+    ALIGNMENT_STEP,
     DEV,
+    GRAPH_STEP,
     ONLY_ROUND,
-    TARGETS_GRAPH_STEP,
     TARGETS_TUNING_STEP,
     TEACHER,
+    UNLABELLED,
     TargetsRound,
     features_step,
     model_step,
     targets_rounds,
 )
 from pipeline.steps.audio_source import AudioSource
-from pipeline.steps.targets import FeatureSource, FrameSource, Teacher, generate_targets
+from pipeline.steps.features import WITH_HYPOTHESES
+from pipeline.steps.ingestion import TRANSCRIPTS
+from pipeline.steps.targets import (
+    SEARCH_ENGINES,
+    FeatureSource,
+    FrameSource,
+    TargetsSearch,
+    Teacher,
+    generate_targets,
+)
+from training.align.labelled import read_lexicon
 from training.align.network_alignment import read_tree
 from training.evaluate.slices import ModelsToDecode
 from training.evaluate.tuning import tune
-from training.settings.decoding import OwnTeacherConfig
-from training.targets.lattice_targets import build_target_graph, open_lattice_teacher
+from training.settings.decoding import OwnTeacherConfig, search_of_targets
+from training.targets.lattice_targets import open_lattice_teacher, search_settings
 from training.targets.own_teacher import check_untrained
 from training.targets.teacher import PooledTeacher, kept_logits, kept_targets
+from training.targets.text_normalization import check_language
+from training.targets.transcript_targets import TranscriptPlace, open_transcript_teacher
+from training.targets.transcript_tuning import TuningPlace, tune_transcripts, tuned_transcripts
 
 IDLE_TIMEOUT_S = 20.0
 SEARCH_IDLE_TIMEOUT_S = 120.0
@@ -47,8 +62,15 @@ SEARCH_IDLE_TIMEOUT_S = 120.0
 def run(job: Job) -> StepResults:
     """Label all unlabelled feature shards, in each round whose teachers are trained."""
     require_unlabelled(job)
+    if aligns(job):
+        require_transcripts(job)
     with distribute_on_spark(job) as distribute:
-        made = prepare_search(job, distribute) if searches(job) else []
+        made, search = list[StepResult](), None
+        if searches(job):
+            made, search = tune_search(job, distribute), search_of(job)
+        if aligns(job):
+            made = prepare_alignment(job, distribute)
+            search = alignment_of(job, made)
         for targets_round, models in due_rounds(job):
             labels = labels_of(job, models)
             result = generate_targets(
@@ -58,7 +80,7 @@ def run(job: Job) -> StepResults:
                 teacher_of(job, labels),
                 distribute,
                 models,
-                graphs=(TARGETS_GRAPH_STEP,) if searches(job) else (),
+                search=search,
                 loss_budget=job.recipe.loss_budget,
                 targets_round=targets_round,
                 source=labels.source,
@@ -72,6 +94,21 @@ def searches(job: Job) -> bool:
     return job.recipe.targets.source == "lattice"
 
 
+def aligns(job: Job) -> bool:
+    """Return whether the targets are of recognizers' transcripts, which each task aligns."""
+    return job.recipe.targets.source == "transcripts"
+
+
+def require_transcripts(job: Job) -> None:
+    """Raise ConfigurationError if no recognizer heard anything in the unlabelled speech."""
+    check_language(job.recipe.targets.transcripts.language)
+    if not has_transcripts(job, UNLABELLED):
+        features = features_step(UNLABELLED)
+        remedy = f"ingest with {TRANSCRIPTS} NAME=URI or pred_text into a new --run"
+        said = f"no utterance of {features} has what a recognizer heard"
+        raise ConfigurationError(f"targets.source = 'transcripts': {said}: {remedy}")
+
+
 def due_rounds(job: Job) -> Iterator[tuple[TargetsRound, Sequence[str]]]:
     """Yield the first round, and each later one whose teachers are trained, with its models."""
     for each in targets_rounds(job.recipe.targets.rounds):
@@ -81,21 +118,70 @@ def due_rounds(job: Job) -> Iterator[tuple[TargetsRound, Sequence[str]]]:
             yield each, models
 
 
-def prepare_search(job: Job, distribute: Distribute) -> list[StepResult]:
-    """Build the graph of the teachers' search, at settings tuned on the development speakers.
+def tuned_model(job: Job) -> str:
+    """Return the model by which the teachers' search is tuned, the first that labels, if it is.
 
-    Without such speakers, and for a teacher of the user's own, the settings are the recipe's:
-    tuning decodes by a model of the run, the first that labels.
+    Without development speakers, and for a teacher of the user's own, the settings are the
+    recipe's: tuning decodes by a model of the run.
     """
-    store, run_uri, corpus_uri, recipe = job.store, job.run_uri, job.corpus_uri, job.recipe
-    evaluation, lattices, model, tuned = recipe.evaluation, recipe.targets.lattices, "", []
-    has_development = DEV in subsets_of_run(store, run_uri, features_step)
-    if has_development and lattices.are_tuned and recipe.num_teachers > 0:
-        model = recipe.labelling_models(ONLY_ROUND)[0]
-        models = ModelsToDecode({model: recipe.models.of(TEACHER)}, distribute)
-        step = TARGETS_TUNING_STEP
-        tuned = [tune(store, run_uri, corpus_uri, evaluation, recipe.tuning, models, step)]
-    return [*tuned, build_target_graph(store, run_uri, corpus_uri, evaluation, lattices, model)]
+    recipe = job.recipe
+    has_development = DEV in subsets_of_run(job.store, job.run_uri, features_step)
+    is_tuned = has_development and recipe.targets.lattices.are_tuned and recipe.num_teachers > 0
+    return recipe.labelling_models(ONLY_ROUND)[0] if is_tuned else ""
+
+
+def tune_search(job: Job, distribute: Distribute) -> list[StepResult]:
+    """Tune the settings of the teachers' search on the development speakers, if they are open."""
+    if not (model := tuned_model(job)):
+        return []
+    recipe = job.recipe
+    models = ModelsToDecode({model: recipe.models.of(TEACHER)}, distribute)
+    place, step = (job.store, job.run_uri, job.corpus_uri), TARGETS_TUNING_STEP
+    return [tune(*place, recipe.evaluation, recipe.tuning, models, step)]
+
+
+def search_of(job: Job) -> TargetsSearch:
+    """Return what the targets depend on where they are of lattices."""
+    reads = (GRAPH_STEP, *([TARGETS_TUNING_STEP] if tuned_model(job) else []))
+    return TargetsSearch(reads, search_of_targets(job.recipe.targets, job.recipe.evaluation))
+
+
+def prepare_alignment(job: Job, distribute: Distribute) -> list[StepResult]:
+    """Choose thresholds on the development speakers, if recognizers heard some.
+
+    A teacher of the user's own aligns by the recipe's: a model of the run is asked.
+    """
+    place, config = transcript_place(job), job.recipe.targets.transcripts
+    if not (config.tuned and job.recipe.num_teachers and has_transcripts(job, DEV)):
+        return []
+    model = job.recipe.labelling_models(ONLY_ROUND)[0]
+    scale = config.acoustic_scale or job.recipe.evaluation.acoustic_scale
+    tuning = TuningPlace(place, scale, model, job.recipe.models.of(TEACHER))
+    return [tune_transcripts(tuning, distribute)]
+
+
+def alignment_of(job: Job, tuned: Sequence[StepResult]) -> TargetsSearch:
+    """Return what the targets depend on where they are of recognizers' transcripts."""
+    return TargetsSearch(
+        [each.manifest.step for each in tuned],
+        search_of_targets(job.recipe.targets, job.recipe.evaluation),
+        (*SEARCH_ENGINES, "num2words"),
+        read_lexicon(job.store, job.run_uri, job.corpus_uri, [ALIGNMENT_STEP]).digests,
+    )
+
+
+def transcript_place(job: Job) -> TranscriptPlace:
+    """Return where transcripts are aligned, by the recipe's settings."""
+    config = job.recipe.targets.transcripts
+    return TranscriptPlace(job.store, job.run_uri, job.corpus_uri, config)
+
+
+def has_transcripts(job: Job, subset: str) -> bool:
+    """Return whether recognizers heard something in a subset's speech."""
+    if subset not in subsets_of_run(job.store, job.run_uri, features_step):
+        return False
+    features = read_manifest(job.store, job.run_uri, features_step(subset))
+    return bool(features.statistic(WITH_HYPOTHESES, int, 0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,19 +220,26 @@ def teacher_of(job: Job, labels: Labels) -> Teacher:
     """Return what a task labels by: the servers of the teachers, one a device, and a search."""
     config = job.recipe.targets
     columns = {"k": str(config.k), "tail_samples": str(config.tail_samples)}
+    needs_logits = searches(job) or aligns(job)
     pool = DevicePool(
-        factory=labels.logits if searches(job) else labels.targets,
-        arguments=labels.arguments if searches(job) else {**columns, **labels.arguments},
+        factory=labels.logits if needs_logits else labels.targets,
+        arguments=labels.arguments if needs_logits else {**columns, **labels.arguments},
         devices=job.cluster.devices,
         batch_frames=config.request_frames,
-        idle_timeout_s=SEARCH_IDLE_TIMEOUT_S if searches(job) else IDLE_TIMEOUT_S,
+        idle_timeout_s=SEARCH_IDLE_TIMEOUT_S if needs_logits else IDLE_TIMEOUT_S,
     )
-    if not searches(job):
+    if not needs_logits:
         return PooledTeacher(pool, config.windows, partial(kept_targets, config), joined)
     score = PooledTeacher(pool, config.windows, kept_logits, np.concatenate)
-    return open_lattice_teacher(
-        job.store, job.run_uri, score, config.k, config.lattices, config.tail_samples
-    )
+    if aligns(job):
+        place, evaluation = transcript_place(job), job.recipe.evaluation
+        if job.has(TARGETS_TUNING_STEP):
+            tuned = read_manifest(job.store, job.run_uri, TARGETS_TUNING_STEP)
+            place = replace(place, config=tuned_transcripts(place.config, tuned))
+        return open_transcript_teacher(place, score, config.k, evaluation, config.tail_samples)
+    run, lattices = (job.store, job.run_uri), config.lattices
+    settings = search_settings(*run, job.recipe.evaluation, lattices, tuned_model(job))
+    return open_lattice_teacher(*run, score, config.k, lattices, settings, config.tail_samples)
 
 
 STEP = Step(
@@ -157,11 +250,14 @@ STEP = Step(
     "With targets.teacher.factory functions of yours label, by the features or the audio, and the "
     "run trains no teacher. Each host starts "
     "one server process for each device that the cluster file names; its tasks share them. With "
-    "targets.source = 'lattice' each task also decodes its utterances with the language model of "
-    "the evaluation, at settings tuned on the development speakers where the corpus has some, and "
-    "the lattices' state posteriors enter the targets. An utterance without a "
-    "lattice keeps the teacher's own; loss_budget bounds how many these may be. Of several rounds "
-    "(targets.rounds) it makes those whose teachers are trained.",
+    "targets.source = 'lattice' each task also decodes its utterances by the run's graph, and "
+    "rescores the lattices by the evaluation's language model, at settings tuned on the "
+    "development speakers where the corpus has some, and the lattices' state posteriors "
+    "enter the targets. An utterance without a "
+    "lattice keeps the teacher's own; loss_budget bounds how many these may be. With "
+    "targets.source = 'transcripts' what recognizers heard (ingest --transcripts, or pred_text of "
+    "manifests) is aligned by the teacher, and enters the targets where it is no garbage. Of "
+    "several rounds (targets.rounds) it makes those whose teachers are trained.",
     run=run,
 )
 

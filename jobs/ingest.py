@@ -29,6 +29,7 @@ from jobs.ingest_sources import (
     ingestion_of,
     require_same_speakers,
     require_usable_manifests,
+    transcripts_of,
 )
 from jobs.lexicon_sources import put_lexicon
 from jobs.run_table import INGEST
@@ -75,6 +76,7 @@ def _ingest_directory(job: Job) -> StepResults:
         dev_share=job.arguments.dev_share,
         locale=job.arguments.locale or UNDETERMINED_LOCALE,
         simulation=simulation_of(job.arguments),
+        transcripts=transcripts_of(job),
     )
     place = job.store, job.run_uri, job.corpus_uri
     return [ingest_directory(*place, ingestion, job.recipe.loss_budget)]

@@ -4,6 +4,7 @@ Words of their transcripts that the lexicon lacks are named before anything is s
 """
 
 import argparse
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from itertools import chain
@@ -13,7 +14,7 @@ from infra.log_lines import log
 from infra.settings import ConfigurationError, printable
 from infra.store.object_store import ObjectStore
 from infra.store.uris import normalize_uri
-from jobs.cli.arguments import DEFAULT_SPEAKER_BUCKETS, subset_and_uri
+from jobs.cli.arguments import DEFAULT_SPEAKER_BUCKETS, recognizer_and_uri, subset_and_uri
 from jobs.cli.job import Job
 from jobs.lexicon_sources import (
     new_lexicon_bytes,
@@ -40,6 +41,7 @@ from pipeline.steps.ingestion import (
     FORMATS,
     IGNORE_COLUMNS,
     RECORDINGS,
+    TRANSCRIPTS,
     reader_of,
 )
 from pipeline.steps.ingestion.ingest_manifests import Manifest, ManifestIngestion
@@ -52,6 +54,7 @@ from pipeline.steps.ingestion.manifest_probe import require_usable_rows
 from pipeline.steps.ingestion.manifest_records import RecordRules
 from pipeline.steps.ingestion.manifest_rows import Row
 from pipeline.steps.ingestion.placed_audio import Simulation
+from pipeline.steps.ingestion.transcripts import Transcripts, transcript_settings
 from training.decode.corpus_lexicon import UnknownWords
 from training.decode.lexicon import Lexicon
 
@@ -72,6 +75,8 @@ def ingestion_of(job: Job, simulation: Simulation | None) -> ManifestIngestion:
     }
     if any(each.format.names_channels for each in manifests):
         settings["channel"] = conversion.channel
+    transcripts = transcripts_of(job)
+    settings |= transcript_settings(transcripts)
     if simulation:
         settings |= {**simulation.choices.settings, "conversion": asdict(conversion)}
     return ManifestIngestion(
@@ -81,9 +86,20 @@ def ingestion_of(job: Job, simulation: Simulation | None) -> ManifestIngestion:
         settings,
         {stored_name(model): read_language_model(model).data} if model else {},
         adds=bool(job.bases.runs),
+        transcripts=transcripts,
         simulation=simulation,
         conversion=conversion,
     )
+
+
+def transcripts_of(job: Job) -> tuple[Transcripts, ...]:
+    """List what recognizers heard; ConfigurationError for two recognizers of one name."""
+    given = map(recognizer_and_uri, job.arguments.transcripts)
+    found = tuple(Transcripts.listed(*each) for each in given)
+    names = Counter(each.recognizer for each in found)
+    if repeated := next((name for name, count in names.items() if count > 1), None):
+        raise ConfigurationError(f"{TRANSCRIPTS} {repeated}: twice: give each a name of its own")
+    return found
 
 
 def _rules(job: Job) -> RecordRules:
@@ -195,11 +211,12 @@ def vocabulary_notes(job: Job, lexicon: Lexicon) -> Iterator[str]:
     """
     if job.bases.runs:
         return
+    rule = job.recipe.corpus.unknown_words
     for subset, texts in _transcripts(job):
         unknown = UnknownWords.of(texts, lexicon)
         if subset != HELDOUT:
-            unknown.check_loss(lexicon, subset, job.recipe.loss_budget)
-        if note := unknown.note(lexicon, subset):
+            unknown.check_loss(lexicon, subset, job.recipe.loss_budget, rule)
+        if note := unknown.note(lexicon, subset, rule):
             yield note
 
 

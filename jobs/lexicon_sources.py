@@ -25,7 +25,7 @@ def read_language_model(uri: str) -> LanguageModelFile:
     """Read a language model by its URI; ValueError if it is too large, or no text."""
     uri = normalize_uri(uri)
     file = LanguageModelFile.read(ObjectStore((uri,)), uri, uri)
-    file.text()
+    file.require_text()
     return file
 
 

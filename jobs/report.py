@@ -40,6 +40,7 @@ from jobs.report_page.wording import (
     recovery_statement,
     reductions,
     scopes,
+    unknown_words,
     with_all_parts,
 )
 from jobs.run_table import REPORT
@@ -133,13 +134,18 @@ Rows = list[list[str]]
 
 
 def format_table(report: Report) -> str:
-    """Format headline, word error rates, WERR, recovery, development rates and plan."""
+    """Format headline, unknown words, error rates, recovery, confidence, development and plan."""
     report = with_all_parts(report)
-    stated = (headline(report), certainty(report), recovery_statement(report))
+    stated = (
+        headline(report),
+        certainty(report),
+        recovery_statement(report),
+        unknown_words(report),
+    )
     blocks = [textwrap.fill(printable(text), LINE_WIDTH) for text in stated if text]
     blocks += _folded(_word_error_rows(report), least_width=7)
-    for rows in (_recovery_rows(report), _development_rows(report), _plan_rows(report)):
-        blocks += _folded(rows)
+    for rows in (_recovery_rows, _confidence_rows, _development_rows, _plan_rows):
+        blocks += _folded(rows(report))
     return "\n\n".join(blocks)
 
 
@@ -184,6 +190,20 @@ def _recovery_rows(report: Report) -> Rows:
             [scope, *(f"{number(s['value'])} ({interval(s)})" if s else "none" for s in shares)]
         )
     return rows
+
+
+def _confidence_rows(report: Report) -> Rows:
+    found = report["confidence"]
+    rows = [
+        [
+            model,
+            number(100 * found[model]["mean_confidence"]),
+            number(100 * found[model]["num_correct"] / found[model]["num_words"]),
+            number(found[model]["normalized_cross_entropy"]),
+        ]
+        for model in in_order(found)
+    ]
+    return [["confidence, %", "mean", "correct", "NCE"], *rows] if rows else []
 
 
 def _development_rows(report: Report) -> Rows:

@@ -32,6 +32,7 @@ from jobs.cli.arguments import (
     cluster_of,
     given_options,
     recipe_path,
+    recognizer_and_uri,
     require_source_options,
     step_clusters,
     subset_and_uri,
@@ -160,7 +161,8 @@ def _require_places(arguments: argparse.Namespace, *, has_shared_files: bool) ->
     if has_shared_files:
         return
     named = [subset_and_uri(each)[1] for each in arguments.manifest or ()]
-    texts = (arguments.recordings, arguments.lexicon, arguments.language_model)
+    heard = [recognizer_and_uri(each)[1] for each in arguments.transcripts]
+    texts = (arguments.recordings, arguments.lexicon, arguments.language_model, *heard)
     for uri in (*named, *filter(None, texts)):
         if not is_s3(uri):
             raise ConfigurationError(f"{printable(uri)}: need s3://bucket/key, for all hosts")

@@ -25,7 +25,7 @@ QUERIES = ("export", "inspect_utterance", "retry", "status", "verify")
 AUDIO_QUERIES = ("export", "inspect_utterance", "verify")
 """The queries that, as some steps, read audio below corpus.audio_prefixes."""
 
-_MAX_LINE = 300
+_MAX_LINE = 400
 
 
 def template(clusters: Mapping[str, str], audio: Sequence[str] = ()) -> dict[str, object]:

@@ -37,6 +37,7 @@ from pipeline.runs.names import (
     DEV,
     DEV_ALIGNMENT_STEP,
     EVALUATION_STEP,
+    GRAPH_STEP,
     HELDOUT,
     INGEST_STEP,
     KBEST_COSTS_STEP,
@@ -45,7 +46,6 @@ from pipeline.runs.names import (
     REPORT_STEP,
     STUDENT,
     SUBSETS,
-    TARGETS_GRAPH_STEP,
     TARGETS_STEP,
     TARGETS_TUNING_STEP,
     TEACHER,
@@ -140,6 +140,7 @@ class Step:
 
 INGEST, SELECT_UTTERANCES, EXTRACT_FEATURES = "ingest", "select_utterances", "extract_features"
 BOOTSTRAP, TRAIN_ALIGNER, REALIGN = "bootstrap", "train_aligner", "realign"
+BUILD_GRAPH = "build_graph"
 TRAIN_BASELINE, TRAIN_TEACHER = "train_baseline", "train_teacher"
 GENERATE_TARGETS, REPARTITION, TRAIN_STUDENT = "generate_targets", "repartition", "train_student"
 EVALUATE, CERTIFY, REPORT = "evaluate", "certify", "report"
@@ -177,7 +178,8 @@ def _bootstrap(recipe: "Recipe") -> list[Written]:
     from training.settings.decoding import bootstrap_settings  # noqa: PLC0415 - imports NumPy
 
     versions, rule = recipe.alignment.versions, recipe.corpus.unknown_words
-    settings = bootstrap_settings(recipe.bootstrap, recipe.senones, versions, rule)
+    text = recipe.spelled_text
+    settings = bootstrap_settings(recipe.bootstrap, recipe.senones, versions, rule, text)
     labelled = features_step(LABELLED)
     return [
         Written(BOOTSTRAP_STEP, (labelled,), settings, hours_of=labelled, in_increment="labelled")
@@ -212,6 +214,24 @@ def _realignments(recipe: "Recipe") -> list[Written]:
 
     of_rounds = [aligned(each.writes, features_step(LABELLED), each.aligner) for each in rounds]
     return [*of_rounds, aligned(DEV_ALIGNMENT_STEP, of_dev, ALIGNER)]
+
+
+def _graph(recipe: "Recipe") -> list[Written]:
+    from training.settings.decoding import (  # noqa: PLC0415 - imports NumPy
+        graph_settings,
+        rescoring_orders,
+    )
+
+    orders = rescoring_orders(recipe.evaluation, recipe.tuning, recipe.targets.lattices)
+    return [
+        Written(
+            GRAPH_STEP,
+            (ALIGNMENT_STEP, BOOTSTRAP_STEP),
+            graph_settings(recipe.evaluation, orders),
+            holds_utterances=False,
+            in_increment="labelled",
+        )
+    ]
 
 
 def _trained(fit: "Fit") -> Written:
@@ -266,22 +286,30 @@ def _teachers(recipe: "Recipe") -> list[Written]:
 
 
 def _targets(recipe: "Recipe") -> list[Written]:
-    from training.settings.decoding import target_graph_settings  # noqa: PLC0415 - imports NumPy
+    from training.settings.decoding import (  # noqa: PLC0415 - imports NumPy
+        labelling_settings,
+        transcripts_tuning_settings,
+    )
 
     rounds, features = targets_rounds(recipe.targets.rounds), features_step(UNLABELLED)
     search, searched = list[Written](), tuple[str, ...]()
+    of_search = partial(Written, holds_utterances=False, in_increment="inherited")
+    tuned_by = (features_step(DEV), ALIGNMENT_STEP, *_labelling(recipe, rounds[0])[:1])
+    if recipe.targets.source == "transcripts":
+        config = recipe.targets.transcripts
+        scale = config.acoustic_scale or recipe.evaluation.acoustic_scale
+        tuned = transcripts_tuning_settings(config, scale)
+        search = [of_search(TARGETS_TUNING_STEP, tuned_by, tuned, is_optional=True)]
+        searched = (TARGETS_TUNING_STEP,)
     if recipe.targets.source == "lattice":
-        of_search = partial(Written, holds_utterances=False, in_increment="inherited")
-        tuned_by = (features_step(DEV), ALIGNMENT_STEP, *_labelling(recipe, rounds[0])[:1])
-        graph_reads = (ALIGNMENT_STEP, BOOTSTRAP_STEP, TARGETS_TUNING_STEP)
-        graph = target_graph_settings(recipe.evaluation, recipe.targets.lattices)
-        search = [
-            of_search(TARGETS_TUNING_STEP, tuned_by, _tuning(recipe), is_optional=True),
-            of_search(TARGETS_GRAPH_STEP, graph_reads, graph),
-        ]
-        searched = (TARGETS_GRAPH_STEP,)
+        tuned_by = (features_step(DEV), ALIGNMENT_STEP, GRAPH_STEP, *tuned_by[2:])
+        search = [of_search(TARGETS_TUNING_STEP, tuned_by, _tuning(recipe), is_optional=True)]
+        searched = (GRAPH_STEP, TARGETS_TUNING_STEP)
     labelled = partial(
-        Written, settings=plain(recipe.targets), hours_of=features, in_increment="extended"
+        Written,
+        settings=labelling_settings(recipe.targets, recipe.evaluation),
+        hours_of=features,
+        in_increment="extended",
     )
     return [
         *search,
@@ -323,13 +351,13 @@ def _evaluation(recipe: "Recipe") -> list[Written]:
     return [
         made(
             TUNING_STEP,
-            (features_step(DEV), ALIGNMENT_STEP, *scored),
+            (features_step(DEV), ALIGNMENT_STEP, GRAPH_STEP, *scored),
             _tuning(recipe),
             is_optional=True,
         ),
         made(
             EVALUATION_STEP,
-            (unlabelled, heldout, TUNING_STEP, ALIGNMENT_STEP, *scored),
+            (unlabelled, heldout, TUNING_STEP, ALIGNMENT_STEP, GRAPH_STEP, *scored),
             plain(recipe.evaluation),
             hours_of=heldout,
             times_read=len(scored),
@@ -369,6 +397,7 @@ _ROWS = (
     Step(BOOTSTRAP, "Spark", _bootstrap, volume=bootstrap),
     Step(TRAIN_ALIGNER, "torchrun", _aligners, trains=ALIGNER, has_device=True, volume=training),
     Step(REALIGN, "Spark", _realignments, has_device=True, volume=realignment),
+    Step(BUILD_GRAPH, "python", _graph),
     Step(TRAIN_BASELINE, "torchrun", _baseline, trains=BASELINE, has_device=True, volume=training),
     Step(TRAIN_TEACHER, "torchrun", _teachers, trains=TEACHER, has_device=True, volume=training),
     Step(GENERATE_TARGETS, "Spark", _targets, reads_audio=True, volume=labelling),

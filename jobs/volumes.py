@@ -450,7 +450,8 @@ def labelling(step: PlannedStep) -> list[Volume]:
         # A GPU selects the k best itself, in less than a hundredth of a teacher's forward pass.
         if not step.cluster.has_gpus or recipe.targets.tail_samples:
             work["kbest_logits_per_s"] = frames * recipe.senones.max_senones
-        if recipe.targets.source == "lattice":
+        # An utterance's alignment to transcripts is planned as a lattice.
+        if recipe.targets.source != "logits":
             work["lattices_x_real_time"] = seconds
         for number in range(recipe.targets.rounds):
             # The cost of a user-supplied teacher is unknown: it is planned as the recipe's model.

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 import numpy as np
 from jaxtyping import Float16, Float32, Int64, UInt16
@@ -45,21 +46,41 @@ class KBest:
         )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class KBestWithoutLattice(KBest):
-    """KBestWithoutLattice: the teacher's own k best, where its lattice was asked for.
+K = TypeVar("K", bound="OwnKBest")
 
-    `reason` says why there is none, and `detail` in a sentence.
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OwnKBest(KBest):
+    """OwnKBest: the teacher's own k best, where others were asked for.
+
+    `reason` says why there are none, and `detail` in a sentence.
     """
 
     reason: str
     detail: str
 
     @classmethod
-    def of(cls, own: KBest, reason: str, detail: str) -> "KBestWithoutLattice":
-        """Say why the teacher's own targets have no lattice."""
+    def of(cls: type[K], own: KBest, reason: str, detail: str) -> K:
+        """Say why these targets are the teacher's own."""
         columns = own.senones, own.logits, own.log_z
         return cls(*columns, reason, detail, tail_samples=own.tail_samples)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KBestWithoutLattice(OwnKBest):
+    """KBestWithoutLattice has no lattice."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KBestWithoutTranscript(OwnKBest):
+    """KBestWithoutTranscript has no transcript that could be aligned."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KBestOfTranscript(KBest):
+    """KBestOfTranscript: the share of its targets that is the transcript's, all frames together."""
+
+    transcript_share: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ tar.
 """
 
 import json
+import math
 import re
 import unicodedata
 from collections import Counter
@@ -99,6 +100,100 @@ def _whole(name: str, value: object, least: int) -> int:
     return number
 
 
+MAX_HYPOTHESES = 16
+_RECOGNIZER = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+
+PRED_TEXT = "pred_text"
+"""What NeMo's manifests call a hypothesis, and the name here of the recognizer that it is of."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hypothesis:
+    """Hypothesis is what a recognizer heard: its text and its score, both as they came."""
+
+    recognizer: str
+    text: str
+    score: float | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse a name that is not plain, and a score that is no number."""
+        require_recognizer(self.recognizer)
+        if self.score is not None and not math.isfinite(self.score):
+            raise ValueError(f"score = {self.score}: need a finite number")
+
+    def fields(self) -> dict[str, Any]:
+        """Return the fields of a metadata record, without a score that is absent."""
+        score = {} if self.score is None else {"score": self.score}
+        return {"recognizer": self.recognizer, "text": self.text, **score}
+
+
+def require_recognizer(name: str) -> None:
+    """Raise ValueError for a name that no recognizer may have."""
+    if not _RECOGNIZER.fullmatch(name):
+        need = "need letters, digits, _, . and -, 64 at most, a letter or digit first"
+        raise ValueError(f"recognizer = {name[:80]!r}: {need}")
+
+
+def parse_hypotheses(value: object) -> tuple[Hypothesis, ...]:
+    """Read the list of a record, or what is of one recognizer; ValueError says what is wrong."""
+    if not isinstance(value, list | tuple) or len(value) > MAX_HYPOTHESES:
+        raise ValueError(f"hypotheses: need a list of at most {MAX_HYPOTHESES} objects")
+    found = tuple(map(_parse_hypothesis, value))
+    names = [each.recognizer for each in found]
+    if len(set(names)) < len(names):
+        repeated, _ = Counter(names).most_common(1)[0]
+        raise ValueError(f"hypotheses: recognizer {repeated!r} twice: give each a name of its own")
+    return found
+
+
+def _parse_hypothesis(value: object) -> Hypothesis:
+    fields = (
+        {name: each for name, each in value.items() if each is not None}
+        if isinstance(value, dict)
+        else {}
+    )
+    unknown = sorted(set(map(str, fields)) - {"recognizer", "text", "score"})
+    recognizer, text, score = (fields.get(name) for name in ("recognizer", "text", "score"))
+    if unknown or not isinstance(recognizer, str) or not isinstance(text, str):
+        need = "need an object of recognizer, text and maybe score"
+        raise ValueError(f"hypotheses: {repr(value)[:80]}: {need}")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:  # JSON may escape half a surrogate pair
+        raise ValueError(f"hypotheses: text = {text[:80]!r}: not Unicode") from error
+    return Hypothesis(recognizer, text, parse_score(score))
+
+
+def parse_score(value: object) -> float | None:
+    """Read a recognizer's score; ValueError for one that is no finite number."""
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError(f"score = {repr(value)[:80]}: need a finite number")
+    try:
+        return float(value)
+    except OverflowError as error:
+        raise ValueError(f"score = {repr(value)[:80]}: need a finite number") from error
+
+
+def hypotheses_to_text(hypotheses: Sequence[Hypothesis]) -> str | None:
+    """Write hypotheses for a column of a shard; None for none."""
+    if not hypotheses:
+        return None
+    return json.dumps([each.fields() for each in hypotheses], sort_keys=True)
+
+
+def hypotheses_from_text(text: str | None) -> tuple[Hypothesis, ...]:
+    """Read what `hypotheses_to_text` wrote; ValueError for other text."""
+    if text is None:
+        return ()
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"hypotheses = {text[:80]!r}: {error}") from error
+    return parse_hypotheses(found)
+
+
 MIN_DURATION_S = 0.001  # hours are counted in whole milliseconds
 MAX_DURATION_S = 24 * 3600.0
 MAX_NAME_CHARACTERS = 1024  # what S3 allows a key
@@ -111,6 +206,7 @@ _CONTROL_IN_TEXT = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 _BLANKS_AROUND = " \t\r\n"
 _PASSWORD = re.compile(r"(://)[^/?#\s]*@")  # a user alone may be a token
 _QUERY = re.compile(r"\?[^\s#'\"]*")
+_NESTED = ("part", "hypotheses")
 # `json.dumps` with options makes an encoder each time.
 _SORTED_JSON = json.JSONEncoder(sort_keys=True)
 
@@ -139,7 +235,8 @@ class Utterance:
     """One utterance's metadata: who spoke, when, for how long, and where the audio lies.
 
     `stream` names one of several streams of the speaker; without it the speaker is one stream.
-    `part` is the segment or the member of the audio object; None is the whole object.
+    `part` is the segment or the member of the audio object; None is the whole object. `hypotheses`
+    are what recognizers heard; only targets use them.
     """
 
     utterance_id: str
@@ -152,6 +249,7 @@ class Utterance:
     placement: str | None = None
     stream: str | None = None
     part: AudioPart | None = None
+    hypotheses: tuple[Hypothesis, ...] = ()
 
     @property
     def duration_ms(self) -> int:
@@ -160,8 +258,10 @@ class Utterance:
 
     def to_json(self) -> str:
         """Write one line of ASCII for a metadata or selection file, without absent fields."""
-        values = ((name, getattr(self, name)) for name in self.__slots__ if name != "part")
-        fields = {name: value for name, value in values if value is not None}
+        values = ((name, getattr(self, name)) for name in self.__slots__ if name not in _NESTED)
+        fields: dict[str, Any] = {name: value for name, value in values if value is not None}
+        if self.hypotheses:
+            fields["hypotheses"] = [each.fields() for each in self.hypotheses]
         return _SORTED_JSON.encode(fields | (self.part.fields() if self.part else {}))
 
 
@@ -196,6 +296,7 @@ def parse_fields(fields: dict[str, Any]) -> Utterance:
     _require_time(fields)
     try:
         part = parse_part(fields, duration_s)
+        hypotheses = _hypotheses_of(fields)
     except ValueError as error:
         raise MetadataError("bad_field", str(error), _partial(fields)) from error
     # One by one, as a dictionary to unpack takes 1 us more of 4.
@@ -210,7 +311,20 @@ def parse_fields(fields: dict[str, Any]) -> Utterance:
         placement,
         stream,
         part,
+        hypotheses,
     )
+
+
+def _hypotheses_of(fields: Mapping[str, Any]) -> tuple[Hypothesis, ...]:
+    """Return a record's hypotheses; those of `pred_text` and `score` are of a manifest's row."""
+    given, text = fields.get("hypotheses"), fields.get(PRED_TEXT)
+    if given is None and text is None:
+        return ()
+    listed = () if given is None else parse_hypotheses(given)
+    if text is None:
+        return listed
+    own = {"recognizer": PRED_TEXT, "text": text, "score": fields.get("score")}
+    return parse_hypotheses([own, *(each.fields() for each in listed)])
 
 
 def composed(text: str) -> str:

@@ -4,9 +4,9 @@ Recipes hold these records where no step runs, so this module imports neither Nu
 """
 
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from infra.settings import Items, Range, Seed, Text, check_ranges
+from infra.settings import Items, Range, Seed, Text, check_ranges, plain
 from pipeline.filterbank import SAMPLE_RATE_HZ, Engine
 from pipeline.filters import SelectionFilters
 
@@ -136,6 +136,11 @@ class TargetsConfig:
     def __post_init__(self) -> None:
         check_ranges(self)
         require_below_k(self.tail_samples, self.k)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Return what the manifest of the targets states."""
+        return dict(plain(self))
 
 
 @dataclass(frozen=True, slots=True)

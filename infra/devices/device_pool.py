@@ -10,7 +10,6 @@ import os
 import re
 import signal
 import socket
-import stat
 import struct
 import subprocess
 import sys
@@ -29,13 +28,12 @@ from infra.devices.device_server import (
     ServerSettings,
     last_words,
 )
-from infra.devices.pool_folder import held, least_busy, locked, remove_abandoned
+from infra.devices.pool_folder import held, least_busy, remove_abandoned
+from infra.host_folder import locked, private_folder
 from infra.settings import AUTO, check_ranges
 
 _POLL_INTERVAL_S = 0.05
 _CONNECT_LIMIT_S = 60.0  # a server accepts at once, unless 128 others are queued
-# Not TMPDIR, which may differ between the executors of a host.
-_POOLS = Path("/tmp")  # noqa: S108 - the directory below it is checked to be ours alone
 
 # Servers outlive this process; their handles let the interpreter collect exit statuses.
 _STARTED: "list[subprocess.Popen[bytes]]" = []
@@ -163,12 +161,10 @@ class DevicePool:
 
 
 def _private_directory() -> Path:
-    ours = _POOLS / f"megahour-{os.getuid()}"
-    ours.mkdir(mode=0o700, exist_ok=True)
-    status = ours.lstat()
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
-        raise DeviceError(f"{ours}: need a directory that is ours alone (mode 700): remove it")
-    return ours
+    try:
+        return private_folder("megahour")
+    except PermissionError as error:
+        raise DeviceError(str(error)) from error
 
 
 def _try_connect(path: Path) -> socket.socket | None:

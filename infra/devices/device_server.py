@@ -37,7 +37,8 @@ from infra.devices.messages import (
     receive_message,
     send_message,
 )
-from infra.devices.pool_folder import held, locked, remove_abandoned
+from infra.devices.pool_folder import held, remove_abandoned
+from infra.host_folder import locked
 from infra.settings import Range, Text, check_ranges, read_record
 
 

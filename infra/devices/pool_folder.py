@@ -7,31 +7,15 @@ while any process uses it, and removed when none does.
 import fcntl
 import os
 import shutil
-import time
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
 
-_POLL_INTERVAL_S = 0.02
+from infra.host_folder import locked, try_lock
+
 _CHOOSING_LIMIT_S = 60.0  # choosing takes a millisecond
-
-
-@contextmanager
-def locked(path: Path, limit_s: float) -> Iterator[None]:
-    """Wait for the lock of `path` and hold it; raise TimeoutError after `limit_s`."""
-    deadline_s = time.monotonic() + limit_s
-    while (descriptor := _try_lock(path)) is None:
-        if time.monotonic() > deadline_s:
-            raise TimeoutError(
-                f"{path}: locked by others for {limit_s:g} s: end them (fuser names them)"
-            )
-        time.sleep(_POLL_INTERVAL_S)
-    try:
-        yield
-    finally:
-        os.close(descriptor)
 
 
 @contextmanager
@@ -39,7 +23,7 @@ def least_busy(directory: Path, names: Sequence[str]) -> Iterator[str]:
     """Hold a slot of the name with the fewest held slots, the first of equals; yield the name."""
     with locked(directory / "choosing", _CHOOSING_LIMIT_S):
         name = min(names, key=lambda name: _num_held(directory, name))
-        attempts = (_try_lock(directory / f"{name}.slot-{number}") for number in count())
+        attempts = (try_lock(directory / f"{name}.slot-{number}") for number in count())
         slot = next(slot for slot in attempts if slot is not None)
     try:
         yield name
@@ -48,21 +32,11 @@ def least_busy(directory: Path, names: Sequence[str]) -> Iterator[str]:
 
 
 def _num_held(directory: Path, name: str) -> int:
-    slots = [_try_lock(path) for path in directory.glob(f"{name}.slot-*")]
+    slots = [try_lock(path) for path in directory.glob(f"{name}.slot-*")]
     for slot in slots:
         if slot is not None:
             os.close(slot)
     return slots.count(None)
-
-
-def _try_lock(path: Path) -> int | None:
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        return None
-    return descriptor
 
 
 _IN_USE = "in_use"

@@ -26,6 +26,7 @@ from infra.settings import (
 )
 from infra.store.uris import is_s3, normalize_uri
 from jobs.run_table import STEPS
+from pipeline.records import require_recognizer
 from pipeline.runs.names import (
     ALL_SUBSETS,
     DEV,
@@ -34,7 +35,13 @@ from pipeline.runs.names import (
     LABELLED_FROM,
     UNLABELLED,
 )
-from pipeline.steps.ingestion import COLUMNS, FORMATS, IGNORE_COLUMNS, RECORDINGS
+from pipeline.steps.ingestion import (
+    COLUMNS,
+    FORMATS,
+    IGNORE_COLUMNS,
+    RECORDINGS,
+    TRANSCRIPTS,
+)
 
 DEV_SHARES = Range(0.001, 0.5, zero="none")
 """The shares of the labelled speakers that may become development speakers."""
@@ -46,7 +53,7 @@ LEXICON, LANGUAGE_MODEL = "--lexicon", "--language-model"
 
 MANIFEST_OPTIONS = (
     *("--format", RECORDINGS, COLUMNS, IGNORE_COLUMNS, "--speaker-buckets"),
-    *(LOCALE, LEXICON, LANGUAGE_MODEL),
+    *(LOCALE, LEXICON, LANGUAGE_MODEL, TRANSCRIPTS),
 )
 """The options that say what is in manifests, and what lies beside them."""
 
@@ -198,6 +205,16 @@ def add_manifest_arguments(
         help="a language model of your own beside manifests: .arpa, or .txt with a sentence a "
         "line, or either in .gz; the corpus has it as language_model.arpa, and so on, which the "
         "recipe's evaluation.arpa or evaluation.language_model_text must name",
+    )
+    add(
+        TRANSCRIPTS,
+        action="append",
+        default=[],
+        metavar="NAME=URI",
+        help="JSON lines of a recognizer that you call so, for targets.source = 'transcripts': "
+        "pred_text, maybe score, and utterance_id or the path of the audio; repeat it for more "
+        "recognizers. Of manifests each 20,000 utterances read all lines once: where these are "
+        "gigabytes, give pred_text in the manifest",
     )
     add(LOCALE, help="the locale of rows, or of a directory's speakers, without one; or und")
     add(
@@ -402,7 +419,7 @@ def require_source_options(arguments: argparse.Namespace) -> None:
     """
     kaldi_dir = getattr(arguments, "kaldi_dir", None)
     if not arguments.manifest:
-        taken = (LOCALE,) if kaldi_dir else ()
+        taken = (LOCALE, TRANSCRIPTS) if kaldi_dir else ()
         names = [name for name in MANIFEST_OPTIONS if name not in taken]
         if unused := given_options(arguments, names)[::2]:
             source = KALDI_DIR if kaldi_dir else f"no {MANIFEST}"
@@ -418,6 +435,18 @@ def require_source_options(arguments: argparse.Namespace) -> None:
         if LABELLED not in subsets:
             need = f"need {MANIFEST} {LABELLED}=URI, or leave it out"
             raise ConfigurationError(f"--dev-share: a share of the labelled speakers: {need}")
+
+
+def recognizer_and_uri(text: str) -> tuple[str, str]:
+    """Read NAME=URI; ConfigurationError for what is none."""
+    recognizer, _, uri = text.partition("=")
+    try:
+        require_recognizer(recognizer)
+    except ValueError as error:
+        raise ConfigurationError(f"{TRANSCRIPTS} {printable(text)}: {error}") from error
+    if not uri:
+        raise ConfigurationError(f"{TRANSCRIPTS} {printable(text)}: need NAME=URI")
+    return recognizer, normalize_uri(uri)
 
 
 def subset_and_uri(text: str) -> tuple[str, str]:

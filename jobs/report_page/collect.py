@@ -34,6 +34,7 @@ from pipeline.runs.manifest import (
     Manifest,
     Output,
     is_finished,
+    manifest_uri,
     read_manifest,
     read_output,
     sha256,
@@ -51,6 +52,7 @@ from pipeline.runs.names import (
     EVALUATION_SCORES,
     EVALUATION_STEP,
     FEATURES_FOLDER,
+    GRAPH_STEP,
     HELDOUT,
     INGEST_STEP,
     KBEST_COSTS_STEP,
@@ -568,14 +570,18 @@ def _transcripts(store: ObjectStore, run_uri: str) -> dict[str, str]:
 
 def _has_same_language_model(job: Job, oracle: OtherReport) -> bool:
     """Return whether it is known: both name one ARPA, or the oracle's is one that this run made."""
-    here, there = (
-        read_manifest(store, run_uri, EVALUATION_STEP).inputs.get("arpa")
-        for store, run_uri in ((job.store, job.run_uri), (oracle.store, oracle.run_uri))
-    )
+    here, there = _given_arpa(job.store, job.run_uri), _given_arpa(oracle.store, oracle.run_uri)
     if there is None or here is not None:
         return here is not None and here == there
-    made = job.store.list(join_uri(job.run_uri, EVALUATION_STEP, SCRATCH_FOLDER))
+    made = job.store.list(join_uri(job.run_uri, GRAPH_STEP, SCRATCH_FOLDER))
     return any(each.uri.endswith(f"-{there[:16]}.arpa") for each in made)
+
+
+def _given_arpa(store: ObjectStore, run_uri: str) -> str | None:
+    """Return the digest of the ARPA that a run was given; None for other models, and older runs."""
+    if not store.exists(manifest_uri(run_uri, GRAPH_STEP)):
+        return None
+    return read_manifest(store, run_uri, GRAPH_STEP).inputs.get("arpa")
 
 
 def _scores(counts: SpeakerCounts) -> dict[str, Any]:

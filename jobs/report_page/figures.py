@@ -141,6 +141,41 @@ def word_error_bars(wer: Scores) -> Drawing:
     return drawn(draw, "wer", f"{label}; the table above has the numbers")
 
 
+def calibration_curves(confidence: Mapping[str, Mapping[str, Any]]) -> Drawing:
+    """Draw the share of right words over their mean confidence, bin by bin, a line for each model.
+
+    Words on the diagonal are as often right as their confidence says.
+    """
+    models = in_order(confidence)
+
+    def draw(form: Form) -> Figure:
+        figure, (axes,) = form.panels(3.2)
+        axes.plot([0, 100], [0, 100], color=FAINT)
+        for index, model in enumerate(models):
+            bins = confidence[model]["bins"]
+            axes.plot(
+                [100 * each["mean_confidence"] for each in bins],
+                [100 * each["num_correct"] / each["num_words"] for each in bins],
+                label=_short(model),
+                color=SERIES[index % len(SERIES)],
+                linestyle="-" if index < len(SERIES) else "--",
+                marker="o",
+                markersize=3.5,
+            )
+        axes.set_title("correct words, %", loc="left")
+        axes.set_xlabel("mean confidence of a bin, %")
+        _add_legend(figure, form)
+        return figure
+
+    ends = ", ".join(
+        f"{model} {number(100 * each['mean_confidence'])} and "
+        f"{number(100 * each['num_correct'] / each['num_words'])}"
+        for model, each in ((model, confidence[model]) for model in models)
+    )
+    label = f"Mean confidence of words and share of correct words, %: {ends}"
+    return drawn(draw, "confidence", f"{label}; the table below has the bins")
+
+
 def _name_groups(axes: Axes, names: Sequence[str], form: Form) -> None:
     axes.set_xticks(range(len(names)), [_short(name) for name in names])
     if sum(map(len, names)) > UPRIGHT_LETTERS_PER_INCH * form.width:

@@ -32,6 +32,7 @@ from jobs.report_page.wording import (
     recovery_statement,
     reductions,
     scopes,
+    unknown_words,
     with_all_parts,
 )
 from pipeline.runs.names import BASELINE, STUDENT, section_of
@@ -111,6 +112,11 @@ def hours(milliseconds: float) -> float:
 def evaluated_models(found: Mapping[str, Any]) -> list[str]:
     """Return the models of statistics, in order."""
     return in_order(found["wer"])
+
+
+def bins_of_models(confidence: Mapping[str, Any]) -> dict[str, list[Mapping[str, Any]]]:
+    """Return each model's bins of confidence, the models in order."""
+    return {model: confidence[model]["bins"] for model in in_order(confidence)}
 
 
 def by_count(counts: Mapping[str, int]) -> list[str]:
@@ -277,11 +283,28 @@ def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
 
 
 FILTERS = (
-    *(baseline_and_student, better_and_worse, by_count, by_k, by_placement, certainty, counted),
+    *(
+        baseline_and_student,
+        better_and_worse,
+        bins_of_models,
+        by_count,
+        by_k,
+        by_placement,
+        certainty,
+        counted,
+    ),
     *(date, development_rates, development_words, duration, evaluated_models, frames_in_block),
     *(gain_on_baseline, headline),
     *(hours, in_order, interval, lost_ms, mean, models_and_oracle, number, probability),
-    *(recovery_statement, reductions, run_name, scopes, speaker_rates, unaccounted_ms),
+    *(
+        recovery_statement,
+        reductions,
+        run_name,
+        scopes,
+        speaker_rates,
+        unaccounted_ms,
+        unknown_words,
+    ),
     waterfall_bars,
 )
 """The functions that the layout applies to parts of the report."""

@@ -16,19 +16,10 @@ Estimate = Mapping[str, float | None]
 """A `value` in percent and the ends of its interval, `low` and `high`; None is unbounded."""
 
 PARTS = (
-    *("certificate", "comparison", "curves", "decoding", "development", "device_faults", "extends"),
-    *("frame_accuracy", "hours", "hours_curve", "kbest_costs", "models", "oracle", "origin"),
-    *(
-        "labelled_from",
-        "pace",
-        "plan",
-        "quarantine",
-        "recipe",
-        "retries",
-        "speakers",
-        "statistics",
-        "steps",
-    ),
+    *("certificate", "comparison", "confidence", "curves", "decoding", "development"),
+    *("device_faults", "extends", "frame_accuracy", "hours", "hours_curve", "kbest_costs"),
+    *("labelled_from", "models", "oracle", "origin", "out_of_vocabulary", "pace", "plan"),
+    *("quarantine", "recipe", "retries", "speakers", "statistics", "steps"),
     *("targets", "waterfall", "wer", "werr", "werr_smbr", "word_errors", "worst"),
 )
 """The parts of a report that are shown, beside the run and the version."""
@@ -143,6 +134,26 @@ def certainty(report: Report) -> str:
         f"interval from {interval(reduction)} %. If both models were equally good, a difference "
         f"as large would come about with probability {probability(found['p_value'])}."
     )
+
+
+def unknown_words(report: Report) -> str:
+    """State how many words the lexicon lacks, and the least share of errors that they make."""
+    counts: Mapping[str, int] = report["out_of_vocabulary"]
+    if not counts:
+        return ""
+    unknown, words = counts["num_unknown"], counts["num_words"]
+    said = (
+        f"Of {words:,} held-out words {unknown:,} ({number(100 * unknown / words)} %) are in no "
+        f"hypothesis, as the lexicon lacks them: {counts['num_unknown_types']:,} of "
+        f"{counts['num_types']:,} different words."
+    )
+    shares = []
+    for model in in_order(report["word_errors"]) if unknown else []:
+        of_placements = report["word_errors"][model].values()
+        kinds = ("substitutions", "insertions", "deletions")
+        errors = sum(counts[kind] for counts in of_placements for kind in kinds)
+        shares.append(f"{number(100 * unknown / errors)} % of the errors of {model}")
+    return f"{said} They make at least {', '.join(shares)}." if shares else said
 
 
 def scopes(found: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:

@@ -29,7 +29,6 @@ from pipeline.filters import SelectionFilters
 from pipeline.metadata import read_records
 from pipeline.records import Quarantined, Utterance, parse_part
 from pipeline.runs.commit import Commit
-from pipeline.runs.engine import WITHOUT_LATTICE
 from pipeline.runs.ledger import IDENTIFIED, read_lines
 from pipeline.runs.manifest import (
     Manifest,
@@ -65,6 +64,7 @@ from pipeline.steps.repartition import shard_groups
 from pipeline.steps.selection.buckets import METADATA_SUFFIXES
 from pipeline.steps.selection.id_index import find_named
 from pipeline.steps.selection.select import metadata_uri
+from pipeline.steps.targets import REASONS
 
 
 def why_unselected(manifest: Manifest, subset: str, record: Utterance | Quarantined) -> str:
@@ -315,9 +315,10 @@ class _Tracer:
             places.insert(0, (commit.outputs, (commit.ledger,) if commit.ledger else ()))
         for outputs, ledgers in places:
             if hit := self._in_shards(outputs):
-                without = commit.statistics.get(WITHOUT_LATTICE, {}) if commit else {}
-                if why := without.get(self.utterance_id):
-                    hit.facts[WITHOUT_LATTICE] = f"{why['reason']}: {why['detail']}"
+                stated = commit.statistics if commit else {}
+                for asked in REASONS:
+                    if why := stated.get(asked, {}).get(self.utterance_id):
+                        hit.facts[asked] = f"{why['reason']}: {why['detail']}"
                 self._add(manifest, "written", hit)
                 return hit
             if hit := self._in_lines(ledgers):

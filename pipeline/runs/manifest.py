@@ -16,11 +16,13 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache, partial
 from importlib import metadata
 from itertools import accumulate
+from pathlib import Path
 from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any, overload
 
 from infra.settings import printable
 from infra.spark.task_resources import local_folder
+from infra.store.host_files import host_file
 from infra.store.object_store import ObjectNotFound, ObjectStore, join_uri, read_checked
 from pipeline.records import Tally
 from pipeline.runs.names import (
@@ -287,6 +289,11 @@ def read_output(store: ObjectStore, run_uri: str, output: Output) -> bytes:
     return _read_whole(store, output.uri(run_uri), output.sha256, remedy)
 
 
+def output_on_host(store: ObjectStore, run_uri: str, output: Output) -> Path:
+    """Return this host's copy of an object that a manifest names, for all processes to map."""
+    return host_file(store, output.uri(run_uri), output.sha256)
+
+
 def read_part(store: ObjectStore, run_uri: str, part: OutputPart) -> bytes:
     """Read a part of a manifest's list, and check its digest; ValueError if it is missing."""
     remedy = (
@@ -317,8 +324,8 @@ ENGINES: Mapping[str, tuple[str, ...]] = {
         *("kaldi-native-fbank", "miniaudio", "numpy"),
         *("pyarrow", "scipy", "soundfile"),
     ),
-    ALIGNMENTS_FOLDER: ("kaldi-decoder", "kaldifst", "numpy", "pyarrow", "scipy", "torch"),
-    LATTICES_FOLDER: ("kaldi-decoder", "kaldifst", "numpy", "pyarrow", "torch"),
+    ALIGNMENTS_FOLDER: ("kaldifst", "numpy", "pyarrow", "scipy", "torch"),
+    LATTICES_FOLDER: ("kaldifst", "numpy", "pyarrow", "torch"),
     MODELS_FOLDER: ("numpy", "torch"),
     TARGETS_FOLDER: ("numpy", "pyarrow", "torch"),
     PARTITIONS_FOLDER: ("numpy", "pyarrow"),
@@ -326,7 +333,7 @@ ENGINES: Mapping[str, tuple[str, ...]] = {
     KBEST_COSTS_STEP: ("numpy", "pyarrow", "scipy", "torch"),
     **dict.fromkeys(
         (TUNING_STEP, GRAPHS_FOLDER, EVALUATION_STEP),
-        ("kaldi-decoder", "kaldialign", "kaldifst", "numpy", "torch"),
+        ("kaldialign", "kaldifst", "numpy", "torch"),
     ),
 }
 """The distributions that compute or write the objects of each kind of step."""

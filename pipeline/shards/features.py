@@ -15,7 +15,14 @@ import pyarrow as pa
 from jaxtyping import Float16, Float32, UInt8
 
 from pipeline.filterbank import FRAME_SHIFT_MS, NUM_BINS
-from pipeline.records import AudioPart, part_from_text, part_to_text
+from pipeline.records import (
+    AudioPart,
+    Hypothesis,
+    hypotheses_from_text,
+    hypotheses_to_text,
+    part_from_text,
+    part_to_text,
+)
 from pipeline.settings import Storage
 from pipeline.shards.container import (
     FLOAT16,
@@ -153,8 +160,12 @@ _FORMAT = Format(
         ]
     ),
     {"shard": "features", **FEATURE_FOOTER},
-    # Shards with converted audio or parts have them.
-    optional=(pa.field("audio_form", pa.string()), pa.field("audio_part", pa.string())),
+    # Shards with converted audio, parts or hypotheses have them.
+    optional=(
+        pa.field("audio_form", pa.string()),
+        pa.field("audio_part", pa.string()),
+        pa.field("hypotheses", pa.string()),
+    ),
 )
 
 
@@ -178,6 +189,7 @@ class FeatureRow:
     storage: Storage = "float16"
     audio_form: str | None = None
     audio_part: AudioPart | None = None
+    hypotheses: tuple[Hypothesis, ...] = ()
 
 
 def write_features(rows: Sequence[FeatureRow]) -> bytes:
@@ -186,8 +198,12 @@ def write_features(rows: Sequence[FeatureRow]) -> bytes:
     ValueError for features that are not finite float16 [frames bins].
     """
     storage = common_storage(row.storage for row in rows)
-    names = ("audio_form", "audio_part")
-    had = {name for name in names if any(getattr(row, name) is not None for row in rows)}
+    absent = {"audio_form": None, "audio_part": None, "hypotheses": ()}
+    had = {
+        name
+        for name, nothing in absent.items()
+        if any(getattr(row, name) != nothing for row in rows)
+    }
     cells = (_to_cells(row, storage) for row in rows)
     return write_rows(_FORMAT.having(had), cells, dtype=storage)
 
@@ -212,7 +228,11 @@ def read_feature_texts(file: BinaryIO | io.IOBase) -> list[str]:
 def _to_cells(row: FeatureRow, storage: Storage) -> dict[str, Any]:
     cells = {name: getattr(row, name) for name in _PLAIN_FIELDS}
     features = features_to_cell(row.features, storage, row.utterance_id)
-    optional = {"audio_form": row.audio_form, "audio_part": part_to_text(row.audio_part)}
+    optional = {
+        "audio_form": row.audio_form,
+        "audio_part": part_to_text(row.audio_part),
+        "hypotheses": hypotheses_to_text(row.hypotheses),
+    }
     return {**cells, "num_frames": len(row.features), "features": features, **optional}
 
 
@@ -220,5 +240,11 @@ def _from_cells(cells: dict[str, Any], storage: Storage) -> FeatureRow:
     plain = {name: cells[name] for name in _PLAIN_FIELDS}
     where, num_frames = cells["utterance_id"], cells["num_frames"]
     features = features_from_cell(cells["features"], num_frames, storage, where)
-    form, part = cells.get("audio_form"), part_from_text(cells.get("audio_part"))
-    return FeatureRow(**plain, features=features, storage=storage, audio_form=form, audio_part=part)
+    return FeatureRow(
+        **plain,
+        features=features,
+        storage=storage,
+        audio_form=cells.get("audio_form"),
+        audio_part=part_from_text(cells.get("audio_part")),
+        hypotheses=hypotheses_from_text(cells.get("hypotheses")),
+    )

@@ -50,6 +50,9 @@ MIN_FRAMES = 2 * STACK - 1
 
 PCM_BYTES_PER_SAMPLE = 2
 
+WITH_HYPOTHESES = "num_with_hypotheses"
+"""The statistic of the selected utterances in which recognizers heard something, if any."""
+
 AUDIO_REASONS = get_args(AudioReason)
 """The reasons for which the ledger says that an utterance's audio could not be used."""
 
@@ -156,6 +159,7 @@ def extract_utterance(
         storage=config.storage,
         audio_form=decoded.audio_form,
         audio_part=utterance.part,
+        hypotheses=utterance.hypotheses,
     )
 
 
@@ -258,12 +262,17 @@ def extended_statistics(before: Manifest, own: Statistics) -> Statistics:
 
 
 def add_statistics(tasks: Sequence[Statistics]) -> Statistics:
-    """Add up the moments of tasks' features (003 IV-B2), and their utterances that are late."""
+    """Add up the moments of tasks' features (003 IV-B2), and what their utterances are."""
     merged = Moments.zero()
     # They come in the order of tasks, so these sums repeat to the bit.
     for statistics in tasks:
         merged = merged.merge(Moments.from_dict(statistics["moments"]))
-    return {"moments": merged.to_dict(), **sum_late(tasks)}
+    heard = sum(each.get(WITH_HYPOTHESES, 0) for each in tasks)
+    return {
+        "moments": merged.to_dict(),
+        **sum_late(tasks),
+        **({WITH_HYPOTHESES: heard} if heard else {}),
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,6 +307,7 @@ def extract_file(task: FileTask, max_shard_frames: int = MAX_SHARD_FRAMES) -> Co
     num_written = sum(output.utterances for output in extracted.outputs)
     if num_written + len(extracted.quarantined) < len(utterances):
         return Loss.over_budget(task.name, extracted.quarantined)
+    heard = sum(bool(utterance.hypotheses) for utterance in utterances)
     means = task.means.put(task.context, task.name, extracted.streams) if task.means else {}
     record = Commit(
         task=task.name,
@@ -306,7 +316,11 @@ def extract_file(task: FileTask, max_shard_frames: int = MAX_SHARD_FRAMES) -> Co
         ledger=task.context.put_ledger(task.name, extracted.quarantined),
         tally_in=Tally.of(utterances),
         quarantined=Tally.of(extracted.quarantined),
-        statistics={"moments": extracted.moments.to_dict(), **means},
+        statistics={
+            "moments": extracted.moments.to_dict(),
+            **means,
+            **({WITH_HYPOTHESES: heard} if heard else {}),
+        },
     )
     return task.context.commit(record)
 

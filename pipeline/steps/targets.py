@@ -7,20 +7,26 @@ teacher gets. An utterance without targets becomes a row of the ledger.
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
-from typing import ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Float32
 
-from infra.settings import plain
 from infra.store.object_store import ObjectStore
 from pipeline.filterbank import SHIFT_SAMPLES, STACK
-from pipeline.kbest import KBest, KBestWithoutLattice, TeacherFailure, retained_mass
+from pipeline.kbest import (
+    KBest,
+    KBestOfTranscript,
+    KBestWithoutLattice,
+    OwnKBest,
+    TeacherFailure,
+    retained_mass,
+)
 from pipeline.placement_versions import distinct, heard_versions
-from pipeline.records import Quarantined, Tally
+from pipeline.records import Hypothesis, Quarantined, Tally
 from pipeline.runs.commit import Commit, Repetition, StepContext, once
 from pipeline.runs.engine import (
     WITHOUT_LATTICE,
@@ -69,11 +75,13 @@ FramesAt = Callable[[int], Frames]
 class TeacherInput:
     """TeacherInput: an utterance's low-rate frames, and the seed of the draws from its tail.
 
-    A frame has NUM_INPUTS features, or the 480 samples of its 30 ms.
+    A frame has NUM_INPUTS features, or the 480 samples of its 30 ms. `hypotheses` are what
+    recognizers heard.
     """
 
     frames: Frames
     seed: int
+    hypotheses: tuple[Hypothesis, ...] = ()
 
 
 @runtime_checkable
@@ -116,11 +124,33 @@ Teacher = Callable[[Iterable[TeacherInput]], Iterator[KBest | TeacherFailure]]
 FEATURES = FeatureSource()
 
 MEAN_MASS = "mean_retained_mass"
-LATTICE_REASONS = "lattice_reasons"
-"""The statistic of several tasks that counts their utterances without a lattice by reason."""
+MEAN_TRANSCRIPT = "mean_transcript_share"
+"""The share of the targets that is of recognizers' transcripts, over all frames."""
 
-SEARCH_ENGINES = ("kaldi-decoder", "kaldifst", "scipy")
+WITHOUT_TRANSCRIPT = "without_transcript"
+"""The statistic of the utterances that keep the teacher's own targets for want of a transcript."""
+
+SUMS_OF_MEANS = {MEAN_MASS: "retained_mass", MEAN_TRANSCRIPT: "transcript_mass"}
+"""The statistics of tasks of which a manifest states the means over all frames."""
+
+REASONS = {WITHOUT_LATTICE: "lattice_reasons", WITHOUT_TRANSCRIPT: "transcript_reasons"}
+"""The statistics of several tasks that count their utterances without lattice or transcript."""
+
+SEARCH_ENGINES = ("kaldifst", "scipy")
 """The distributions that lattices depend on."""
+
+
+@dataclass(frozen=True, slots=True)
+class TargetsSearch:
+    """TargetsSearch: what targets depend on whose tasks make lattices, or align transcripts.
+
+    They read steps, and other inputs by digest; their settings are beside those of `[targets]`.
+    """
+
+    reads: Sequence[str]
+    settings: Mapping[str, Any]
+    engines: Sequence[str] = SEARCH_ENGINES
+    digests: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +172,7 @@ def generate_targets(
     teacher: Teacher,
     distribute: Distribute,
     models: Sequence[str] = (TEACHER,),
-    graphs: Sequence[str] = (),
+    search: TargetsSearch | None = None,
     loss_budget: float = 0.0,
     targets_round: TargetsRound = ONLY_ROUND,
     source: FrameSource = FEATURES,
@@ -150,11 +180,12 @@ def generate_targets(
     """Write the unlabelled subset's target shards, in the order of its feature shards.
 
     `models` are the names of the teacher's model, or of those of an ensemble; without any the
-    teacher is the user's own, of the senones of the run's tree. A teacher that makes lattices reads
-    the steps `graphs`; at most the share `loss_budget` of the utterances may have none.
+    teacher is the user's own, of the senones of the run's tree. With a `search` at most the share
+    `loss_budget` of the utterances may have none of its labels.
     """
     features = features_step(UNLABELLED)
-    labelling = [*(map(model_step, models) if models else [ALIGNMENT_STEP]), *graphs]
+    labelling = [*map(model_step, models)] or [ALIGNMENT_STEP]
+    labelling += search.reads if search else ()
 
     def label(step: StepRun) -> Manifest:
         shards = read_manifest(store, run_uri, features).own_outputs
@@ -179,11 +210,12 @@ def generate_targets(
         store,
         run_uri,
         targets_round.targets,
-        plain(config),
+        {**config.settings, **(search.settings if search else {})},
         [features, *labelling],
+        search.digests if search else {},
         # Logits differ in their last bits between kinds of devices; a host may have several kinds.
         repetition=Repetition.OTHER_LAST_BITS,
-        engines=(*(SEARCH_ENGINES if graphs else ()), *source.engines),
+        engines=(*(search.engines if search else ()), *source.engines),
         extension=Extension(extended_statistics),
     )
     return run_step(spec, label)
@@ -191,47 +223,68 @@ def generate_targets(
 
 def extended_statistics(before: Manifest, own: Statistics) -> Statistics:
     """Average over the frames of an increment and its base, and add up what is special."""
-    frames = [before.statistic("num_frames", int), own["num_frames"]]
-    means = [before.statistic(MEAN_MASS, float), own[MEAN_MASS]]
-    masses = [mean * count for mean, count in zip(means, frames, strict=True)]
-    reasons = Counter(before.statistic(WITHOUT_LATTICE, dict[str, int], {}))
-    reasons.update(own.get(WITHOUT_LATTICE, {}))
-    elsewhere = before.statistic(HEARD_ELSEWHERE, int, 0) + own.get(HEARD_ELSEWHERE, 0)
-    return _label_statistics(sum(frames), sum(masses), reasons, elsewhere)
+    base = {
+        "num_frames": before.statistic("num_frames", int),
+        HEARD_ELSEWHERE: before.statistic(HEARD_ELSEWHERE, int, 0),
+        **{name: before.statistic(name, float, 0.0) for name in SUMS_OF_MEANS},
+        **{name: before.statistic(name, dict[str, int], {}) for name in REASONS},
+    }
+    sums = [
+        {
+            "num_frames": each["num_frames"],
+            HEARD_ELSEWHERE: each.get(HEARD_ELSEWHERE, 0),
+            **{
+                total: each.get(mean, 0.0) * each["num_frames"]
+                for mean, total in SUMS_OF_MEANS.items()
+            },
+            **{counted: each.get(name, {}) for name, counted in REASONS.items()},
+        }
+        for each in (base, own)
+    ]
+    return label_statistics(sum_labels(sums))
 
 
 def label_statistics(sums: Statistics) -> Statistics:
     """Mean share of the targets' probability that the k best hold (V-C), and frames labelled.
 
-    With how many utterances have no lattice, by reason, if there are some, and how many have the
-    targets of a clearer version.
+    With how many utterances have no lattice or transcript, by reason, how much of the targets is of
+    transcripts, and how many utterances have the targets of a clearer version, if there are some.
     """
-    mass, reasons = float(sums["retained_mass"]), sums[LATTICE_REASONS]
-    return _label_statistics(sums["num_frames"], mass, reasons, sums[HEARD_ELSEWHERE])
-
-
-def _label_statistics(
-    num_frames: int, retained_mass: float, reasons: Mapping[str, int], num_elsewhere: int
-) -> Statistics:
+    num_frames = sums["num_frames"]
+    means = {
+        mean: float(sums.get(total, 0)) / max(num_frames, 1)
+        for mean, total in SUMS_OF_MEANS.items()
+    }
+    reasons = {
+        name: dict(sorted(sums.get(counted, {}).items())) for name, counted in REASONS.items()
+    }
     return {
         "num_frames": num_frames,
-        MEAN_MASS: retained_mass / max(num_frames, 1),
-        **({WITHOUT_LATTICE: dict(sorted(reasons.items()))} if reasons else {}),
-        **({HEARD_ELSEWHERE: num_elsewhere} if num_elsewhere else {}),
+        MEAN_MASS: means.pop(MEAN_MASS),
+        **{name: value for name, value in (means | reasons).items() if value},
+        **({HEARD_ELSEWHERE: sums[HEARD_ELSEWHERE]} if sums[HEARD_ELSEWHERE] else {}),
     }
 
 
 def sum_labels(tasks: Sequence[Statistics]) -> Statistics:
     """Add up the statistics of tasks, or of tasks that were added up before."""
-    reasons: Counter[str] = Counter()
+    reasons = {name: Counter[str]() for name in REASONS}
     for statistics in tasks:
-        reasons.update(statistics.get(LATTICE_REASONS, {}))
-        reasons.update(each["reason"] for each in statistics.get(WITHOUT_LATTICE, {}).values())
+        for name, counts in reasons.items():
+            counts.update(statistics.get(REASONS[name], {}))
+            counts.update(each["reason"] for each in statistics.get(name, {}).values())
+    transcript_mass = sum(each.get("transcript_mass", 0.0) for each in tasks)
     return {
         "num_frames": sum(each["num_frames"] for each in tasks),
         "retained_mass": sum(each["retained_mass"] for each in tasks),
         HEARD_ELSEWHERE: sum(each.get(HEARD_ELSEWHERE, 0) for each in tasks),
-        LATTICE_REASONS: dict(reasons),
+        REASONS[WITHOUT_LATTICE]: dict(reasons[WITHOUT_LATTICE]),
+        **({"transcript_mass": transcript_mass} if transcript_mass else {}),
+        **(
+            {REASONS[WITHOUT_TRANSCRIPT]: dict(reasons[WITHOUT_TRANSCRIPT])}
+            if reasons[WITHOUT_TRANSCRIPT]
+            else {}
+        ),
     }
 
 
@@ -251,7 +304,8 @@ def label_shard(task: ShardTask) -> Commit:
     lost: list[Quarantined] = []
     num_labelled = 0
     mass: float = 0
-    without_lattice = {}
+    transcript_mass: float = 0
+    own: dict[str, dict[str, dict[str, str]]] = {WITHOUT_LATTICE: {}, WITHOUT_TRANSCRIPT: {}}
     for row, first, turns in zip(rows, offsets, labels, strict=True):
         if failed := next((each for each in turns if isinstance(each, TeacherFailure)), None):
             lost.append(
@@ -272,9 +326,13 @@ def label_shard(task: ShardTask) -> Commit:
             num_labelled += len(kbest.log_z)
             # 003 V-C calls this mass dominant without a figure; the demo's is 94.5 %.
             mass += float(retained_mass(kbest).sum())
+            if isinstance(kbest, KBestOfTranscript):
+                transcript_mass += kbest.transcript_share * len(kbest.log_z)
             # An utterance without a lattice at one of its offsets counts as one without.
-            if isinstance(kbest, KBestWithoutLattice):
-                without_lattice[row.utterance_id] = {"reason": kbest.reason, "detail": kbest.detail}
+            if isinstance(kbest, OwnKBest):
+                is_lattice = isinstance(kbest, KBestWithoutLattice)
+                asked = WITHOUT_LATTICE if is_lattice else WITHOUT_TRANSCRIPT
+                own[asked][row.utterance_id] = {"reason": kbest.reason, "detail": kbest.detail}
     num_elsewhere = sum(row is not each for row, each in zip(rows, heard, strict=True))
     data = write_targets(targets)
     record = Commit(
@@ -287,7 +345,8 @@ def label_shard(task: ShardTask) -> Commit:
         statistics={
             "num_frames": num_labelled,
             "retained_mass": mass,
-            **({WITHOUT_LATTICE: without_lattice} if without_lattice else {}),
+            **({"transcript_mass": transcript_mass} if transcript_mass else {}),
+            **{asked: found for asked, found in own.items() if found},
             **({HEARD_ELSEWHERE: num_elsewhere} if num_elsewhere else {}),
         },
     )
@@ -332,7 +391,8 @@ def label_all(
                     done[key] = found
                     continue
                 sent.append(key)
-                yield TeacherInput(found(offset), tail_seed(task.config.seed, *key))
+                seed = tail_seed(task.config.seed, *key)
+                yield TeacherInput(found(offset), seed, row.hypotheses)
 
     done |= zip(sent, list(task.teacher(inputs())), strict=True)
     return [[done[key] for key in turns] for turns in keys]

@@ -36,10 +36,12 @@ from tests.job_programs import exit_code
 from tests.small_corpus import plain_loop, serially
 from training.distributed.process_group import ProcessGroup
 from training.distributed.simulated_group import simulate_ranks
+from training.evaluate.graph_building import build_graphs
 from training.evaluate.heldout import evaluate
 from training.evaluate.slices import ModelsToDecode
 from training.fit.model_specs import Fit, baseline_fit, teacher_fit
 from training.fit.train_model import fit_model
+from training.settings.decoding import rescoring_orders
 from training.settings.recipe import Recipe, read_recipe
 
 NUM_RANKS = 4
@@ -215,7 +217,10 @@ def trained(experiment: Experiment, folder: Path, seed: int) -> dict[str, Any]:
         }
     forms = dict.fromkeys((BASELINE, STUDENT), fit.model)
     models = ModelsToDecode(forms, serially, "cpu")
-    evaluate(store, run_uri, f"{run_uri}/corpus", recipe.evaluation, models)
+    place = store, run_uri, f"{run_uri}/corpus"
+    orders = rescoring_orders(recipe.evaluation, recipe.tuning, recipe.targets.lattices)
+    build_graphs(*place, recipe.evaluation, orders)
+    evaluate(*place, recipe.evaluation, models)
     outputs = read_manifest(store, run_uri, EVALUATION_STEP).outputs
     (scores,) = [each for each in outputs if each.key.split("/")[-1].startswith(EVALUATION_SCORES)]
     document = json.loads(read_output(store, run_uri, scores))

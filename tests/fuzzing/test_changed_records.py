@@ -19,7 +19,17 @@ from jobs.cli.job import parse_start_record
 from jobs.cli.record import parse_job_record
 from jobs.report_page.collect import CurvePoint
 from pipeline.normalization import Moments
-from pipeline.records import Member, Quarantined, Segment, Tally, part_from_text, part_to_text
+from pipeline.records import (
+    Hypothesis,
+    Member,
+    Quarantined,
+    Segment,
+    Tally,
+    hypotheses_from_text,
+    hypotheses_to_text,
+    part_from_text,
+    part_to_text,
+)
 from pipeline.runs.commit import Commit
 from pipeline.runs.engine import WITHOUT_LATTICE
 from pipeline.runs.ledger import QUARANTINED, SELECTED, read_lines
@@ -257,6 +267,10 @@ LINES: Mapping[str, tuple[Callable[[bytes], Any], bytes]] = {
     "member": (
         lambda data: part_from_text(data.decode(errors="replace")),
         str(part_to_text(Member(512, 1000))).encode(),
+    ),
+    "hypotheses": (
+        lambda data: hypotheses_from_text(data.decode(errors="replace")),
+        str(hypotheses_to_text([Hypothesis("whisper", "Yes.", -0.5)])).encode(),
     ),
 }
 every_line = pytest.mark.parametrize("kind", LINES)

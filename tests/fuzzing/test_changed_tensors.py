@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import kaldifst
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -23,6 +22,7 @@ from tests.fuzzing.mutations import changed, damaged
 from tests.fuzzing.outcomes import EXAMPLES, FUZZ, REFUSED, outcome
 from tests.pipeline.shards.test_lattice_shards import rows as lattice_rows
 from tests.pipeline.shards.test_shards import KINDS
+from training.decode.const_fst import ARC, ConstFst
 from training.decode.graph import DecodingGraph
 from training.export.archive import (
     GRAPH,
@@ -207,11 +207,29 @@ def test_forged_models(data: st.DataObject) -> None:
 
 
 def exported() -> ExportedModel:
-    fst = kaldifst.compile("0 1 1 1 0.5\n1 2 2 2 0.1\n2 0.0\n", acceptor=False)
-    read = ExportedSettings(
-        1, "student", "float32", "fast", 1, 0.1, 10.0, 100, (0,), (-1.0, -1.0, -1.0)
+    fst = ConstFst.of(
+        np.array([0, 1]),
+        np.array([(1, 1, 0.5, 1), (2, 2, 0.1, 2)], ARC),
+        np.array([np.inf, np.inf, 0.0], np.float32),
+        0,
     )
-    return ExportedModel(b"onnx", DecodingGraph(fst, ("<eps>", "a", "b"), 3), read)
+    read = ExportedSettings(
+        format=3,
+        name="student",
+        precision="float32",
+        engine="fast",
+        delay=1,
+        acoustic_scale=0.1,
+        beam=10.0,
+        max_active=100,
+        lattice_beam=5.0,
+        language_model_scale=1.0,
+        insertion_penalty=0.0,
+        silence=(0,),
+        log_priors=(-1.0, -1.0, -1.0),
+    )
+    graph = DecodingGraph(fst, ("<eps>", "a", "b", "#0"), 3)
+    return ExportedModel(b"onnx", graph, first_pass=fst, grammar=fst, settings=read)
 
 
 @FUZZ

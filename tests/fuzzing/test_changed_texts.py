@@ -280,4 +280,4 @@ ARPA = b"\\data\\\nngram 1=3\n\n\\1-grams:\n-1 <s> -0.3\n-1 </s>\n-0.5 hello\n\n
 @given(damaged(ARPA) | damaged(gzip.compress(ARPA, mtime=0)))
 def test_changed_language_models(data: bytes) -> None:
     """A damaged language model is text of another model, or is refused by its URI."""
-    outcome(LanguageModelFile("s3://b/model.arpa", data).text, "s3://b/model.arpa")
+    outcome(LanguageModelFile("s3://b/model.arpa", data).arpa, "s3://b/model.arpa")

@@ -80,7 +80,9 @@ def test_a_cluster_of_ones_own_is_read_by_path(tmp_path: Path) -> None:
     path = tmp_path / "own.toml"
     path.write_text(text.replace("local[2]", "local[3]"))
     assert load_cluster(str(path)).master == "local[3]"
-    with pytest.raises(ConfigurationError, match=r"cluster 'demmo': .*one of bootstrap, certify"):
+    with pytest.raises(
+        ConfigurationError, match=r"cluster 'demmo': .*one of bootstrap, build_graph, certify"
+    ):
         load_cluster("demmo")
     path.write_text(text.replace("num_instances = 1", "num_instances = 0"))
     with pytest.raises(ConfigurationError, match=r"own.toml: num_instances = 0: need 1\.\.100000"):

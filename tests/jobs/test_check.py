@@ -215,7 +215,7 @@ def test_a_language_model_of_another_place_is_read_there(
     allowed = ("--set", f"corpus.audio_prefixes=[{str(tmp_path)!r}]")
     assert check(run_job, *own, *allowed).code == 0
     (tmp_path / "own.arpa").write_text(ARPA[:-8])
-    require_refusal(check(run_job, *own, *allowed), "own.arpa': ARPA text ends without")
+    require_refusal(check(run_job, *own, *allowed), "own.arpa: ARPA text ends without")
     ingested = ("--set", "evaluation.arpa='language_model.arpa'")
     assert check(run_job, *ingested).code == 0
     corpus = Path("runs/x/corpus")
@@ -227,7 +227,7 @@ def test_a_language_model_of_another_place_is_read_there(
 
 
 @pytest.mark.parametrize("name", LANGUAGE_MODEL_FILES)
-def test_what_ingest_copies_evaluation_may_read(
+def test_what_ingest_copies_build_graph_may_read(
     run_job: RunJob, kaldi_dir: Path, name: str
 ) -> None:
     """By the steps' own cluster files, as hours_1m has them; another name is refused at once."""

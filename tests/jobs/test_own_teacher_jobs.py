@@ -13,14 +13,14 @@ from infra.devices.device_client import RequestStream
 from jobs import evaluate
 from jobs.cli import spark_steps
 from jobs.cli.job import open_job
-from jobs.generate_targets import STEP, prepare_search
+from jobs.generate_targets import STEP, search_of, tune_search
 from jobs.planning.run_plan import plan_run, planned_workload
 from jobs.retry import later_steps
 from jobs.run_table import EVALUATE, step_configs, written_steps
 from pipeline.records import Tally
 from pipeline.runs.names import (
     DEV,
-    TARGETS_GRAPH_STEP,
+    GRAPH_STEP,
     TEACHER,
     UNLABELLED,
     evaluated_models,
@@ -79,6 +79,7 @@ def outputs(run_uri: str, step: str) -> list[str]:
 def test_lattices_of_its_logits_are_targets(options: tuple[str, ...], run_one: RunOne) -> None:
     """With no weight they are its targets by logits, to the byte; with one they are others."""
     run_uri, targets = options[3], "targets/unlabelled"
+    run_one("build_graph", "targets.lattices.ngram_order=1")
     found = {}
     for source, weight in (("logits", 0.0), ("lattice", 0.0), ("lattice", 0.5)):
         lattices = f"targets.lattices={{weight = {weight}, acoustic_scale = 0.5, ngram_order = 1}}"
@@ -94,8 +95,8 @@ def test_its_search_is_not_tuned(options: tuple[str, ...]) -> None:
     arguments = STEP.parser().parse_args([*options, "--set", "targets.source='lattice'"])
     job = open_job(STEP.name, arguments)
     finish(job.store, job.run_uri, features_step(DEV), Tally(), ())
-    found = prepare_search(job, serially)
-    assert [each.manifest.step for each in found] == [TARGETS_GRAPH_STEP]
+    assert tune_search(job, serially) == []
+    assert search_of(job).reads == (GRAPH_STEP,)
 
 
 def test_in_a_second_round_a_sibling_labels(options: tuple[str, ...], run_one: RunOne) -> None:

@@ -22,7 +22,6 @@ from pipeline.runs.manifest import Manifest, read_manifest
 from pipeline.runs.names import (
     DEV,
     STUDENT,
-    TARGETS_GRAPH_STEP,
     TARGETS_TUNING_STEP,
     TEACHER,
     UNLABELLED,
@@ -199,7 +198,7 @@ def test_jobs_know_the_rounds() -> None:
     assert not early & set(later_steps(rounds[1], [features_step(UNLABELLED)]))
     lattices = read_recipe(str(TINY), ["targets.source='lattice'"])
     tuned = later_steps(lattices, [features_step(DEV)])
-    assert {TARGETS_TUNING_STEP, TARGETS_GRAPH_STEP, "targets/unlabelled"} <= {*tuned}
+    assert {TARGETS_TUNING_STEP, "targets/unlabelled"} <= {*tuned}
     assert "targets/unlabelled" not in later_steps(rounds[1], [features_step(DEV)])
     assert evaluated_models((), 1, 2) == ("baseline", TEACHER, SIBLING, STUDENT)
 

@@ -82,6 +82,7 @@ def test_development_speakers_settings_decode_the_heldout_ones(
         counts = [each for model in scores["word_errors"].values() for each in model.values()]
         return list(json.loads(said.out)["manifests"]), scores, sum(c["deletions"] for c in counts)
 
+    assert run_job("build_graph", *options).code == 0
     steps, scores, untuned = scored()
     assert TUNING_STEP not in steps
     assert "decoding" not in scores

@@ -41,7 +41,7 @@ def test_rounds_have_names_and_manifests_of_their_own(run_job: RunJob) -> None:
     said = run_job("workflow", *SHARED, "--set", "targets.rounds=2")
     steps = {step["name"]: step for step in json.loads(said.out)["steps"]}
     names = list(steps)
-    assert len(names) == len(json.loads(said.out)["steps"]) == 19
+    assert len(names) == len(json.loads(said.out)["steps"]) == 20
     assert names.index("train_aligner_2") == names.index("realign") + 1
     assert names.index("train_teacher_2") == names.index("repartition") + 1
     written = {
@@ -103,7 +103,7 @@ def test_a_part_of_the_steps_has_whole_rounds(run_job: RunJob) -> None:
     """From the first start of one step to the last of the other."""
     said = run_job("workflow", *SHARED, "--first", "realign", "--last", "train_baseline")
     names = [step["name"] for step in json.loads(said.out)["steps"]]
-    assert names == ["realign", "train_aligner_2", "realign_2", "train_baseline"]
+    assert names == ["realign", "train_aligner_2", "realign_2", "build_graph", "train_baseline"]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -6,11 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.records import (
+    Hypothesis,
     MetadataError,
     Quarantined,
     Tally,
     Utterance,
     composed,
+    hypotheses_from_text,
+    hypotheses_to_text,
     parse_utterance,
     stream_order,
 )
@@ -50,6 +54,54 @@ def test_a_record_survives_its_own_line(
     assert line.isascii()
     assert line.splitlines() == [line]
     assert parse_utterance(line) == record
+
+
+HEARD = st.builds(
+    Hypothesis,
+    st.from_regex(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", fullmatch=True),
+    st.text(st.characters(exclude_categories=["Cs"]), max_size=20),
+    st.none() | st.floats(allow_nan=False, allow_infinity=False),
+)
+
+
+@given(st.lists(HEARD, max_size=16, unique_by=lambda each: each.recognizer).map(tuple))
+def test_hypotheses_are_kept_as_they_came(heard: tuple[Hypothesis, ...]) -> None:
+    """In a record's line and in a shard's cell: text of any form, and the score to the bit."""
+    record = replace(parse_utterance(json.dumps(GOOD)), hypotheses=heard)
+    assert parse_utterance(record.to_json()) == record
+    assert hypotheses_from_text(hypotheses_to_text(heard)) == heard
+    assert ("hypotheses" in record.to_json()) == bool(heard)
+
+
+def test_a_manifests_hypothesis_is_named_by_its_field() -> None:
+    """One of `pred_text` and `score` stands before the others."""
+    listed = [{"recognizer": "b", "text": "c", "score": None}]
+    found = parse_utterance(
+        json.dumps(GOOD | {"pred_text": "A?", "score": -1, "hypotheses": listed})
+    )
+    assert found.hypotheses == (Hypothesis("pred_text", "A?", -1.0), Hypothesis("b", "c"))
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"pred_text": 3}, "need an object of recognizer, text"),
+        ({"pred_text": "a", "score": "high"}, "need a finite number"),
+        ({"pred_text": "a", "score": 10**400}, "need a finite number"),
+        ({"pred_text": "\ud800"}, "not Unicode"),
+        ({"hypotheses": {"recognizer": "a", "text": "b"}}, "need a list"),
+        ({"hypotheses": [{"text": "b"}]}, "need an object of recognizer"),
+        ({"hypotheses": [{"recognizer": "a", "text": "b", "words": []}]}, "need an object"),
+        ({"hypotheses": [{"recognizer": "a/b", "text": "b"}]}, "need letters, digits"),
+        ({"hypotheses": [{"recognizer": "a", "text": ""}] * 2}, "recognizer 'a' twice"),
+        ({"hypotheses": [{"recognizer": f"{n}", "text": ""} for n in range(17)]}, "at most 16"),
+    ],
+)
+def test_a_hypothesis_that_is_none_is_named(fields: dict[str, Any], said: str) -> None:
+    """The record is a row of the ledger."""
+    error = error_of(**fields)
+    assert error.reason == "bad_field"
+    assert said in error.detail
 
 
 def test_a_transcript_is_read_in_its_composed_form() -> None:

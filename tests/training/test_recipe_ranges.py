@@ -48,6 +48,7 @@ LONGEST_MESSAGE = 600
 
 # Values of other fields that let a field be at one of its ends.
 COMPANIONS: Mapping[tuple[str, str], Mapping[str, object]] = {
+    ("CorpusConfig", "num_text_words"): {"unknown_words": "letters"},
     ("StudentConfig", "model_parallel_ranks"): {"trainer": {"name": "synchronous"}},
     ("SupervisedConfig", "num_epochs"): {"num_chunked_epochs": 0},
     ("SupervisedConfig", "num_chunked_epochs"): {"num_epochs": 10_000},

@@ -11,6 +11,7 @@ STEPS = {
     "ingest",
     *(f"{step}/{subset}" for step in ("selection", "features") for subset in SUBSETS),
     *("alignments/bootstrap", "alignments/round_1", "alignments/labelled"),
+    "graphs/decoding",
     *(f"models/{name}" for name in ("aligner_1", "aligner", "baseline", "teacher", "student")),
     *("targets/unlabelled", "partitions/unlabelled", "evaluation", "certificate", "report"),
     "kbest_costs",

@@ -23,7 +23,14 @@ from training.settings.trainers import TRAINERS
 
 STEPS = (
     *("ingest", "select_utterances", "extract_features", "bootstrap", "train_aligner", "realign"),
-    *("train_baseline", "train_teacher", "generate_targets", "repartition", "train_student"),
+    *(
+        "build_graph",
+        "train_baseline",
+        "train_teacher",
+        "generate_targets",
+        "repartition",
+        "train_student",
+    ),
     *("evaluate", "certify", "report"),
 )
 
@@ -139,6 +146,7 @@ def test_a_bad_run_uri_is_bad_usage(run_job: RunJob, uri: str) -> None:
         ("bootstrap", "features/labelled"),
         ("train_aligner", "alignments/bootstrap"),
         ("realign", "features/labelled"),
+        ("build_graph", "alignments/labelled"),
         ("train_baseline", "alignments/labelled"),
         ("train_teacher", "alignments/labelled"),
         ("generate_targets", "features/unlabelled"),

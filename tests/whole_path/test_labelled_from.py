@@ -36,7 +36,14 @@ SETTINGS = (
     "sequence_training.lattices.ngram_order=1",
     "loss_budget=0.2",
 )
-SUPERVISED = ("bootstrap", "train_aligner", "realign", "train_baseline", "train_teacher")
+SUPERVISED = (
+    "bootstrap",
+    "train_aligner",
+    "realign",
+    "build_graph",
+    "train_baseline",
+    "train_teacher",
+)
 OF_UNLABELLED = ("generate_targets", "repartition", "train_student", "certify")
 
 

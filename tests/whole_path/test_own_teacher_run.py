@@ -5,7 +5,7 @@ The jobs run in this process, and their Spark tasks in a plain loop; the teacher
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -56,11 +56,11 @@ def spoken(sentence: str, seed: int) -> np.ndarray:
     return samples + 0.005 * generator.normal(size=len(samples))
 
 
-def write_kaldi_dir(folder: Path) -> Path:
-    """A few speakers of each subset."""
+def write_kaldi_dir(folder: Path, sizes: Mapping[str, tuple[int, int]] = SIZES) -> Path:
+    """So many speakers of each subset, with so many utterances each."""
     (folder / "audio").mkdir(parents=True)
     tables: dict[str, list[str]] = {"wav.scp": [], "text": [], "utt2spk": []}
-    for subset, (num_speakers, num_each) in SIZES.items():
+    for subset, (num_speakers, num_each) in sizes.items():
         speakers = [f"{subset}{number}" for number in range(num_speakers)]
         (folder / f"{subset}.speakers").write_text("".join(f"{each}\n" for each in speakers))
         for speaker in speakers:

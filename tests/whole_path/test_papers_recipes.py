@@ -11,7 +11,7 @@ import pytest
 from infra.store.object_store import ObjectStore
 from jobs.cli import spark_steps
 from jobs.run import JOBS
-from jobs.run_table import STEPS, TRAIN_BASELINE, TRAIN_TEACHER
+from jobs.run_table import BUILD_GRAPH, STEPS, TRAIN_BASELINE, TRAIN_TEACHER
 from pipeline.runs.manifest import read_manifest
 from pipeline.runs.names import ALIGNMENT_STEP, DEV_ALIGNMENT_STEP
 from tests.job_programs import exit_code
@@ -40,7 +40,7 @@ class Small:
 
     def prepare(self, folder: Path) -> None:
         """Run each step up to alignment."""
-        for name in takewhile(lambda name: name != TRAIN_BASELINE, STEPS):
+        for name in takewhile(lambda name: name != BUILD_GRAPH, STEPS):
             own = ("--kaldi-dir", str(folder / "kaldi")) if name == "ingest" else ()
             assert exit_code(name, *self.shared(folder), *own) == 0
 

@@ -54,12 +54,14 @@ OTHER_RUNS_NEED = {
     # So do lattice targets. A teacher of the user's own may hear the audio.
     *(
         ("generate_targets", "GetObject", place)
-        for place in ("alignments/*", "corpus/lexicon.txt", "ingest/*", *LANGUAGE_MODEL)
+        for place in ("alignments/*", "corpus/lexicon.txt", "ingest/*")
     ),
     ("generate_targets", "PutObject", "graphs/*"),
     ("generate_targets", "GetObject", "corpus/audio/*"),
-    # Language models of the user's own; scales tuned on development speakers.
-    *(("evaluate", "GetObject", place) for place in LANGUAGE_MODEL),
+    # Language models of the user's own, and pronunciations of a text's words.
+    *(("build_graph", "GetObject", place) for place in LANGUAGE_MODEL),
+    *(("bootstrap", "GetObject", place) for place in LANGUAGE_MODEL if ".txt" in place),
+    # Scales are tuned on development speakers.
     ("evaluate", "PutObject", "tuning/*"),
     # A new report replaces an older one.
     ("report", "DeleteObject", "report/*"),

@@ -1,12 +1,14 @@
 """Bootstrap the alignment: monophones on a share of the labelled hours, the tree on all of them."""
 
 import heapq
+import json
 import math
 import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,12 +21,12 @@ from pipeline.placement_versions import distinct, heard_versions
 from pipeline.records import Tally
 from pipeline.runs.commit import Commit, Repetition, StepContext
 from pipeline.runs.engine import Distribute, StepResult, StepRun, StepSpec, run_step
-from pipeline.runs.manifest import Manifest, Output, read_manifest, read_output
-from pipeline.runs.names import BOOTSTRAP_STEP, LABELLED, features_step
+from pipeline.runs.manifest import Manifest, Output, is_finished, read_manifest, read_output
+from pipeline.runs.names import BOOTSTRAP_STEP, DEV, LABELLED, features_step
 from pipeline.sampling import sampling_priority
 from pipeline.settings import Versions
 from pipeline.shards import FeatureRow, read_feature_texts, read_features
-from training.align.labelled import transcribed, unknown_words_of
+from training.align.labelled import MADE_STATISTIC, transcribed, unknown_words_of
 from training.align.lda_mllt import (
     CEPSTRA,
     LDA_MLLT_STATISTIC,
@@ -37,7 +39,9 @@ from training.align.shard_alignment import PhoneAligner, Phones, align_and_grow
 from training.decode.corpus_lexicon import CorpusLexicon, UnknownWords
 from training.decode.lexicon import Lexicon
 from training.settings.decoding import (
+    NO_TEXT,
     BootstrapConfig,
+    SpelledText,
     TreeConfig,
     UnknownWordsRule,
     bootstrap_settings,
@@ -51,6 +55,18 @@ MS_PER_HOUR = 3_600_000
 _SEED = 17
 
 
+@dataclass(frozen=True, slots=True)
+class TextWords:
+    """TextWords: words of a text that their letters pronounce too, and the text's digest."""
+
+    settings: SpelledText
+    words: Sequence[str]
+    digests: Mapping[str, str]
+
+
+NO_WORDS_OF_TEXT = TextWords(NO_TEXT, (), {})
+
+
 def bootstrap(
     store: ObjectStore,
     run_uri: str,
@@ -61,37 +77,54 @@ def bootstrap(
     distribute: Distribute,
     versions: Versions = "own",
     unknown_words: UnknownWordsRule = "row",
+    text: TextWords = NO_WORDS_OF_TEXT,
 ) -> StepResult:
     """Train monophones, align all by them, grow a senone tree, and write the senone of every frame.
 
     The monophones learn from at most `max_hours`, in this process. With `versions` "clearest", the
     versions of an utterance have the alignment of the clearest one. With `unknown_words` "row",
-    utterances with a word without pronunciation have no alignment. LossBudgetExceededError if too
-    many of all labelled utterances have one.
+    utterances with a word without pronunciation have no alignment; with "letters" the manifest
+    states the pronunciations that are made, for all other steps: of the transcripts' words, and of
+    those of a `text` for a language model. LossBudgetExceededError if too
+    many of all labelled utterances have no alignment for a word.
     """
     features = features_step(LABELLED)
     read_manifest(store, run_uri, features)  # what is missing first is named first
+    subsets = [LABELLED]
+    if unknown_words == "letters" and is_finished(store, run_uri, features_step(DEV)):
+        subsets.append(DEV)
     stored = CorpusLexicon.read(store, corpus_uri, unknown_words)
 
     def align_monophones(step: StepRun) -> Manifest:
         context = step.context
-        lexicon = stored.parse()
+        spoken = transcribed_words(store, run_uri, subsets)
+        complete = stored.pronounced(spoken.union(text.words))
+        lexicon = complete.parse()
         check_transcripts(store, run_uri, LABELLED, lexicon, loss_budget)
         model = _trained(context, lexicon, config, tree_config, versions)
-        lexicon_file = context.scratch.put_output("lexicon", ".txt", stored.data, Tally())
-        aligner = StoredMonophones(model, lexicon_file, unknown_words, versions)
-        about = aligner.load(context).tree_features.statistics
+        made = json.dumps(dict(complete.made)).encode()
+        put = context.scratch.put_output
+        aligner = StoredMonophones(
+            model=model,
+            lexicon=put("lexicon", ".txt", stored.data, Tally()),
+            made=put("made", ".json", made, Tally()),
+            unknown_words=unknown_words,
+            versions=versions,
+        )
+        about: dict[str, Any] = {**aligner.load(context).tree_features.statistics}
+        if complete.made:
+            about[MADE_STATISTIC] = {word: [*phones] for word, phones in complete.made.items()}
         phones = lexicon.phones
         return align_and_grow(step, aligner, phones, tree_config, loss_budget, distribute, about)
 
-    resolved = bootstrap_settings(config, tree_config, versions, unknown_words)
+    resolved = bootstrap_settings(config, tree_config, versions, unknown_words, text.settings)
     spec = StepSpec(
         store,
         run_uri,
         BOOTSTRAP_STEP,
         resolved,
-        [features],
-        stored.digests,
+        [features_step(subset) for subset in subsets],
+        {**stored.digests, **text.digests},
         # A frame between two states may fall to the other one where likelihoods have other last
         # bits.
         Repetition.OTHER_LAST_BITS,
@@ -101,16 +134,21 @@ def bootstrap(
 
 @dataclass(frozen=True, slots=True)
 class StoredMonophones:
-    """StoredMonophones names the objects of monophones and lexicon, for the tasks of the step."""
+    """StoredMonophones names the objects of monophones and lexicon, for the tasks of the step.
+
+    `made` has the pronunciations that the lexicon lacks.
+    """
 
     model: Output
     lexicon: Output
+    made: Output
     unknown_words: UnknownWordsRule
     versions: Versions
 
     def load(self, context: StepContext) -> PhoneAligner:
-        """Read both."""
-        lexicon = CorpusLexicon(context.read(self.lexicon), self.unknown_words).parse()
+        """Read all three."""
+        made = json.loads(context.read(self.made))
+        lexicon = CorpusLexicon(context.read(self.lexicon), self.unknown_words, made).parse()
         return MonophoneAligner(lexicon, *_read_model(context, self.model))
 
 
@@ -144,19 +182,33 @@ def _read_model(context: StepContext, model: Output) -> tuple[Monophones, TreeFe
 
 
 def check_transcripts(
-    store: ObjectStore, run_uri: str, subset: str, lexicon: Lexicon, loss_budget: float
+    store: ObjectStore,
+    run_uri: str,
+    subset: str,
+    lexicon: Lexicon,
+    loss_budget: float,
+    rule: UnknownWordsRule = "row",
 ) -> None:
     """Log which words of a subset's transcripts the lexicon lacks; reads no features.
 
-    LossBudgetExceededError if too many utterances cannot be aligned for them.
+    LossBudgetExceededError if too many utterances cannot be aligned for them; by the rule
+    "letters", before pronunciations are made, none is refused.
     """
-    outputs = read_manifest(store, run_uri, features_step(subset)).outputs
-    uris = (output.uri(run_uri) for output in outputs)
-    texts = chain.from_iterable(scan_checked(store, uri, read_feature_texts) for uri in uris)
-    unknown = UnknownWords.of(texts, lexicon)
-    unknown.check_loss(lexicon, subset, loss_budget)
-    if said := unknown.note(lexicon, subset):
+    unknown = UnknownWords.of(_texts(store, run_uri, subset), lexicon)
+    unknown.check_loss(lexicon, subset, loss_budget, rule)
+    if said := unknown.note(lexicon, subset, rule):
         log(said)
+
+
+def transcribed_words(store: ObjectStore, run_uri: str, subsets: Iterable[str]) -> set[str]:
+    """Return the words of all transcripts of some subsets; reads no features."""
+    texts = chain.from_iterable(_texts(store, run_uri, subset) for subset in subsets)
+    return {word for text in texts for word in text.split()}
+
+
+def _texts(store: ObjectStore, run_uri: str, subset: str) -> Iterator[str]:
+    for output in read_manifest(store, run_uri, features_step(subset)).outputs:
+        yield from scan_checked(store, output.uri(run_uri), read_feature_texts)
 
 
 def _trained(

@@ -31,6 +31,9 @@ from training.decode.corpus_lexicon import CorpusLexicon
 from training.decode.lexicon import Lexicon
 from training.decode.senones import SenoneTree, TranscribedUtterance, Unaligned
 
+MADE_STATISTIC = "made_pronunciations"
+"""The bootstrap's statistic of the phones, by word, that letters made."""
+
 Senones = UInt16[np.ndarray, " _frames"]
 Alignments = Mapping[str, Senones | Unaligned]
 """By utterance id the senone of every 10 ms frame, or why there is none."""
@@ -41,14 +44,16 @@ def read_lexicon(
 ) -> CorpusLexicon:
     """Read the corpus's lexicon for a step that reads the manifests of the steps `reads`.
 
-    Unknown words are aligned as the bootstrap aligned them. ValueError if it or another of the
+    Unknown words are those that the bootstrap aligned so, with the pronunciations that it made.
+    ValueError if it or another of the
     steps is unfinished, or was made with other pronunciations.
     """
     steps = dict.fromkeys((*reads, BOOTSTRAP_STEP))
     manifests = {step: read_manifest(store, run_uri, step) for step in steps}
     uri = join_uri(corpus_uri, LEXICON_FILE)
-    rule = manifests[BOOTSTRAP_STEP].config[UNKNOWN_WORDS_SETTING]
-    lexicon = CorpusLexicon.read(store, corpus_uri, rule)
+    bootstrap = manifests[BOOTSTRAP_STEP]
+    rule, made = bootstrap.config[UNKNOWN_WORDS_SETTING], bootstrap.statistics.get(MADE_STATISTIC)
+    lexicon = CorpusLexicon.read(store, corpus_uri, rule, made or {})
     for manifest in manifests.values():
         used = manifest.inputs.get(LEXICON_FILE)
         if used not in (None, lexicon.digests[LEXICON_FILE]):

@@ -2,8 +2,9 @@
 
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
 from infra.store.object_store import ObjectStore, join_uri
 from pipeline.runs.engine import LossBudgetExceededError, LossWatch
@@ -17,18 +18,24 @@ from training.settings.decoding import UnknownWordsRule
 class CorpusLexicon:
     """CorpusLexicon holds lexicon.txt as it was read, so that a step uses what it digests.
 
-    The rule says how words of transcripts are aligned that it lacks.
+    The rule says how words of transcripts are aligned that it lacks; those that were `made` of
+    letters, by the first step that reads it, are words like its own.
     """
 
     data: bytes
     unknown_words: UnknownWordsRule
+    made: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     @classmethod
     def read(
-        cls, store: ObjectStore, corpus_uri: str, unknown_words: UnknownWordsRule
+        cls,
+        store: ObjectStore,
+        corpus_uri: str,
+        unknown_words: UnknownWordsRule,
+        made: Mapping[str, Sequence[str]] = MappingProxyType({}),
     ) -> "CorpusLexicon":
-        """Read it for the first step that uses it."""
-        return cls(store.get(join_uri(corpus_uri, LEXICON_FILE)), unknown_words)
+        """Read it for a step that uses it."""
+        return cls(store.get(join_uri(corpus_uri, LEXICON_FILE)), unknown_words, made)
 
     @property
     def digests(self) -> dict[str, str]:
@@ -38,7 +45,28 @@ class CorpusLexicon:
     def parse(self) -> Lexicon:
         """Read the pronunciations."""
         lexicon = parse_lexicon(decode_lexicon(self.data))
-        return lexicon.with_spoken_noise() if self.unknown_words == "spn" else lexicon
+        if self.unknown_words == "spn":
+            return lexicon.with_spoken_noise()
+        made = {word: (tuple(phones),) for word, phones in self.made.items()}
+        return Lexicon({**made, **lexicon.pronunciations}) if made else lexicon
+
+    def pronounced(self, words: Iterable[str]) -> "CorpusLexicon":
+        """Make pronunciations of words that it lacks, if the rule says so.
+
+        A word with a letter that no word of it has, and one without sound, remain unknown.
+        """
+        if self.unknown_words != "letters":
+            return self
+        lexicon = self.parse()
+        missing = sorted({*words} - lexicon.pronunciations.keys())
+        if not missing:
+            return self
+        from training.decode.letter_to_sound import LetterToSound  # noqa: PLC0415 - imports NumPy
+
+        model = LetterToSound.of(lexicon)
+        spelled = {word: model.pronounce(word) for word in missing}
+        made = {word: phones for word, phones in spelled.items() if phones}
+        return replace(self, made={**self.made, **made})
 
 
 _APOSTROPHES = str.maketrans(dict.fromkeys("\u2019\u2018\u02bc\u0060\u00b4", "'"))
@@ -68,7 +96,7 @@ class UnknownWords:
             found.num_unknown += len(unknown)
         return found
 
-    def note(self, lexicon: Lexicon, subset: str) -> str:
+    def note(self, lexicon: Lexicon, subset: str, rule: UnknownWordsRule) -> str:
         """Say what becomes of a subset's utterances with unknown words; empty without any."""
         if not self.counts:
             return ""
@@ -76,24 +104,29 @@ class UnknownWords:
             effect = "they count as errors"
         elif lexicon.unknown:
             effect = f"they are aligned as {lexicon.unknown[0][0]}"
+        elif rule == "letters":
+            effect = "their letters make pronunciations"
         else:
             effect = "these utterances will not be aligned"
         return f"{self._named(lexicon, subset)}; {effect}"
 
-    def check_loss(self, lexicon: Lexicon, subset: str, loss_budget: float) -> None:
+    def check_loss(
+        self, lexicon: Lexicon, subset: str, loss_budget: float, rule: UnknownWordsRule
+    ) -> None:
         """Raise LossBudgetExceededError if too many utterances would not be aligned.
 
-        A lexicon without any of the words is refused also where unknown words are aligned.
+        A lexicon without any of the words is refused also where unknown words are aligned. By the
+        rule "letters" there is no loss yet: bootstrap makes pronunciations.
         """
         max_lost = LossWatch(loss_budget, self.num_utterances).max_lost
         if 0 < self.num_unknown == self.num_words:
             remedy = "give the lexicon of these transcripts"
-        elif lexicon.unknown or self.num_concerned <= max_lost:
+        elif lexicon.unknown or rule == "letters" or self.num_concerned <= max_lost:
             return
         else:
             remedy = (
                 f"the loss budget is {loss_budget:.2%}: correct lexicon.txt or the transcripts, "
-                "set corpus.unknown_words = 'spn', or raise loss_budget"
+                "set corpus.unknown_words = 'letters' or 'spn', or raise loss_budget"
             )
         raise LossBudgetExceededError(f"{self._named(lexicon, subset)}; {remedy}")
 
@@ -116,13 +149,16 @@ class UnknownWords:
 
 def similar_words(words: Iterable[str], lexicon: Lexicon) -> dict[str, str]:
     """Return the lexicon's word for each that differs in case, apostrophe or Unicode form alone."""
-    plain = {word: _plain(word) for word in words}
+    plain = {word: plain_spelling(word) for word in words}
     wanted = set(plain.values())
-    known = {found: word for word in lexicon.pronunciations if (found := _plain(word)) in wanted}
+    known = {
+        found: word for word in lexicon.pronunciations if (found := plain_spelling(word)) in wanted
+    }
     return {word: known[form] for word, form in plain.items() if form in known}
 
 
-def _plain(word: str) -> str:
+def plain_spelling(word: str) -> str:
+    """Return what words share that differ in case, apostrophe or Unicode form alone."""
     if word.isascii():
         return word.casefold().replace("`", "'")
     unified = unicodedata.normalize("NFKC", word.translate(_APOSTROPHES)).casefold()

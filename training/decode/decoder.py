@@ -1,26 +1,17 @@
-"""Search decoding graphs for best paths: words, the senone of every frame, each word's frames.
+"""Search decoding graphs for best paths: words, the senone of every frame, each word's frames."""
 
-`SearchProcess` searches in a process of its own, so that no utterance holds up a rank or a step:
-kaldi-decoder holds the GIL while it searches, and no thread of a rank would answer the others.
-"""
-
-import tempfile
-import weakref
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Annotated, NamedTuple, TypeVar
+from typing import Annotated, NamedTuple
 
-import kaldi_decoder
-import kaldifst
 import numpy as np
 from jaxtyping import Float32, Int32, Int64
 
-from infra.bounded_process import BoundedProcess, CallError
 from infra.settings import Range, check_ranges
 from training.decode.graph import DecodingGraph
 from training.decode.lexicon import SILENCE_ID, Lexicon
+from training.decode.search import Search, TooManyArcsError
 from training.decode.senones import SenoneTree
 
 ALIGNMENT_BEAM = 1e12
@@ -37,10 +28,14 @@ class AlignmentError(ValueError):
 
 @dataclass(frozen=True)
 class DecoderConfig:
-    """DecoderConfig bounds the search: the beam, in units of scaled log-likelihood, and states."""
+    """DecoderConfig bounds the search: beams, in units of scaled log-likelihood, and states.
+
+    A lattice has the paths within `lattice_beam` of the best.
+    """
 
     beam: Annotated[float, Range(1e-6, ALIGNMENT_BEAM)] = 13.0
     max_active: Annotated[int, Range(2, 2**31 - 1)] = 7000
+    lattice_beam: Annotated[float, Range(1e-6, ALIGNMENT_BEAM, zero="no lattice")] = 0.0
 
     __post_init__ = check_ranges
 
@@ -53,6 +48,17 @@ class BestPath:
     senones: Int64[np.ndarray, " frames"]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class FoundLattice:
+    """FoundLattice: the arcs (SEARCH_ARC) of a search's lattice, one at least.
+
+    A search that reached no final state has unfinished paths, which end no sentence.
+    """
+
+    arcs: np.ndarray
+    ends_sentence: bool
+
+
 class StreamingSearch:
     """StreamingSearch finds best paths while log-likelihoods arrive, divided by priors and scaled.
 
@@ -60,45 +66,68 @@ class StreamingSearch:
     """
 
     def __init__(self, graph: DecodingGraph, config: DecoderConfig) -> None:
-        self._graph = graph
-        # Token passing as Kaldi's FasterDecoder: beam pruning, and histogram pruning by max_active.
-        self._options = kaldi_decoder.FasterDecoderOptions(
-            beam=config.beam, max_active=config.max_active
-        )
+        self._graph, self._config = graph, config
         self.restart()
 
     def restart(self) -> None:
         """Begin a new utterance."""
-        self._search = kaldi_decoder.FasterDecoder(self._graph.fst, self._options)
-        self._search.init_decoding()
+        config = self._config
+        bounds = config.beam, config.max_active, config.lattice_beam or None
+        self._search = Search(self._graph.searchable, *bounds)
 
     def advance(self, log_likelihoods: Float32[np.ndarray, "frames senones"]) -> None:
         """Search the next frames; ValueError for scores that are not the graph's, or not finite."""
-        num_columns = log_likelihoods.shape[1]
-        if num_columns != self._graph.num_senones:
-            raise ValueError(f"{num_columns} senones: need {self._graph.num_senones}, the graph's")
-        if not np.isfinite(log_likelihoods).all():
-            raise ValueError("log-likelihoods are not finite: check the acoustic model's output")
-        if len(log_likelihoods):
-            offset = self._search.num_frames_decoded()
-            self._search.advance_decoding(kaldi_decoder.DecodableCtc(log_likelihoods, offset))
+        self._search.advance(log_likelihoods)
 
     @property
     def has_complete_path(self) -> bool:
         """Say whether a path so far ends a sentence."""
-        return bool(self._search.reached_final())
+        return self._search.has_complete_path
 
     def best(self, ends_sentence: bool) -> BestPath | None:
         """Return the best path so far; if it `ends_sentence`, one that does so, where there is."""
-        if not self._search.num_frames_decoded():
+        path = self._search.best_path(ends_sentence) if self._search.num_frames else None
+        if path is None:
             return None
-        found, path = self._search.get_best_path(ends_sentence)
-        if not found:
-            return None
-        _, labels, word_ids, _ = kaldifst.get_linear_symbol_sequence(path)
-        words = tuple(self._graph.words[word_id] for word_id in word_ids)
+        arcs = self._graph.searchable.fst.arcs[path]
+        labels, word_ids = arcs["input_label"], arcs["output_label"]
+        words = tuple(self._graph.words[word_id] for word_id in word_ids[word_ids > 0])
         # Label 0 is epsilon, so senone s has the input label s + 1.
-        return BestPath(words, np.asarray(labels, dtype=np.int64) - 1)
+        return BestPath(words, labels[labels > 0].astype(np.int64) - 1)
+
+    def end_lattice(self) -> FoundLattice | None:
+        """End the utterance; return the lattice that its search kept, None if no path is left.
+
+        `restart` begins the next one.
+        """
+        if not self._search.num_frames:
+            return None
+        ends_sentence = self._search.has_complete_path
+        arcs = self._search.end_lattice()
+        return FoundLattice(arcs, ends_sentence) if len(arcs) else None
+
+
+def find_lattice(
+    graph: DecodingGraph,
+    log_likelihoods: Float32[np.ndarray, "frames senones"],
+    config: DecoderConfig,
+) -> FoundLattice | None:
+    """Return the lattice of log-likelihoods divided by priors and scaled; None without a path.
+
+    Memory bounds its arcs: where there are too many, its beam is halved.
+    """
+    while True:
+        search = StreamingSearch(graph, config)
+        try:
+            search.advance(log_likelihoods)
+            return search.end_lattice()
+        except TooManyArcsError:
+            if config.lattice_beam < _LEAST_LATTICE_BEAM:
+                raise
+            config = replace(config, lattice_beam=config.lattice_beam / 2)
+
+
+_LEAST_LATTICE_BEAM = 0.1
 
 
 def best_path(
@@ -138,63 +167,6 @@ def align(
     if path is None:
         raise AlignmentError(f"{len(log_likelihoods)} frames: too few for the words to align")
     return path.senones
-
-
-T = TypeVar("T")
-
-CPU_SECONDS_PER_FRAME = 1.0
-"""A search may take 33 times as long as the speech does, and as long as short speech needs."""
-
-LEAST_CPU_SECONDS = 60.0
-
-
-class SearchError(ValueError):
-    """SearchError reports an utterance whose search took too long, or ended its process."""
-
-
-class GraphFile:
-    """GraphFile holds a decoding graph in a file without name, for processes on this host.
-
-    The file lasts as long as the object, and no longer than this process, however that ends.
-    """
-
-    def __init__(self, graph: DecodingGraph) -> None:
-        file = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the object
-        weakref.finalize(self, file.close)
-        self.descriptor = file.fileno()
-        if not graph.fst.write(_path(self.descriptor)):
-            need = f"need room for a graph of {graph.fst.num_states} states: set TMPDIR"
-            raise OSError(f"{tempfile.gettempdir()} cannot be written: {need}")
-        self.read = partial(_read, self.descriptor, graph.words, graph.num_senones)
-
-
-def _read(descriptor: int, words: tuple[str, ...], num_senones: int) -> DecodingGraph:
-    """Read a graph in a process that has the file open."""
-    return DecodingGraph(kaldifst.StdVectorFst.read(_path(descriptor)), words, num_senones)
-
-
-def _path(descriptor: int) -> str:
-    return f"/dev/fd/{descriptor}"
-
-
-class SearchProcess(BoundedProcess[DecodingGraph]):
-    """SearchProcess searches one graph, utterance by utterance, in a process of its own."""
-
-    def __init__(self, graph: GraphFile) -> None:
-        super().__init__(graph.read, (graph.descriptor,))
-        self._graph = graph  # its file is needed for each start of the process
-
-    def search(self, function: Callable[[DecodingGraph], T], num_frames: int) -> T:
-        """Return what `function` finds in the graph for an utterance of so many low-rate frames.
-
-        Raises what it raises, and SearchError beyond the limit of CPU time or after a crash.
-        """
-        limit_s = LEAST_CPU_SECONDS + CPU_SECONDS_PER_FRAME * num_frames
-        try:
-            return self.call(function, limit_s)
-        except CallError as error:
-            remedy = "lower the beam, or max_active where the search has one"
-            raise SearchError(f"{num_frames} frames: the search {error}: {remedy}") from error
 
 
 class Span(NamedTuple):

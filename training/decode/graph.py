@@ -1,129 +1,31 @@
 """Build decoding graphs H o C o L o G from senones (input label senone + 1) to words.
 
-G accepts word sequences: those of an ARPA model, or one. L reads phones and writes words, with
+G accepts word sequences: those of an n-gram model, or one. L reads phones and writes words, with
 optional silence between them. A state may emit its senone for any number of frames. Graphs are
-also written as text, AT&T's format of acceptors, for searches in other processes.
+arrays; kaldifst composes, determinizes and minimizes them.
 
-kaldilm could read ARPA too, but after its import the import of kaldi-decoder or kaldifst hangs.
+kaldilm could read ARPA too, but after its import the import of kaldifst hangs.
 """
 
-import gzip
 import math
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import count
-from typing import NamedTuple
+from functools import cached_property
+from io import StringIO
+from itertools import chain, pairwise
 
 import kaldifst
+import numpy as np
 
+from training.decode.arpa import read_arpa
+from training.decode.const_fst import ARC, ConstFst
+from training.decode.grammar import AS_ESTIMATED, BACKOFF_WORD, GrammarWeights, ngram_grammar
 from training.decode.lexicon import SILENCE_ID, Lexicon
-from training.decode.ngrams import END, START, Ngram, read_arpa
+from training.decode.search import SearchableGraph
 from training.decode.senones import NO_WORDS, SenoneTree
 
 EPSILON = 0
-
-
-class Arc(NamedTuple):
-    """Arc is one transition; `cost` is a negative natural log of a probability."""
-
-    source: int
-    target: int
-    input_label: int
-    output_label: int
-    cost: float
-
-
-def compile_transducer(
-    arcs: Iterable[Arc], final_costs: Mapping[int, float], start: int = 0
-) -> kaldifst.StdVectorFst:
-    """Build the transducer with these arcs, sorted by output label for composition."""
-    # kaldifst takes the first line's source as the start.
-    ordered = sorted(arcs, key=lambda arc: arc.source != start)
-    lines = [f"{a.source} {a.target} {a[2]} {a[3]} {a.cost:.6f}" for a in ordered]
-    lines += [f"{state} {cost:.6f}" for state, cost in final_costs.items()]
-    fst = kaldifst.compile("\n".join(lines) + "\n", acceptor=False)
-    kaldifst.arcsort(fst, sort_type="olabel")
-    return fst
-
-
-def arcs_of(fst: kaldifst.StdVectorFst) -> Iterator[Arc]:
-    """Yield every arc of a transducer."""
-    for state in range(fst.num_states):
-        for arc in kaldifst.ArcIterator(fst, state):
-            yield Arc(state, arc.nextstate, arc.ilabel, arc.olabel, arc.weight.value)
-
-
-def final_costs_of(fst: kaldifst.StdVectorFst) -> dict[int, float]:
-    """Return the cost of ending in each final state."""
-    costs = {state: fst.final(state).value for state in range(fst.num_states)}
-    return {state: cost for state, cost in costs.items() if math.isfinite(cost)}
-
-
-def relabel_inputs(
-    fst: kaldifst.StdVectorFst, label: Callable[[int], int]
-) -> kaldifst.StdVectorFst:
-    """Replace every input label by `label(input_label)`."""
-    arcs = [arc._replace(input_label=label(arc.input_label)) for arc in arcs_of(fst)]
-    return compile_transducer(arcs, final_costs_of(fst), fst.start)
-
-
-BACKOFF_WORD = "#0"
-
-
-@dataclass(frozen=True, slots=True)
-class GrammarWeights:
-    """GrammarWeights: a factor of the model's costs, and what each word costs besides.
-
-    The cost of a word, its insertion penalty, is in natural logarithms.
-    """
-
-    scale: float = 1.0
-    insertion_penalty: float = 0.0
-
-
-AS_ESTIMATED = GrammarWeights()
-
-
-def ngram_grammar(
-    arpa: str, word_ids: Mapping[str, int], weights: GrammarWeights = AS_ESTIMATED
-) -> kaldifst.StdVectorFst:
-    """Build the acceptor of an ARPA model: one state for each history, back-off arcs labelled #0.
-
-    Raises ValueError for malformed text and for words that `word_ids` lacks.
-    """
-    entries = read_arpa(arpa, word_ids)
-    order = max((len(entry.ngram) for entry in entries), default=0)
-    # A state for the empty history, and for every n-gram that longer ones may continue.
-    histories = [e.ngram for e in entries if len(e.ngram) < order and e.ngram[-1] != END]
-    states = {history: number for number, history in enumerate(dict.fromkeys([(), *histories]))}
-
-    def longest_history(ngram: Ngram) -> int:
-        return next(states[ngram[i:]] for i in range(len(ngram) + 1) if ngram[i:] in states)
-
-    # ARPA's log10 probabilities become OpenFst's costs in natural logarithms.
-    scale = -weights.scale * math.log(10)
-    arcs: list[Arc] = []
-    final_costs: dict[int, float] = {}
-    for entry in entries:
-        *history, word = entry.ngram
-        penalty = 0.0 if word == END else weights.insertion_penalty
-        cost = entry.log_probability * scale + penalty
-        if word == END:
-            # As in Kaldi's arpa2fst, </s> is no arc: its cost ends the sentence.
-            final_costs[states[tuple(history)]] = cost
-        elif word != START:
-            # The word leads to the longest history that the model has.
-            label = word_ids[word]
-            source, target = states[tuple(history)], longest_history(entry.ngram)
-            arcs.append(Arc(source, target, label, label, cost))
-        if entry.ngram in states:
-            # A history backs off to the next shorter one.
-            source, shorter = states[entry.ngram], longest_history(entry.ngram[1:])
-            backoff_cost = entry.log_backoff * scale
-            arcs.append(Arc(source, shorter, word_ids[BACKOFF_WORD], EPSILON, backoff_cost))
-    return compile_transducer(arcs, final_costs, states.get((START,), states[()]))
-
 
 SILENCE_PROBABILITY = 0.5  # before the first word, and after every word
 _START, _LOOP, _SILENCE = 0, 1, 2
@@ -136,55 +38,94 @@ def _lexicon_transducer(
     words: tuple[str, ...],
     labels_of: Callable[[int], Labels],
     num_labels: int,
-) -> tuple[kaldifst.StdVectorFst, range]:
+) -> tuple[ConstFst, range]:
     """Build L of the `spoken` words, any number in a row; return the labels that disambiguate, too.
 
     Phone ids are those of the whole `lexicon`; labels 1..num_labels are phones. Disambiguation
     labels follow them: one for the grammar's back-off, some for homophones and words that begin
     other words, one for the end of a silence. Without them L o G cannot be determinized.
     """
-    spellings = [
-        (word_id, tuple(x for phone in spelled for x in labels_of(lexicon.phone_ids[phone])))
-        for word_id, word in enumerate(words)
-        for spelled in spoken.pronunciations.get(word, ())
-    ]
+    phone_labels = {phone: labels_of(number) for phone, number in lexicon.phone_ids.items()}
+    word_ids, spellings = list[int](), list[Labels]()
+    for word_id, word in enumerate(words):
+        for spelled in spoken.pronunciations.get(word, ()):
+            word_ids.append(word_id)
+            spellings.append(tuple(chain.from_iterable(map(phone_labels.__getitem__, spelled))))
     # Mohri et al. call these symbols #1, #2, ...; Kaldi's add_lex_disambig.pl numbers them so.
-    numbers = _disambiguation_numbers([labels for _, labels in spellings])
+    numbers = _disambiguation_numbers(spellings)
     backoff, after_silence = num_labels + 1, num_labels + 2 + max(numbers, default=0)
-    states = count(_SILENCE + 1)
+    labels = [
+        (*spelled, backoff + number) if number else spelled
+        for spelled, number in zip(spellings, numbers, strict=True)
+    ]
     no_silence_cost = -math.log(1 - SILENCE_PROBABILITY)
     silence_cost = -math.log(SILENCE_PROBABILITY)
-    arcs = [
-        Arc(_START, _LOOP, EPSILON, EPSILON, no_silence_cost),
-        Arc(_START, _SILENCE, EPSILON, EPSILON, silence_cost),
-        # #0 passes through L, so that the grammar's back-off survives composition.
-        Arc(_LOOP, _LOOP, backoff, words.index(BACKOFF_WORD), 0.0),
-        *_chain((*labels_of(SILENCE_ID), after_silence), EPSILON, {_LOOP: 0.0}, _SILENCE, states),
-    ]
+    silence = (*labels_of(SILENCE_ID), after_silence)
+    # A spelling of n labels has n - 1 states of its own; those of the silence follow _SILENCE.
+    first_of_words = _SILENCE + len(silence)
+    sources = np.array([_START, _START, _LOOP], np.int32)
+    arcs = np.array(
+        [
+            (EPSILON, EPSILON, no_silence_cost, _LOOP),
+            (EPSILON, EPSILON, silence_cost, _SILENCE),
+            # #0 passes through L, so that the grammar's back-off survives composition.
+            (backoff, words.index(BACKOFF_WORD), 0.0, _LOOP),
+        ],
+        ARC,
+    )
     ends = {_LOOP: no_silence_cost, _SILENCE: silence_cost}
-    for (word_id, spelled), number in zip(spellings, numbers, strict=True):
-        labels = (*spelled, backoff + number) if number else spelled
-        arcs += _chain(labels, word_id, ends, _LOOP, states)
-    return compile_transducer(arcs, {_LOOP: 0.0}), range(backoff, after_silence + 1)
+    parts = [
+        (sources, arcs),
+        _chains([silence], [EPSILON], {_LOOP: 0.0}, _SILENCE, _SILENCE + 1),
+        _chains(labels, word_ids, ends, _LOOP, first_of_words),
+    ]
+    num_states = first_of_words + sum(map(len, labels)) - len(labels)
+    final_costs = np.full(num_states, np.inf, np.float32)
+    final_costs[_LOOP] = 0.0
+    sources, arcs = map(np.concatenate, zip(*parts, strict=True))
+    return ConstFst.of(sources, arcs, final_costs, _START), range(backoff, after_silence + 1)
 
 
-def _chain(
-    labels: Labels, word_id: int, ends: dict[int, float], source: int, states: "count[int]"
-) -> Iterator[Arc]:
-    """Yield arcs that read `labels` one after the other and write the word on the first."""
-    output = word_id
-    for label in labels[:-1]:
-        target = next(states)
-        yield Arc(source, target, label, output, 0.0)
-        source, output = target, EPSILON
-    for end, cost in ends.items():
-        yield Arc(source, end, labels[-1], output, cost)
+def _chains(
+    spellings: Sequence[Labels],
+    word_ids: Sequence[int],
+    ends: dict[int, float],
+    source: int,
+    first_state: int,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return sources and arcs that read the labels of each spelling and write its word first.
+
+    All begin at `source`, and have ways to each of the `ends`; states between them are numbered
+    from `first_state` on.
+    """
+    lengths = np.fromiter(map(len, spellings), np.int64, len(spellings))
+    num_arcs = int(lengths.sum())
+    lasts = np.cumsum(lengths) - 1
+    firsts = lasts - lengths + 1
+    arcs = np.zeros(num_arcs, ARC)
+    arcs["input_label"] = np.fromiter(chain.from_iterable(spellings), np.int32, num_arcs)
+    arcs["output_label"][firsts] = word_ids
+    # The arc after label k of spelling i, counted over all labels, leads to state k - i.
+    arcs["target"] = np.arange(num_arcs) - np.repeat(np.arange(len(lengths)), lengths) + first_state
+    sources = arcs["target"] - 1
+    sources[firsts] = source
+    is_last = np.zeros(num_arcs, np.bool_)
+    is_last[lasts] = True
+    inner, leaving = arcs[~is_last], np.repeat(arcs[is_last], len(ends))
+    leaving["target"] = np.tile(np.array(list(ends), np.int32), len(lengths))
+    leaving["cost"] = np.tile(np.array(list(ends.values()), np.float32), len(lengths))
+    return (
+        np.concatenate([sources[~is_last], np.repeat(sources[is_last], len(ends))]),
+        np.concatenate([inner, leaving]),
+    )
 
 
 def _disambiguation_numbers(spellings: Sequence[Labels]) -> list[int]:
     """Return 0 for a spelling that is unique and begins no other, else 1, 2, ... among equals."""
     frequency = Counter(spellings)
-    beginnings = {labels[:length] for labels in frequency for length in range(1, len(labels))}
+    # In order, what begins others is followed by one of them.
+    ordered = sorted(frequency)
+    beginnings = {one for one, other in pairwise(ordered) if other[: len(one)] == one}
     used: Counter[Labels] = Counter()
     numbers = []
     for labels in spellings:
@@ -197,65 +138,76 @@ def _disambiguation_numbers(spellings: Sequence[Labels]) -> list[int]:
 LOOP_PROBABILITY = 0.6
 
 
-def add_self_loops(fst: kaldifst.StdVectorFst) -> kaldifst.StdVectorFst:
+def add_self_loops(fst: ConstFst) -> ConstFst:
     """Let every input label repeat, at the cost -log(LOOP_PROBABILITY).
 
-    A state is split until all arcs into each part have the same label, which its loop repeats.
+    A state is split until all arcs into each part have the same label, which its loop repeats. All
+    states of `fst` are on a path.
     """
-    leaving: defaultdict[int, list[Arc]] = defaultdict(list)
-    for arc in arcs_of(fst):
-        leaving[arc.source].append(arc)
-    final_costs = final_costs_of(fst)
-    loop_cost, leave_cost = -math.log(LOOP_PROBABILITY), -math.log(1 - LOOP_PROBABILITY)
-    # Search from the start over pairs of a state and the label of the arc into it.
-    first = (fst.start, EPSILON)
-    numbers, todo = {first: 0}, [first]
-    arcs: list[Arc] = []
-    new_final_costs: dict[int, float] = {}
-    while todo:
-        state, label = todo.pop()
-        source = numbers[state, label]
-        cost = leave_cost if label != EPSILON else 0.0
-        if label != EPSILON:
-            arcs.append(Arc(source, source, label, EPSILON, loop_cost))
-        for arc in leaving[state]:
-            target = (arc.target, arc.input_label)
-            if target not in numbers:
-                numbers[target] = len(numbers)
-                todo.append(target)
-            arcs.append(arc._replace(source=source, target=numbers[target], cost=arc.cost + cost))
-        if state in final_costs:
-            new_final_costs[source] = final_costs[state] + cost
-    looped = compile_transducer(arcs, new_final_costs)
-    kaldifst.connect(looped)
-    return looped
-
-
-_DISAMBIGUATION = 1 << 20  # above every senone; disambiguation labels while minimizing
+    if not len(fst.states):
+        return fst
+    # A part of a state is numbered by its rank among pairs of a state and a label of an arc into
+    # it; the start has a part that no arc leads into.
+    num_labels = int(fst.arcs["input_label"].max(initial=EPSILON)) + 1
+    pairs = fst.arcs["target"].astype(np.int64) * num_labels + fst.arcs["input_label"]
+    parts, targets = np.unique(
+        np.append(pairs, np.int64(fst.start) * num_labels + EPSILON), return_inverse=True
+    )
+    del pairs
+    parts_of = (parts // num_labels).astype(np.int32)
+    labels = (parts % num_labels).astype(np.int32)
+    leave_costs = np.where(labels != EPSILON, -math.log(1 - LOOP_PROBABILITY), 0.0)
+    leave_costs = leave_costs.astype(np.float32)
+    # Each part has the arcs of its state.
+    num_arcs = fst.states["num_arcs"][parts_of].astype(np.int64)
+    looped = np.flatnonzero(labels != EPSILON).astype(np.int32)
+    sources = np.concatenate([np.repeat(np.arange(len(parts), dtype=np.int32), num_arcs), looped])
+    num_copied = len(sources) - len(looped)
+    firsts = fst.states["first_arc"][parts_of] - (np.cumsum(num_arcs) - num_arcs)
+    copied = np.repeat(firsts, num_arcs) + np.arange(num_copied)
+    arcs = np.empty(len(sources), ARC)
+    arcs[:num_copied] = fst.arcs[copied]
+    arcs["target"][:num_copied] = targets[copied]
+    arcs["cost"][:num_copied] += np.repeat(leave_costs, num_arcs)
+    arcs["input_label"][num_copied:] = labels[looped]
+    arcs["output_label"][num_copied:] = EPSILON
+    arcs["cost"][num_copied:] = -math.log(LOOP_PROBABILITY)
+    arcs["target"][num_copied:] = looped
+    final_costs = fst.states["final_cost"][parts_of] + leave_costs
+    return ConstFst.of(sources, arcs, final_costs, int(targets[-1]))
 
 
 @dataclass(frozen=True)
 class DecodingGraph:
     """DecodingGraph reads column l - 1 of the scores as input label l, and writes words[w] as w."""
 
-    fst: kaldifst.StdVectorFst
+    fst: ConstFst
     words: tuple[str, ...]
     num_senones: int
+
+    @cached_property
+    def searchable(self) -> SearchableGraph:
+        """Return the graph as searches read it; ValueError if it is not whole."""
+        return SearchableGraph(self.fst, self.num_senones, len(self.words) or None)
 
 
 def decoding_graph(
     lexicon: Lexicon, tree: SenoneTree, arpa: str, weights: GrammarWeights = AS_ESTIMATED
 ) -> DecodingGraph:
     """Build HCLG: word sequences of an ARPA language model over the lexicon's words."""
-    words = _word_table(lexicon)
-    grammar = ngram_grammar(arpa, {word: number for number, word in enumerate(words)}, weights)
-    return _senone_graph(lexicon, lexicon, words, grammar, tree)
+    grammar = ngram_grammar(read_arpa(StringIO(arpa)), word_ids(lexicon), weights)
+    return grammar_graph(lexicon, tree, grammar)
+
+
+def grammar_graph(lexicon: Lexicon, tree: SenoneTree, grammar: ConstFst) -> DecodingGraph:
+    """Build HCLG of a grammar over the lexicon's words."""
+    return senone_graph(lexicon, lexicon, word_table(lexicon), grammar, tree)
 
 
 def alignment_graph(lexicon: Lexicon, tree: SenoneTree, words: Sequence[str]) -> DecodingGraph:
     """Build HCLG for one known word sequence; raise ValueError for words the lexicon lacks."""
     spoken, table, grammar = _transcript(lexicon, words)
-    return _senone_graph(lexicon, spoken, table, grammar, tree)
+    return senone_graph(lexicon, spoken, table, grammar, tree)
 
 
 def monophone_graph(lexicon: Lexicon, words: Sequence[str], num_states: int) -> DecodingGraph:
@@ -269,44 +221,57 @@ def monophone_graph(lexicon: Lexicon, words: Sequence[str], num_states: int) -> 
 
     spoken, table, grammar = _transcript(lexicon, words)
     num_labels = len(lexicon.phones) * num_states
-    transducer, _ = _lexicon_transducer(lexicon, spoken, table, states, num_labels)
-    states_to_words = _determinized(kaldifst.compose(transducer, grammar))
-    plain = relabel_inputs(states_to_words, lambda label: label if label <= num_labels else EPSILON)
+    transducer, disambiguation = _lexicon_transducer(lexicon, spoken, table, states, num_labels)
+    states_to_words = _determinized(_composed(transducer, grammar, len(table) - 1))
+    plain = relabelled(states_to_words, _without(disambiguation))
     return DecodingGraph(add_self_loops(plain), table, num_labels)
 
 
 def _transcript(
     lexicon: Lexicon, words: Sequence[str]
-) -> tuple[Lexicon, tuple[str, ...], kaldifst.StdVectorFst]:
+) -> tuple[Lexicon, tuple[str, ...], ConstFst]:
     """Return the lexicon and table of a transcript's words, and the transcript as a grammar."""
     if not words:
         raise ValueError(NO_WORDS)
     words = lexicon.transcript(words)
     spoken = lexicon.restricted_to(words)
-    table = _word_table(spoken)
-    labels = map(table.index, words)
-    arcs = [Arc(state, state + 1, label, label, 0.0) for state, label in enumerate(labels)]
-    return spoken, table, compile_transducer(arcs, {len(words): 0.0})
+    table = word_table(spoken)
+    arcs = np.zeros(len(words), ARC)
+    arcs["input_label"] = arcs["output_label"] = [table.index(word) for word in words]
+    arcs["target"] = np.arange(1, len(words) + 1)
+    final_costs = np.full(len(words) + 1, np.inf, np.float32)
+    final_costs[-1] = 0.0
+    return spoken, table, ConstFst.of(np.arange(len(words)), arcs, final_costs, 0)
 
 
-def _word_table(lexicon: Lexicon) -> tuple[str, ...]:
+def word_table(lexicon: Lexicon) -> tuple[str, ...]:
+    """Return a lexicon's words by id: an empty one first, and the back-off's at last."""
     return ("<eps>", *sorted(lexicon.pronunciations), BACKOFF_WORD)
 
 
-def _senone_graph(
+def word_ids(lexicon: Lexicon) -> dict[str, int]:
+    """Return the id of each word of the table."""
+    return {word: number for number, word in enumerate(word_table(lexicon))}
+
+
+def senone_graph(
     lexicon: Lexicon,
     spoken: Lexicon,
     words: tuple[str, ...],
-    grammar: kaldifst.StdVectorFst,
+    grammar: ConstFst,
     tree: SenoneTree,
 ) -> DecodingGraph:
+    """Build HCLG: the `spoken` words of a lexicon in the order of a grammar, by the tree's senones.
+
+    Labels of the grammar are positions in the table of `words`.
+    """
     if tree.phones != lexicon.phones:
         raise ValueError("the tree was grown for other phones: grow it again for this lexicon")
     transducer, disambiguation = _lexicon_transducer(
         lexicon, spoken, words, lambda phone: (phone + 1,), len(lexicon.phones)
     )
     # L o G: phones to words.
-    phones_to_words = _determinized(kaldifst.compose(transducer, grammar))
+    phones_to_words = _determinized(_composed(transducer, grammar, len(words) - 1))
     # C: windows of three phones; each window's senone becomes the input label.
     contexts, windows = kaldifst.compose_context(
         disambig_syms=list(disambiguation),
@@ -314,22 +279,24 @@ def _senone_graph(
         central_position=1,
         ifst=phones_to_words,
     )
+    del phones_to_words
     labels = [_senone_label(window, tree) for window in windows]
-    senones_to_words = _determinized(relabel_inputs(contexts, labels.__getitem__))
+    senones_to_words = _determinized(relabelled(contexts, labels).to_kaldifst())
+    del contexts
     # H: one state for each senone, with a self-loop, once the disambiguation labels are removed.
-    plain = relabel_inputs(
-        senones_to_words, lambda label: label if label < _DISAMBIGUATION else EPSILON
-    )
+    plain = relabelled(senones_to_words, _without(range(tree.num_senones + 1, max(labels) + 1)))
+    del senones_to_words
     return DecodingGraph(add_self_loops(plain), words, tree.num_senones)
 
 
 def _senone_label(window: list[int], tree: SenoneTree) -> int:
     """Return the input label of a context window: three phone labels, or a negative symbol.
 
-    A phone label is 0 beyond the utterance's edges; a negative symbol disambiguates.
+    A phone label is 0 beyond the utterance's edges; a negative symbol disambiguates, and has a
+    label above all senones'.
     """
     if len(window) == 1 and window[0] < 0:
-        return _DISAMBIGUATION - window[0]
+        return tree.num_senones - window[0]
     if len(window) != 3:
         return EPSILON
     left, centre, right = (label - 1 if label else SILENCE_ID for label in window)
@@ -343,19 +310,24 @@ def _determinized(fst: kaldifst.StdVectorFst) -> kaldifst.StdVectorFst:
     return fst
 
 
-def encode_graph(graph: DecodingGraph) -> bytes:
-    """Write the arcs, without words, as gzip of lines "source target label cost"; the start first.
-
-    A cost has six decimal places.
-    """
-    arcs = sorted(arcs_of(graph.fst), key=lambda arc: arc.source != graph.fst.start)
-    lines = [f"{a.source} {a.target} {a.input_label} {a.cost:.6f}" for a in arcs]
-    lines += [f"{state} {cost:.6f}" for state, cost in final_costs_of(graph.fst).items()]
-    # Without the time of day, so that equal graphs have equal bytes.
-    return gzip.compress(("\n".join(lines) + "\n").encode(), compresslevel=6, mtime=0)
+def _composed(transducer: ConstFst, grammar: ConstFst, backoff_id: int) -> kaldifst.StdVectorFst:
+    """Compose L and G, whose back-off writes nothing."""
+    arcs = grammar.arcs.copy()
+    arcs["output_label"][arcs["output_label"] == backoff_id] = EPSILON
+    right = ConstFst.of(grammar.sources, arcs, grammar.states["final_cost"], grammar.start)
+    left = transducer.to_kaldifst()
+    kaldifst.arcsort(left, sort_type="olabel")
+    return kaldifst.compose(left, right.to_kaldifst())
 
 
-def decode_graph(data: bytes, num_senones: int) -> DecodingGraph:
-    """Read what `encode_graph` wrote; the graph writes no words."""
-    fst = kaldifst.compile(gzip.decompress(data).decode(), acceptor=True)
-    return DecodingGraph(fst, (), num_senones)
+def relabelled(fst: kaldifst.StdVectorFst, labels: Sequence[int]) -> ConstFst:
+    """Replace every input label by `labels[input_label]`."""
+    copied = ConstFst.of_kaldifst(fst)
+    arcs = copied.arcs.copy()
+    arcs["input_label"] = np.asarray(labels, np.int32)[arcs["input_label"]]
+    return ConstFst.of(copied.sources, arcs, copied.states["final_cost"], copied.start)
+
+
+def _without(labels: range) -> Sequence[int]:
+    """Return a table that replaces these labels, the last ones, by epsilon."""
+    return [*range(labels.start), *(EPSILON for _ in labels)]

@@ -18,6 +18,8 @@ SILENCE = "SIL"
 SILENCE_ID = 0
 SPOKEN_NOISE = "SPN"
 UNKNOWN_WORD = "<unk>"
+UNKNOWN = ""
+"""Takes the place of a word outside the vocabulary in the sentences that a language model is of."""
 RESERVED_WORDS = frozenset({"<eps>", "<s>", "</s>", "#0"})
 MAX_NAMED = 10
 Pronunciation = tuple[str, ...]

@@ -1,24 +1,140 @@
-"""Estimate n-gram models by modified Kneser-Ney or Witten-Bell smoothing; read and write ARPA text.
+"""Hold back-off n-gram models in arrays; estimate them by modified Kneser-Ney or Witten-Bell.
 
-ARPA lists n-grams with log10 probabilities and back-off weights. Modified Kneser-Ney takes three
-absolute discounts an order, interpolated: S. F. Chen, J. Goodman, "An empirical study of smoothing
-techniques for language modeling", Computer Speech & Language 13(4), 1999, 4.2. Counts of n-grams
-that begin with <s> are as in KenLM. Witten-Bell, interpolated too, leaves more for unseen words
-after a history that many kinds of words follow.
+Modified Kneser-Ney takes three absolute discounts an order, interpolated: S. F. Chen, J. Goodman,
+"An empirical study of smoothing techniques for language modeling", Computer Speech & Language
+13(4), 1999, 4.2. Counts of n-grams that begin with <s> are as in KenLM. Witten-Bell, interpolated
+too, leaves more for unseen words after a history that many kinds of words follow.
 """
 
-import math
-from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from array import array
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from training.settings import MAX_ORDER
+import numpy as np
+
+from training.decode.lexicon import UNKNOWN
 
 START, END = "<s>", "</s>"
-UNKNOWN = ""
-"""Takes the place of a word outside the vocabulary; no word of a text is empty."""
 
-Ngram = tuple[str, ...]
+NEVER = -99.0
+"""ARPA's log10 of zero."""
+
+NGRAM = np.dtype(
+    [
+        ("history", "<i4"),  # the n-gram without its last word, by its index
+        ("word", "<i4"),  # the last word
+        ("log_probability", "<f8"),  # log10 of P(word | history)
+        ("log_backoff", "<f8"),  # log10 of the weight by which it backs off as a history
+    ]
+)
+
+
+class Ngram(NamedTuple):
+    """Ngram is one of a model: words, log10 of its probability, and of its back-off weight."""
+
+    ngram: tuple[str, ...]
+    log_probability: float
+    log_backoff: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BackoffModel:
+    """BackoffModel is a trie of n-grams (NGRAM): by length, then by history, then by word.
+
+    Element 0 is the empty n-gram. Those of n words begin at `starts[n]`, and `starts` ends with the
+    number of all. All `words`, which are in alphabetical order, have a unigram: that of words[w] is
+    element 1 + w. The words that may follow an n-gram are a range, see `continuations`.
+    """
+
+    words: tuple[str, ...]
+    ngrams: np.ndarray
+    starts: tuple[int, ...]
+
+    @property
+    def order(self) -> int:
+        """Return the number of words of the longest n-grams."""
+        return len(self.starts) - 2
+
+    def of_length(self, length: int) -> slice:
+        """Return where the n-grams of `length` words are."""
+        return slice(self.starts[length], self.starts[length + 1])
+
+    def continuations(self) -> np.ndarray:
+        """Return first, one element more than n-grams: those of history h are first[h:h + 2]."""
+        return np.searchsorted(self.ngrams["history"], np.arange(len(self.ngrams) + 1))
+
+    def suffixes(self) -> np.ndarray:
+        """Return the longest listed proper suffix of each n-gram, to which it backs off.
+
+        The empty n-gram is that of all unigrams, and its own.
+        """
+        suffixes = np.zeros(len(self.ngrams), np.int32)
+        keys = ngram_keys(self.ngrams["history"], self.ngrams["word"], len(self.words))
+        for length in range(2, self.order + 1):
+            rows = np.arange(self.starts[length], self.starts[length + 1])
+            states = suffixes[self.ngrams["history"][rows]]
+            # Every word has a unigram, so the search ends at the empty history at the latest.
+            while len(rows):
+                wanted = ngram_keys(states, self.ngrams["word"][rows], len(self.words))
+                found = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
+                is_found = keys[found] == wanted
+                suffixes[rows[is_found]] = found[is_found]
+                rows, states = rows[~is_found], suffixes[states[~is_found]]
+        return suffixes
+
+    def backed_off(self, suffixes: np.ndarray, length: int) -> np.ndarray:
+        """Return log10 P(w | h less its first word) of all n-grams hw of `length` words, 2 or more.
+
+        `suffixes` are those of the model.
+        """
+        some, history = self.of_length(length), self.ngrams["history"]
+        targets, states = suffixes[some], suffixes[history[some]]
+        log_probabilities: np.ndarray = self.ngrams["log_probability"][targets]
+        while len(rows := np.flatnonzero(states != history[targets])):
+            log_probabilities[rows] += self.ngrams["log_backoff"][states[rows]]
+            states[rows] = suffixes[states[rows]]
+        return log_probabilities
+
+    def restricted_to(self, is_kept: np.ndarray) -> "BackoffModel":
+        """Keep some n-grams, with their histories; words of dropped unigrams leave the model."""
+        new_index = np.cumsum(is_kept, dtype=np.int32) - 1
+        of_words = is_kept[self.of_length(1)]
+        ngrams = self.ngrams[is_kept]
+        ngrams["history"][1:] = new_index[ngrams["history"][1:]]
+        ngrams["word"][1:] = (np.cumsum(of_words, dtype=np.int32) - 1)[ngrams["word"][1:]]
+        words = tuple(word for word, kept in zip(self.words, of_words, strict=True) if kept)
+        starts = (int(is_kept[:start].sum()) for start in self.starts)
+        return BackoffModel(words, ngrams, tuple(starts))
+
+    def __iter__(self) -> Iterator[Ngram]:
+        """Yield all n-grams but the empty one as words, in order."""
+        texts: list[tuple[str, ...]] = [()]
+        for history, word, probability, backoff in self.ngrams[1:].tolist():
+            texts.append((*texts[history], self.words[word]))
+            yield Ngram(texts[-1], probability, backoff)
+
+
+def ngram_keys(histories: np.ndarray, words: np.ndarray, num_words: int) -> np.ndarray:
+    """Return a number for each n-gram; they are in the order of the n-grams."""
+    keys: np.ndarray = histories.astype(np.int64) * num_words + words
+    return keys
+
+
+EMPTY = np.array([(-1, -1, 0.0, 0.0)], NGRAM)
+"""The empty n-gram, which is no continuation of itself."""
+
+
+def backoff_model(words: tuple[str, ...], lengths: Iterable[np.ndarray]) -> BackoffModel:
+    """Join the n-grams of each length (NGRAM), whose histories are rows of the length before."""
+    joined, starts = [EMPTY], [0, 1]
+    for ngrams in lengths:
+        ngrams["history"] += starts[-2]
+        joined.append(ngrams)
+        starts.append(starts[-1] + len(ngrams))
+    return BackoffModel(words, np.concatenate(joined), tuple(starts))
+
+
 Discounts = tuple[float, float, float, float]
 """What is subtracted from counts of none, of one, of two, and of three and more."""
 
@@ -26,9 +142,23 @@ NO_COUNTS: Discounts = (0.0, 0.5, 1.0, 1.5)
 """The discounts where no count occurs once, or none twice; KenLM's `--discount_fallback`."""
 
 
-def count_ngrams(
-    sentences: Iterable[Sequence[str]], vocabulary: Iterable[str], order: int
-) -> list[Counter[Ngram]]:
+@dataclass(frozen=True, slots=True)
+class _Counted:
+    """_Counted: all n-grams of one length that occur, by row; they are in the order of the model.
+
+    `histories` and `suffixes` are rows of n-grams one word shorter: without the last and without
+    the first word. Unigrams are the words, known and unknown, also those that never occur.
+    """
+
+    histories: np.ndarray
+    words: np.ndarray
+    suffixes: np.ndarray
+    counts: np.ndarray
+    begins_sentence: np.ndarray
+    is_known: np.ndarray  # holds no unknown word
+
+
+def _count(sentences: Iterable[Sequence[str]], words: Sequence[str], order: int) -> list[_Counted]:
     """Count the n-grams of up to `order` words; those of n words are element n - 1.
 
     N-grams end in a word or </s>, never in <s>. They may hold UNKNOWN, which no model predicts.
@@ -36,79 +166,81 @@ def count_ngrams(
     """
     if order < 1:
         raise ValueError(f"order = {order}: need at least 1, a unigram")
-    words = set(vocabulary)
-    counts = [Counter[Ngram]() for _ in range(order)]
+    ids = {word: number for number, word in enumerate((*words, UNKNOWN))}
+    start, num_ids = ids[START], len(ids)
+    encoded = array("i")
     for sentence in sentences:
-        unknown = sorted(set(sentence) - words - {UNKNOWN})
-        if unknown:
-            raise ValueError(f"out of vocabulary: {unknown[0]!r}: add it to lexicon.txt")
-        padded = (START, *sentence, END)
-        # The sentence start is a history only, never predicted.
-        for end in range(2, len(padded) + 1):
-            for start in range(max(0, end - order), end):
-                counts[end - start - 1][padded[start:end]] += 1
-    if not counts[0]:
+        try:
+            encoded.extend([start, *map(ids.__getitem__, sentence), ids[END]])
+        except KeyError as error:
+            raise ValueError(
+                f"out of vocabulary: {error.args[0]!r}: add it to lexicon.txt"
+            ) from error
+    if not encoded:
         raise ValueError("no sentences: need at least one to estimate a language model")
-    return counts
+    tokens = np.frombuffer(encoded, np.int32)
+    numbers = np.arange(num_ids)
+    # The sentence start is a history only, never predicted.
+    counts = np.bincount(tokens, minlength=num_ids)
+    counts[start] = 0
+    none = np.zeros(num_ids, np.int64)
+    levels = [_Counted(none, numbers, none, counts, numbers == start, numbers < len(words))]
+    positions, rows = np.arange(len(tokens)), tokens  # where n-grams begin, and which they are
+    for length in range(2, order + 1):
+        positions = positions[: np.searchsorted(positions, len(tokens) - length + 1)]
+        positions = positions[tokens[positions + length - 1] != start]
+        keys = rows[positions].astype(np.int64) * num_ids + tokens[positions + length - 1]
+        unique, first, row, counts = np.unique(
+            keys, return_index=True, return_inverse=True, return_counts=True
+        )
+        histories, last = np.divmod(unique, num_ids)
+        levels.append(
+            _Counted(
+                histories=histories,
+                words=last,
+                suffixes=rows[positions[first] + 1],
+                counts=counts,
+                begins_sentence=levels[-1].begins_sentence[histories],
+                is_known=levels[-1].is_known[histories] & (last < len(words)),
+            )
+        )
+        rows = np.zeros(len(tokens), np.int32)
+        rows[positions] = row
+    return levels
 
 
-def _known(counts: Mapping[Ngram, int]) -> dict[Ngram, int]:
-    return {ngram: count for ngram, count in counts.items() if UNKNOWN not in ngram}
+def kneser_ney(
+    sentences: Iterable[Sequence[str]],
+    vocabulary: Collection[str],
+    order: int,
+    min_counts: Sequence[int] = (),
+) -> BackoffModel:
+    """Estimate the n-gram model of `sentences`; arguments and errors as Witten-Bell's.
 
-
-@dataclass(frozen=True, slots=True)
-class _Order:
-    """_Order: the counts a(hw) of n-grams of one length, their discounts, and N(h) and gamma(h)."""
-
-    counts: Mapping[Ngram, int]
-    discounts: Discounts
-    totals: Mapping[Ngram, int]
-    gammas: Mapping[Ngram, float]
-
-
-def kneser_ney_arpa(
-    sentences: Iterable[Sequence[str]], vocabulary: Collection[str], order: int
-) -> str:
-    """Return ARPA text of the n-gram model of `sentences`; words and errors as Witten-Bell's.
-
-    a(hw) are `adjusted_counts`, and N(h) their sum; gamma(h) is the share that the discounts take.
+    a(hw) are the adjusted counts: how many different words precede hw. The longest n-grams, and
+    those that begin with <s>, which no word precedes, keep their counts.
     """
-    counts = count_ngrams(sentences, vocabulary, order)
-    orders = []
-    for length in range(1, order + 1):
-        adjusted = adjusted_counts(counts, length)
-        discounts = discounts_of(adjusted)
-        totals: Counter[Ngram] = Counter()
-        taken: dict[Ngram, float] = {}
-        for ngram, count in adjusted.items():
-            history = ngram[:-1]
-            totals[history] += count
-            taken[history] = taken.get(history, 0.0) + discounts[min(count, 3)]
-        gammas = {history: mass / totals[history] for history, mass in taken.items()}
-        orders.append(_Order(adjusted, discounts, totals, gammas))
-    return _interpolated_arpa(vocabulary, orders)
+    words = _words(vocabulary)
+    levels = _count(sentences, words, order)
+    estimates = []
+    for level, longer in zip(levels, [*levels[1:], None], strict=True):
+        adjusted = level.counts
+        if longer is not None:
+            preceded = np.bincount(longer.suffixes, minlength=len(adjusted))
+            adjusted = np.where(level.begins_sentence, adjusted, preceded)
+        adjusted = np.where(level.is_known, adjusted, 0)
+        discounts = np.array(discounts_of(adjusted))[np.minimum(adjusted, 3)]
+        estimates.append(_Estimate(adjusted, discounts, np.zeros(len(adjusted))))
+    return _interpolated(words, levels, estimates, min_counts)
 
 
-def adjusted_counts(counts: Sequence[Mapping[Ngram, int]], length: int) -> dict[Ngram, int]:
-    """Return a(g) for n-grams of `length` words: how many different words precede g.
-
-    The longest n-grams, and those that begin with <s>, which no word precedes, keep their counts.
-    """
-    own = counts[length - 1]
-    if length == len(counts):
-        return _known(own)
-    adjusted = Counter(ngram[1:] for ngram in counts[length])
-    adjusted.update({ngram: count for ngram, count in own.items() if ngram[0] == START})
-    return _known(adjusted)
-
-
-def discounts_of(adjusted: Mapping[Ngram, int]) -> Discounts:
+def discounts_of(adjusted: np.ndarray) -> Discounts:
     """Return D1, D2 and D3+ of one order by its counts of counts (equation 26).
 
     Where one of n1 to n4 is 0, or D2 or D3+ would not be above 0, all three are Kneser and Ney's
     own, n1 / (n1 + 2 n2); where n1 or n2 is 0, they are NO_COUNTS.
     """
-    n1, n2, n3, n4 = (sum(count == times for count in adjusted.values()) for times in range(1, 5))
+    n1, n2, n3, n4 = (int((adjusted == times).sum()) for times in range(1, 5))
     if not (n1 and n2):
         return NO_COUNTS
     y = n1 / (n1 + 2 * n2)
@@ -120,212 +252,125 @@ def discounts_of(adjusted: Mapping[Ngram, int]) -> Discounts:
     return 0.0, y, y, y
 
 
+def witten_bell(
+    sentences: Iterable[Sequence[str]],
+    vocabulary: Collection[str],
+    order: int,
+    min_counts: Sequence[int] = (),
+) -> BackoffModel:
+    """Estimate the n-gram model of `sentences`; after each history P sums to one.
+
+    P(w | h) = (c(hw) + T(h) P(w | shorter h)) / (N(h) + T(h)), where N counts tokens and T types
+    after h. Words of `vocabulary` that never occur share the unigrams' unseen mass. An n-gram of n
+    words that occurs less than min_counts[n - 1] times is not listed, and leaves its mass to
+    shorter n-grams; the last element holds for all longer ones. As in KenLM, whose `--prune` has
+    one less, counts are those of the text, and discounts those of all n-grams. Raises ValueError
+    for words outside the vocabulary, and for no sentences.
+    """
+    words = _words(vocabulary)
+    levels = _count(sentences, words, order)
+    estimates = []
+    for level in levels:
+        counts = np.where(level.is_known, level.counts, 0)
+        estimates.append(_Estimate(counts, np.zeros(len(counts)), (counts > 0).astype(float)))
+    return _interpolated(words, levels, estimates, min_counts)
+
+
+def _words(vocabulary: Iterable[str]) -> tuple[str, ...]:
+    return tuple(sorted({*vocabulary, START, END}))
+
+
+@dataclass(frozen=True, slots=True)
+class _Estimate:
+    """_Estimate: for each n-gram of one length a(hw), what is taken of it, and what it adds to T.
+
+    a(hw) is 0 where an unknown word is within.
+    """
+
+    counts: np.ndarray
+    discounts: np.ndarray
+    types: np.ndarray
+
+
+def _interpolated(
+    words: tuple[str, ...],
+    levels: Sequence[_Counted],
+    estimates: Sequence[_Estimate],
+    min_counts: Sequence[int],
+) -> BackoffModel:
+    """Return the model of P(w | h) = (a(hw) - D) / (N(h) + T(h)) + gamma(h) P(w | shorter h).
+
+    Below unigrams P is uniform. gamma(h), the mass that unlisted words have, is h's back-off
+    weight: T(h), all D after h, and all a of n-grams that are not listed.
+    """
+    least = _least_counts(min_counts, len(levels))
+    start = words.index(START)
+    shorter = np.array([1 / (len(words) - 1)])
+    is_kept, lengths = np.ones(1, bool), [EMPTY.copy()]
+    for level, each, min_count in zip(levels, estimates, least, strict=True):
+        # All words have a unigram, seen or not; longer n-grams are listed only if they occur.
+        is_listed = level.is_known & (level.counts >= min_count)
+        taken = each.types + np.where(is_listed, each.discounts, each.counts)
+        num_histories = len(shorter)
+        totals = np.bincount(level.histories, each.counts + each.types, num_histories)
+        masses = np.bincount(level.histories, taken, num_histories)
+        gammas = np.divide(masses, totals, out=np.ones(num_histories), where=totals > 0)
+        lengths[-1]["log_backoff"] = np.log10(gammas[is_kept])
+        # What follows a listed n-gram's first word is listed too, so one look-up interpolates.
+        own = (each.counts - each.discounts) / np.maximum(totals[level.histories], 1)
+        shorter = own + gammas[level.histories] * shorter[level.suffixes]
+        ngrams = np.zeros(int(is_listed.sum()), NGRAM)
+        ngrams["history"] = (np.cumsum(is_kept) - 1)[level.histories[is_listed]]
+        ngrams["word"] = level.words[is_listed]
+        ngrams["log_probability"] = np.log10(shorter[is_listed])
+        if len(lengths) == 1:
+            ngrams["log_probability"][start] = NEVER  # a history alone
+        is_kept = is_listed
+        lengths.append(ngrams)
+    return backoff_model(words, lengths[1:])
+
+
+def _least_counts(min_counts: Sequence[int], order: int) -> list[int]:
+    """Return the least count of each length, which is 0 for unigrams."""
+    least = [*min_counts[:order]] or [1]
+    assert least[0] == 1, "all words have a unigram"
+    assert least == sorted(least), "a history is no rarer than what it begins"
+    return [0, *least[1:], *least[-1:] * (order - len(least))]
+
+
+def arpa_lines(model: BackoffModel) -> Iterator[str]:
+    """Yield the lines of ARPA text, in the order of the model."""
+    yield "\\data\\"
+    for length in range(1, model.order + 1):
+        of_length = model.of_length(length)
+        yield f"ngram {length}={of_length.stop - of_length.start}"
+    has_weight = (np.diff(model.continuations()) > 0) | (model.ngrams["log_backoff"] != 0)
+    length = 0
+    for each, weighs in zip(model, has_weight[1:].tolist(), strict=True):
+        while length < len(each.ngram):
+            length += 1
+            yield from ("", f"\\{length}-grams:")
+        weight = f"\t{each.log_backoff:.7f}" if weighs else ""
+        yield f"{each.log_probability:.7f}\t{' '.join(each.ngram)}{weight}"
+    for empty in range(length + 1, model.order + 1):
+        yield from ("", f"\\{empty}-grams:")
+    yield from ("", "\\end\\")
+
+
+def arpa_text(model: BackoffModel) -> str:
+    """Return the ARPA text of a model."""
+    return "".join(f"{line}\n" for line in arpa_lines(model))
+
+
+def kneser_ney_arpa(
+    sentences: Iterable[Sequence[str]], vocabulary: Collection[str], order: int
+) -> str:
+    """Return ARPA text of the Kneser-Ney model."""
+    return arpa_text(kneser_ney(sentences, vocabulary, order))
+
+
 def witten_bell_arpa(
     sentences: Iterable[Sequence[str]], vocabulary: Collection[str], order: int = 3
 ) -> str:
-    """Return ARPA text of the n-gram model of `sentences`; after each history P sums to one.
-
-    P(w | h) = (c(hw) + T(h) P(w | shorter h)) / (N(h) + T(h)), where N counts tokens and T types
-    after h. Words of `vocabulary` that never occur share the unigrams' unseen mass. Raises
-    ValueError for words outside it, and for no sentences.
-    """
-    orders = []
-    for counts in map(_known, count_ngrams(sentences, vocabulary, order)):
-        types = Counter(ngram[:-1] for ngram in counts)
-        totals = types.copy()
-        for ngram, count in counts.items():
-            totals[ngram[:-1]] += count
-        gammas = {history: types[history] / totals[history] for history in types}
-        orders.append(_Order(counts, (0.0, 0.0, 0.0, 0.0), totals, gammas))
-    return _interpolated_arpa(vocabulary, orders)
-
-
-def _interpolated_arpa(vocabulary: Collection[str], orders: Iterable[_Order]) -> str:
-    """Return ARPA text of P(w | h) = (a(hw) - D(a(hw))) / N(h) + gamma(h) P(w | shorter h).
-
-    Below unigrams P is uniform. gamma(h), the mass that unseen words have, is h's back-off weight.
-    """
-    unigrams: dict[Ngram, int] = {(word,): 0 for word in (*sorted(set(vocabulary)), END)}
-    shorter: dict[Ngram, float] = {(): 1 / len(unigrams)}
-    probabilities: list[dict[Ngram, float]] = []
-    backoff_weights: dict[Ngram, float] = {}
-    for length, each in enumerate(orders, start=1):
-        # All words have a unigram, seen or not; longer n-grams are listed only if they occur.
-        listed = {**unigrams, **each.counts} if length == 1 else each.counts
-        # What follows a listed n-gram's first word is listed too, so one look-up interpolates.
-        shorter = {
-            ngram: (count - each.discounts[min(count, 3)]) / each.totals[ngram[:-1]]
-            + each.gammas[ngram[:-1]] * shorter[ngram[1:]]
-            for ngram, count in listed.items()
-        }
-        probabilities.append(shorter)
-        backoff_weights |= each.gammas
-
-    def line(ngram: Ngram, log_probability: float) -> str:
-        weight = backoff_weights.get(ngram)
-        backoff = "" if weight is None else f"\t{math.log10(weight):.7f}"
-        return f"{log_probability:.7f}\t{' '.join(ngram)}{backoff}"
-
-    sections = [
-        [line(ngram, math.log10(found[ngram])) for ngram in (found if n == 0 else sorted(found))]
-        for n, found in enumerate(probabilities)
-    ]
-    sections[0].insert(0, line((START,), _NEVER))  # a history alone
-    return _arpa_text(sections)
-
-
-MAX_LOG_BACKOFF = 100.0
-"""The most that log10 of a back-off weight may be, either way: 1e39 has no float32."""
-
-_NEVER = -99.0  # ARPA's log10 of zero
-
-
-@dataclass(frozen=True, slots=True)
-class ArpaEntry:
-    """ArpaEntry is one line: log10 of a probability and, 0 if it has none, of its weight."""
-
-    ngram: Ngram
-    log_probability: float
-    log_backoff: float
-
-
-def _arpa_text(sections: Sequence[Sequence[str]]) -> str:
-    """Return ARPA text; element n - 1 has the lines of the n-grams of n words."""
-    lines = ["\\data\\", *(f"ngram {n}={len(each)}" for n, each in enumerate(sections, start=1))]
-    for length, section in enumerate(sections, start=1):
-        lines += ["", f"\\{length}-grams:", *section]
-    return "\n".join([*lines, "", "\\end\\", ""])
-
-
-def read_arpa(text: str, words: Collection[str] | None = None) -> list[ArpaEntry]:
-    """Read ARPA text, in its order; ValueError names the line that is malformed, and a remedy.
-
-    Where `words` are given, a word that is not one of them makes its line malformed.
-    """
-    lines = enumerate(text.splitlines(), start=1)
-    if not any(line.strip() == "\\data\\" for _, line in lines):
-        raise ValueError("not an ARPA language model: need \\data\\ ... \\end\\")
-    declared: list[int] = []
-    entries: dict[Ngram, ArpaEntry] = {}
-    length, num_read = 0, 0
-    for number, line in lines:
-        fields, where = line.split(), f"ARPA line {number}: "
-        if not fields:
-            continue
-        if line.startswith("\\") and len(fields) == 1:
-            if length and num_read != declared[length - 1]:
-                raise ValueError(
-                    f"{where}{num_read} {length}-grams end here: need the {declared[length - 1]} "
-                    "that \\data\\ declares: write or copy the file again"
-                )
-            wanted = f"\\{length + 1}-grams:" if length < len(declared) else "\\end\\"
-            if fields[0] == "\\end\\":
-                if not declared or length != len(declared):
-                    need = f"need the n-grams of lengths 1..{max(len(declared), 1)} before it"
-                    raise ValueError(f"{where}\\end\\: {need}")
-                return list(entries.values())
-            if fields[0] != wanted:
-                raise ValueError(f"{where}{_shown(line)}: need {wanted} here")
-            length, num_read = length + 1, 0
-            continue
-        try:
-            if length == 0:
-                declared.append(_declared_count(line, len(declared) + 1))
-            else:
-                entry = _entry(fields, length, entries, words)
-                entries[entry.ngram] = entry
-                num_read += 1
-        except ValueError as error:
-            raise ValueError(f"{where}{error}") from error
-    raise ValueError("ARPA text ends without \\end\\: it was cut off: write or copy it again")
-
-
-def _declared_count(line: str, length: int) -> int:
-    name, _, count = line.partition("=")
-    is_count = count.strip().isdecimal() and count.isascii() and len(count) < 16
-    if length > MAX_ORDER or name.split() != ["ngram", str(length)] or not is_count:
-        need = f"need `ngram {length}=COUNT`, of lengths 1..{MAX_ORDER} in order"
-        raise ValueError(f"{_shown(line)}: {need}")
-    return int(count)
-
-
-def _entry(
-    fields: list[str],
-    length: int,
-    entries: Mapping[Ngram, ArpaEntry],
-    words: Collection[str] | None,
-) -> ArpaEntry:
-    """Read a line's fields; ValueError too for an n-gram that is listed, or lacks its history."""
-    ngram = tuple(fields[1 : length + 1])
-    try:
-        log_probability = float(fields[0])
-        log_backoff = float(fields[length + 1]) if len(fields) == length + 2 else 0.0
-    except ValueError as error:
-        raise ValueError("need log10 probabilities") from error
-    if len(fields) not in (length + 1, length + 2):
-        raise ValueError(
-            f"{len(fields)} fields: need a probability and {length} words, and a back-off weight "
-            "or none"
-        )
-    if not (abs(log_backoff) <= MAX_LOG_BACKOFF and -math.inf < log_probability <= 0):
-        bounds = f"{-MAX_LOG_BACKOFF:g} to {MAX_LOG_BACKOFF:g}"
-        need = f"need a finite log10 probability of at most 0, and a back-off weight of {bounds}"
-        raise ValueError(f"{fields[0]} and {log_backoff:g}: {need}")
-    shown = _shown(" ".join(ngram))
-    if START in ngram[1:] or END in ngram[:-1]:
-        raise ValueError(f"{shown}: need {START} first and {END} last only")
-    if ngram in entries:
-        raise ValueError(f"{shown}: there twice: remove one")
-    if length > 1 and ngram[:-1] not in entries:
-        raise ValueError(f"{shown}: its history has no entry: list the shorter n-gram too")
-    for word in ngram:
-        if words is not None and word not in words and word not in (START, END):
-            raise ValueError(f"{word!r} is not in lexicon.txt: add it")
-    return ArpaEntry(ngram, log_probability, log_backoff)
-
-
-def _shown(text: str) -> str:
-    return ascii(text[:60])
-
-
-@dataclass(frozen=True, slots=True)
-class RestrictedArpa:
-    """RestrictedArpa is ARPA text over a lexicon's words, and counts what that changed.
-
-    `num_dropped_words` words and `num_dropped_ngrams` n-grams hold words outside the lexicon.
-    `num_missing_words` words of the lexicon are not in the model, so no hypothesis has them.
-    """
-
-    text: str
-    num_dropped_words: int
-    num_dropped_ngrams: int
-    num_missing_words: int
-
-
-def restrict_arpa(text: str, words: Collection[str]) -> RestrictedArpa:
-    """Drop all n-grams with words outside `words`; the others keep their probabilities.
-
-    ValueError for malformed text, and where no word or no sentence end is left.
-    """
-    entries = read_arpa(text)
-    known = {*words, START, END}
-    kept = [entry for entry in entries if known.issuperset(entry.ngram)]
-    listed = {entry.ngram[0] for entry in kept if len(entry.ngram) == 1}
-    if END not in listed:
-        raise ValueError(f"the ARPA language model has no unigram {END}: need it to end sentences")
-    if not listed - {START, END}:
-        remedy = "need the lexicon's spelling, capitals too"
-        raise ValueError(f"the ARPA language model has no word of lexicon.txt: {remedy}")
-    # The shortest text of a number reads as the same number.
-    sections: list[list[str]] = [[] for _ in range(max(len(entry.ngram) for entry in kept))]
-    for e in kept:
-        sections[len(e.ngram) - 1].append(
-            f"{e.log_probability}\t{' '.join(e.ngram)}\t{e.log_backoff}"
-        )
-    unigrams = sum(len(entry.ngram) == 1 for entry in entries)
-    return RestrictedArpa(
-        _arpa_text(sections),
-        num_dropped_words=unigrams - len(listed),
-        num_dropped_ngrams=len(entries) - len(kept),
-        num_missing_words=len(set(words) - listed),
-    )
+    """Return ARPA text of the Witten-Bell model."""
+    return arpa_text(witten_bell(sentences, vocabulary, order))

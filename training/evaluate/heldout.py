@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float32
 
 from infra.settings import plain
 from infra.store.object_store import ObjectStore
@@ -27,6 +26,7 @@ from pipeline.runs.names import (
     EVALUATION_ERRORS,
     EVALUATION_SCORES,
     EVALUATION_STEP,
+    GRAPH_STEP,
     HELDOUT,
     TEACHER,
     TUNING_STEP,
@@ -37,19 +37,21 @@ from pipeline.shards import FeatureRow
 from pipeline.splicing import low_rate_alignment
 from training.align.labelled import read_lexicon
 from training.align.network_alignment import align_row, read_tree
-from training.decode.decoder import BestPath, DecoderConfig, Span, best_path, word_spans
+from training.decode.decoder import Span, word_spans
+from training.decode.second_pass import Hypothesis
 from training.decode.senones import Unaligned
-from training.evaluate.language_model import LanguageModelFiles, store_arpas
 from training.evaluate.scores import ModelScores, model_scores, speaker_scores, word_error_scores
 from training.evaluate.slices import (
     DecodingPlace,
     DecodingTask,
     ModelsToDecode,
     Slice,
-    count_unknown_words,
+    decoder_config,
+    out_of_vocabulary,
     scored_pieces,
     slices,
 )
+from training.evaluate.stored_graphs import BuiltGraphs
 from training.evaluate.tuning import recipe_settings, tuned_settings
 from training.evaluate.word_errors import (
     DecodedUtterance,
@@ -100,7 +102,7 @@ def decode_slice(task: HypothesisTask) -> Commit:
     """Decode the utterances of a slice on a worker; its logits never leave the task."""
     context, place = task.context, task.place
     lexicon, tree = place.lexicon_and_tree()
-    (graph,) = place.graphs(lexicon, tree, [task.settings])
+    second_pass = place.second_pass(task.settings)
     model, rows = place.model(task.model), place.rows(task.rows)
     known: dict[str, tuple[int, ...]] = {}
     if isinstance(task.labels, Output):
@@ -109,13 +111,12 @@ def decode_slice(task: HypothesisTask) -> Commit:
     found: dict[int, list[_Found]] = defaultdict(list)
     for piece in scored_pieces(rows, model):
         row, scores = rows[piece.row], piece.log_likelihoods
-        path = best_path(graph, task.settings.acoustic_scale * scores, place.decoder)
-        # Posteriors are the likelihoods times the priors; the best senone is theirs.
-        log_posteriors = scores + model.log_priors.numpy()
+        lattice = place.find_lattice(scores, task.settings.acoustic_scale)
         words: tuple[DecodedWord, ...] = ()
-        if path is not None:
-            spans = word_spans(path.senones, path.words, lexicon, tree)
-            words = _timed_words(path, spans, log_posteriors, piece.first_frame)
+        if lattice is not None:
+            hypothesis = second_pass.hypothesis(lattice)
+            spans = word_spans(hypothesis.path.senones, hypothesis.path.words, lexicon, tree)
+            words = _timed_words(hypothesis, spans, piece.first_frame)
         labels: tuple[int, ...] = ()
         is_whole = len(scores) == len(row.features) // STACK
         if not isinstance(task.labels, Output) and is_whole:
@@ -123,8 +124,9 @@ def decode_slice(task: HypothesisTask) -> Commit:
             # A transcript with a word that the lexicon lacks has errors to count, and no alignment.
             if not isinstance(aligned, Unaligned):
                 labels = tuple(low_rate_alignment(aligned, 0).tolist())
-        best = log_posteriors.argmax(axis=1)
-        found[piece.row].append(_Found(piece.first_frame, path is None, words, best, labels))
+        # Posteriors are the likelihoods times the priors; the best senone is theirs.
+        best = (scores + model.log_priors.numpy()).argmax(axis=1)
+        found[piece.row].append(_Found(piece.first_frame, lattice is None, words, best, labels))
     utterances = [
         _decoded(row, sorted(found[number], key=lambda each: each.first_frame), known)
         for number, row in enumerate(rows)
@@ -136,29 +138,19 @@ def decode_slice(task: HypothesisTask) -> Commit:
 
 
 def _timed_words(
-    path: BestPath,
-    spans: Sequence[Span],
-    log_posteriors: Float32[np.ndarray, "frames senones"],
-    first_frame: int,
+    hypothesis: Hypothesis, spans: Sequence[Span], first_frame: int
 ) -> tuple[DecodedWord, ...]:
-    of_path = log_posteriors[np.arange(len(path.senones)), path.senones]
     return tuple(
         DecodedWord(
             word,
             _LOW_RATE_MS * (first_frame + span.start),
             _LOW_RATE_MS * (span.end - span.start),
-            _confidence(of_path[span.start : span.end]),
+            confidence,
         )
-        for word, span in zip(path.words, spans, strict=True)
+        for word, span, confidence in zip(
+            hypothesis.path.words, spans, hypothesis.confidences.tolist(), strict=True
+        )
     )
-
-
-def _confidence(log_posteriors: Float32[np.ndarray, " frames"]) -> float:
-    """Return the geometric mean of posteriors, from 0.0001, as of a word without frames."""
-    mean = np.exp(log_posteriors.mean(dtype=np.float64)) if len(log_posteriors) else 0.0
-    # Four digits, as the last bits differ between devices. sclite's normalized cross-entropy is
-    # infinite where a word is wrong at 1 or right at 0.
-    return round(float(np.clip(mean, 1e-4, 1 - 1e-4)), 4)
 
 
 def _decoded(
@@ -192,29 +184,25 @@ def evaluate(
     """Decode the held-out subset with each model, a task for each slice of it and each model.
 
     Hypotheses, references and errors by utterance are kept beside the scores. No utterance is
-    left out: a search that finds no path has deleted all words.
+    left out: a search that finds no path has deleted all words, and one of which no path ends a
+    sentence has the best unfinished one.
     """
     features = features_step(HELDOUT)
     is_tuned = DEV in subsets_of_run(store, run_uri, features_step)
-    reads = [features, ALIGNMENT_STEP, *map(model_step, models.names)]
+    reads = [features, ALIGNMENT_STEP, GRAPH_STEP, *map(model_step, models.names)]
     reads += [TUNING_STEP] if is_tuned else []
     lexicon = read_lexicon(store, run_uri, corpus_uri, reads)
-    files = LanguageModelFiles.read(store, corpus_uri, config)
-    reads += files.reads(store, run_uri)
 
     def score(step: StepRun) -> Manifest:
         words = lexicon.parse()
-        unknown = count_unknown_words(store, run_uri, features, words.pronunciations.keys())
+        unknown = out_of_vocabulary(store, run_uri, features, words.pronunciations.keys())
         settings = dict.fromkeys(models.names, recipe_settings(config))
         settings |= tuned_settings(store, run_uri) if is_tuned else {}
-        language_model = files.model(store, run_uri, words, config)
-        scratch = step.context.scratch
-        orders = {each.ngram_order for each in settings.values()}
         place = DecodingPlace(
-            scratch,
+            step.context.scratch,
             corpus_uri,
-            DecoderConfig(config.beam, config.max_active),
-            store_arpas(scratch, language_model, orders),
+            BuiltGraphs.of(store, run_uri),
+            decoder_config(config),
             models.forms,
             models.device,
         )
@@ -222,15 +210,12 @@ def evaluate(
         decoded = decode_all(place, tasks, settings, models, config.acoustic_scale)
         num_senones = read_tree(store, run_uri).num_senones
         about: dict[str, Any] = {"decoding": plain(settings)} if is_tuned else {}
+        about["out_of_vocabulary"] = plain(unknown)
         about["models"] = {
             model: {"num_parameters": num_parameters(form, num_senones)}
             for model, form in models.forms.items()
         }
-        statistics = {
-            "language_model": dict(language_model.statistics),
-            "num_unknown_words": unknown,
-        }
-        return _scored(step, decoded, about, statistics)
+        return _scored(step, decoded, about, {"num_unknown_words": unknown.num_unknown})
 
     spec = StepSpec(
         store,
@@ -238,7 +223,7 @@ def evaluate(
         EVALUATION_STEP,
         plain(config),
         reads,
-        {**lexicon.digests, **files.digests},
+        lexicon.digests,
         # A word at the edge of the beam may be another one where logits have other last bits.
         Repetition.OTHER_LAST_BITS,
     )
@@ -255,7 +240,7 @@ def decode_all(
     """Decode every slice with every model; return each model's commits in the slices' order.
 
     The teacher is first, as it aligns the transcripts, or else the baseline. Then one model follows
-    the other, so that a worker keeps one graph and one model at a time.
+    the other, so that a worker keeps one model at a time.
     """
     context = place.context
     parts = slices(read_manifest(context.store, context.run_uri, features_step(HELDOUT)))

@@ -3,36 +3,32 @@
 import gzip
 import io
 import zlib
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from infra.store.object_store import ObjectStore
 from infra.store.uris import resolve_audio
-from pipeline.records import Tally
-from pipeline.runs.commit import StepContext
-from pipeline.runs.manifest import Output, sha256
+from pipeline.runs.manifest import sha256
 from pipeline.runs.names import LANGUAGE_MODEL_SETTINGS
-from training.decode.lexicon import Lexicon
-from training.decode.ngrams import (
-    UNKNOWN,
-    RestrictedArpa,
-    kneser_ney_arpa,
-    restrict_arpa,
-    witten_bell_arpa,
-)
-from training.settings.decoding import EvaluationConfig
+from training.decode.lexicon import UNKNOWN, Lexicon
+from training.settings.decoding import EvaluationConfig, Smoothing
 
-MAX_BYTES = 64 * 2**20
-"""The largest ARPA or text that is read, some 2 million n-grams or 12 million words.
+if TYPE_CHECKING:
+    from training.decode.arpa import RestrictedModel
+    from training.decode.ngrams import BackoffModel
 
-A gzip has it for its contents.
-"""
+MAX_BYTES = 640 * 2**20
+"""The largest ARPA that is read, some 15 million n-grams; a gzip has it for its contents."""
+
+MAX_TEXT_BYTES = 128 * 2**20
+"""The largest text that a model is estimated from, some 24 million words."""
 
 _GZIP = b"\x1f\x8b"
-_ESTIMATE = {"witten_bell": witten_bell_arpa, "kneser_ney": kneser_ney_arpa}
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,44 +51,72 @@ class LanguageModelFile:
         _require_size(str(path), path.stat().st_size)
         return cls(str(path), path.read_bytes())
 
-    def text(self) -> str:
-        """Decode the file, which may be a gzip; ValueError names the first line not in UTF-8."""
-        data = self._unpacked() if self.data.startswith(_GZIP) else self.data
-        try:
-            return data.decode()
-        except UnicodeDecodeError as error:
-            line = data.count(b"\n", 0, error.start) + 1
-            raise ValueError(f"{self.uri}: line {line} is not UTF-8: convert it") from error
+    def lines(self, max_bytes: int) -> Iterator[str]:
+        """Yield the lines of the file, which may be a gzip and is unpacked as it is read.
 
-    def _unpacked(self) -> bytes:
-        """Unpack a gzip up to the bound; ValueError for a larger one, and for one that is damaged.
-
-        A megabyte of it may unpack to a thousand.
+        ValueError for one that unpacks to more than the bound, for one that is damaged, and for the
+        first line not in UTF-8. A megabyte of a gzip may unpack to a thousand.
         """
+        file: io.BufferedIOBase = io.BytesIO(self.data)
+        if self.data.startswith(_GZIP):
+            file = gzip.GzipFile(fileobj=file)
+        num_bytes = number = 0
         try:
-            with gzip.GzipFile(fileobj=io.BytesIO(self.data)) as file:
-                data = file.read(MAX_BYTES + 1)
+            while line := file.readline(max_bytes + 1 - num_bytes):
+                number += 1
+                num_bytes += len(line)
+                if num_bytes > max_bytes:
+                    remedy = "prune the model, or estimate one from a part of the text"
+                    raise ValueError(f"{self.uri}: more than {max_bytes} bytes, unpacked: {remedy}")
+                yield line.decode()
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{self.uri}: line {number} is not UTF-8: convert it") from error
         except (EOFError, OSError, zlib.error) as error:
             raise ValueError(f"{self.uri}: no whole gzip file: {error}; write it again") from error
-        if len(data) > MAX_BYTES:
-            remedy = "prune the model, or estimate one from a part of the text"
-            raise ValueError(f"{self.uri}: unpacks to more than {MAX_BYTES} bytes: {remedy}")
-        return data
 
-    def arpa(self, words: Collection[str]) -> RestrictedArpa:
-        """Read it as an ARPA over a lexicon's words; ValueError names its first malformed line."""
+    def require_text(self) -> None:
+        """Read all lines; ValueError for what is no text."""
+        for _ in self.lines(MAX_BYTES):
+            pass
+
+    def arpa(self) -> "BackoffModel":
+        """Read it as an ARPA; ValueError names its first malformed line."""
+        from training.decode.arpa import read_arpa  # noqa: PLC0415 - imports NumPy
+
+        with self._named():
+            return read_arpa(self.lines(MAX_BYTES))
+
+    def restricted_arpa(self, words: Collection[str]) -> "RestrictedModel":
+        """Read it as an ARPA over a lexicon's words; ValueError as `arpa`'s, or if it has none."""
+        from training.decode.arpa import restricted  # noqa: PLC0415 - imports NumPy
+
+        model = self.arpa()
+        with self._named():
+            return restricted(model, words)
+
+    @contextmanager
+    def _named(self) -> Iterator[None]:
+        """Name the file in errors that do not."""
         try:
-            return restrict_arpa(self.text(), words)
+            yield
         except ValueError as error:
+            if str(error).startswith(self.uri):
+                raise
             raise ValueError(f"{self.uri}: {error}") from error
+
+    def unknown_words(self, words: Collection[str]) -> Counter[str]:
+        """Read it as text, and count the words that a lexicon lacks."""
+        counts = Counter[str]()
+        for line in self.lines(MAX_TEXT_BYTES):
+            counts.update(line.split())
+        return Counter({word: count for word, count in counts.items() if word not in words})
 
     def sentences(self, words: Collection[str]) -> list[list[str]]:
         """Read it as text, a sentence a line; UNKNOWN replaces words that a lexicon lacks.
 
         ValueError where it has none of the lexicon's words.
         """
-        lines = [line.split() for line in self.text().splitlines()]
-        found = _known(filter(None, lines), words)
+        found = _known(filter(None, map(str.split, self.lines(MAX_TEXT_BYTES))), words)
         if num_unknown(found) == sum(map(len, found)):
             need = "need the lexicon's spelling, capitals too"
             raise ValueError(f"{self.uri}: a text without any word of lexicon.txt: {need}")
@@ -101,7 +125,8 @@ class LanguageModelFile:
 
 def _known(sentences: Iterable[Sequence[str]], words: Collection[str]) -> list[list[str]]:
     """Put UNKNOWN for unknown words: it parts what is beside it, and is never predicted."""
-    return [[word if word in words else UNKNOWN for word in each] for each in sentences]
+    known = {word: word for word in words}  # one object a word, however often it occurs
+    return [[known.get(word, UNKNOWN) for word in each] for each in sentences]
 
 
 def _require_size(uri: str, num_bytes: int) -> None:
@@ -115,13 +140,72 @@ def num_unknown(sentences: Iterable[Sequence[str]]) -> int:
     return sum(sentence.count(UNKNOWN) for sentence in sentences)
 
 
-@dataclass(frozen=True, slots=True)
-class LanguageModel:
-    """LanguageModel: `arpa(order)` returns ARPA text; the user's own model has its own order."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LanguageModel(ABC):
+    """LanguageModel: what a run's hypotheses are searched with, at the order that is asked for."""
 
-    arpa: Callable[[int], str]
-    has_own_order: bool
     statistics: Mapping[str, Any]
+    has_own_order: ClassVar[bool]
+
+    @abstractmethod
+    def of_order(self, order: int) -> "BackoffModel":
+        """Return the model of an order, unpruned."""
+
+    @abstractmethod
+    def pruned(self, order: int, threshold: float) -> "BackoffModel":
+        """Return it without n-grams that change perplexity by less than a share, `threshold`."""
+
+    def arpa(self, order: int) -> str:
+        """Return the ARPA text of a model."""
+        from training.decode.ngrams import arpa_text  # noqa: PLC0415 - imports NumPy
+
+        return arpa_text(self.of_order(order))
+
+
+@dataclass(frozen=True, slots=True)
+class GivenModel(LanguageModel):
+    """GivenModel is the user's own, which has one order."""
+
+    model: "BackoffModel"
+    has_own_order: ClassVar[bool] = True
+
+    def of_order(self, order: int) -> "BackoffModel":
+        """Return the model as it is."""
+        del order
+        return self.model
+
+    def pruned(self, order: int, threshold: float) -> "BackoffModel":
+        """Take its own probabilities of histories: there are no counts."""
+        from training.decode.entropy_pruning import pruned  # noqa: PLC0415 - imports NumPy
+
+        del order
+        return pruned(self.model, threshold)
+
+
+@dataclass(frozen=True, slots=True)
+class EstimatedModels(LanguageModel):
+    """EstimatedModels are of sentences, which have UNKNOWN for words that are not in `words`."""
+
+    sentences: Sequence[Sequence[str]]
+    words: Collection[str]
+    smoothing: Smoothing
+    min_counts: Sequence[int]
+    has_own_order: ClassVar[bool] = False
+
+    def of_order(self, order: int) -> "BackoffModel":
+        """Estimate a model."""
+        from training.decode.ngrams import kneser_ney, witten_bell  # noqa: PLC0415 - imports NumPy
+
+        estimate = {"witten_bell": witten_bell, "kneser_ney": kneser_ney}[self.smoothing]
+        return estimate(self.sentences, self.words, order, self.min_counts)
+
+    def pruned(self, order: int, threshold: float) -> "BackoffModel":
+        """Take Witten-Bell's probabilities of histories: Kneser-Ney's are of types, not tokens."""
+        from training.decode.entropy_pruning import pruned  # noqa: PLC0415 - imports NumPy
+        from training.decode.ngrams import witten_bell  # noqa: PLC0415 - imports NumPy
+
+        histories = witten_bell(self.sentences, self.words, order)
+        return pruned(self.of_order(order), threshold, histories)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,13 +247,13 @@ class LanguageModelFiles:
 
         words = lexicon.pronunciations.keys()
         if (arpa := self.by_setting.get("arpa")) is not None:
-            given = arpa.arpa(words)
+            given = arpa.restricted_arpa(words)
             counts = {
                 "num_dropped_words": given.num_dropped_words,
                 "num_dropped_ngrams": given.num_dropped_ngrams,
                 "num_missing_words": given.num_missing_words,
             }
-            return LanguageModel(lambda _: given.text, has_own_order=True, statistics=counts)
+            return GivenModel(given.model, statistics=counts)
         sentences = _known(labelled_transcripts(store, run_uri), words)
         statistics: dict[str, Any] = {}
         if (text := self.by_setting.get("language_model_text")) is not None:
@@ -180,19 +264,6 @@ class LanguageModelFiles:
                 "num_unknown_words": num_unknown(extra),
             }
             sentences += extra
-        estimate = _ESTIMATE[config.smoothing]
-        return LanguageModel(
-            partial(estimate, sentences, lexicon.pronunciations),
-            has_own_order=False,
-            statistics=statistics,
+        return EstimatedModels(
+            sentences, words, config.smoothing, config.min_counts, statistics=statistics
         )
-
-
-def store_arpas(
-    context: StepContext, model: LanguageModel, orders: Iterable[int]
-) -> dict[int, Output]:
-    """Store the model of each order for a step's tasks, which build graphs of it."""
-    return {
-        order: context.put_output(f"arpa-{order}", ".arpa", model.arpa(order).encode(), Tally())
-        for order in sorted(set(orders))
-    }

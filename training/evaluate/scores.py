@@ -16,6 +16,7 @@ import numpy as np
 from jaxtyping import Int64
 
 from pipeline.runs.names import BASELINE, STUDENT, sequence_trained
+from training.evaluate.confidence import Calibration, calibration
 from training.evaluate.word_errors import DecodedUtterance, UtteranceErrors, WordErrors, werr
 
 NUM_RESAMPLES = 10_000
@@ -217,6 +218,7 @@ class ModelScores:
     """
 
     frame_accuracy: Mapping[str, float]
+    confidence: Calibration | None
     num_failed: int
     worst: tuple[Mapping[str, Any], ...]
 
@@ -231,7 +233,10 @@ class ModelScores:
         worst = sorted(utterances, key=lambda each: -each.errors.errors)[:NUM_WORST]
         num_failed = sum(each.has_failed for each in utterances)
         return cls(
-            accuracy, num_failed, tuple(_shown(each) for each in worst if each.errors.errors)
+            accuracy,
+            calibration(utterances),
+            num_failed,
+            tuple(_shown(each) for each in worst if each.errors.errors),
         )
 
 
@@ -343,15 +348,19 @@ def _compared(counts: SpeakerCounts) -> dict[str, Any]:
 
 
 def model_scores(models: Mapping[str, ModelScores]) -> dict[str, Any]:
-    """Return frame accuracy, failed searches, and the worst utterances of the model to deploy.
+    """Return each model's frame accuracy, confidence and failed searches, and worst utterances.
 
-    That is the student, or, where there is none, the baseline, of the same form.
+    Those are of the model to deploy: the student, or, where there is none, the baseline, of the
+    same form. A model that decoded no word has no confidence.
     """
     deployed = next(
         name for of in (STUDENT, BASELINE) for name in (sequence_trained(of), of) if name in models
     )
     return {
         "frame_accuracy": {name: dict(each.frame_accuracy) for name, each in models.items()},
+        "confidence": {
+            name: each.confidence.to_json() for name, each in models.items() if each.confidence
+        },
         "failed_searches": {name: each.num_failed for name, each in models.items()},
         "worst": {"model": deployed, "utterances": [dict(u) for u in models[deployed].worst]},
     }

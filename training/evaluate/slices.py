@@ -22,12 +22,13 @@ from pipeline.shards import FeatureRow, read_feature_texts, read_features
 from pipeline.splicing import num_low_rate_frames
 from training.align.labelled import read_lexicon
 from training.align.network_alignment import batched_log_likelihoods, read_tree
-from training.decode.decoder import DecoderConfig
-from training.decode.graph import DecodingGraph, GrammarWeights, decoding_graph
+from training.decode.decoder import DecoderConfig, FoundLattice, find_lattice
 from training.decode.lexicon import Lexicon
+from training.decode.second_pass import SecondPass
 from training.decode.senones import SenoneTree
+from training.evaluate.stored_graphs import BuiltGraphs, open_graph
 from training.models.store import TrainedModel, load_model
-from training.settings.decoding import DecodingSettings
+from training.settings.decoding import DecodingSettings, EvaluationConfig
 from training.settings.models import ModelConfig
 
 SLICE_MS = 600_000
@@ -64,27 +65,22 @@ class Slice:
     stop: int
 
 
-_KEPT_GRAPHS: dict[tuple[str, Output, GrammarWeights], DecodingGraph] = {}
-"""The graphs that this process keeps, as its next task most often wants the same."""
-
-
 @dataclass(frozen=True, slots=True)
 class DecodingPlace:
     """DecodingPlace holds what all tasks of a decoding step share.
 
-    `arpas` are the stored language models by order; a given one is of each order. Models compute
-    on `device`, the search on the CPU.
+    Models compute on `device`, the search on the CPU.
     """
 
     context: StepContext
     corpus_uri: str
+    graphs: BuiltGraphs
     decoder: DecoderConfig
-    arpas: Mapping[int, Output]
     forms: Mapping[str, ModelConfig]
     device: str
 
     def lexicon_and_tree(self) -> tuple[Lexicon, SenoneTree]:
-        """Read what the graphs and the words' times need."""
+        """Read what words' times and the transcripts' alignment need."""
         store, run_uri = self.context.store, self.context.run_uri
         lexicon = read_lexicon(store, run_uri, self.corpus_uri, [ALIGNMENT_STEP]).parse()
         return lexicon, read_tree(store, run_uri)
@@ -101,26 +97,16 @@ class DecodingPlace:
         data = read_output(self.context.store, self.context.run_uri, some.features)
         return read_features(data, range(some.start, some.stop))
 
-    def graphs(
-        self, lexicon: Lexicon, tree: SenoneTree, settings: Sequence[DecodingSettings]
-    ) -> list[DecodingGraph]:
-        """Build the graph of each settings; those of this process's last call are kept."""
-        wanted = [
-            (
-                self.context.fingerprint,
-                self.arpas[each.ngram_order],
-                GrammarWeights(each.language_model_scale, each.insertion_penalty),
-            )
-            for each in settings
-        ]
-        for key in _KEPT_GRAPHS.keys() - set(wanted):
-            del _KEPT_GRAPHS[key]
-        for key in wanted:
-            if key not in _KEPT_GRAPHS:
-                _, arpa, weights = key
-                text = read_output(self.context.store, self.context.run_uri, arpa).decode()
-                _KEPT_GRAPHS[key] = decoding_graph(lexicon, tree, text, weights)
-        return [_KEPT_GRAPHS[key] for key in wanted]
+    def find_lattice(
+        self, log_likelihoods: Float32[np.ndarray, "frames senones"], acoustic_scale: float
+    ) -> FoundLattice | None:
+        """Search log-likelihoods at scale 1; None where no path is left."""
+        scores = np.float32(acoustic_scale) * log_likelihoods
+        return find_lattice(open_graph(self.graphs.graph), scores, self.decoder)
+
+    def second_pass(self, settings: DecodingSettings) -> SecondPass:
+        """Map what rescores the lattices at some settings."""
+        return self.graphs.second_pass(settings, self.decoder.lattice_beam)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +120,11 @@ class DecodingTask:
     def context(self) -> StepContext:
         """The step's context."""
         return self.place.context
+
+
+def decoder_config(config: EvaluationConfig) -> DecoderConfig:
+    """Return the bounds of an evaluation's search."""
+    return DecoderConfig(config.beam, config.max_active, config.lattice_beam)
 
 
 def slices(features: Manifest) -> list[Slice]:
@@ -177,12 +168,25 @@ def scored_pieces(rows: Sequence[FeatureRow], model: TrainedModel) -> Iterator[P
         yield Piece(number, start // STACK, scores)
 
 
-def count_unknown_words(
+@dataclass(frozen=True, slots=True)
+class OutOfVocabulary:
+    """OutOfVocabulary: the words of transcripts, and those that no hypothesis has.
+
+    Each of these makes an error of every model. Types are different words.
+    """
+
+    num_words: int
+    num_unknown: int
+    num_types: int
+    num_unknown_types: int
+
+
+def out_of_vocabulary(
     store: ObjectStore, run_uri: str, features: str, known: Collection[str]
-) -> int:
+) -> OutOfVocabulary:
     """Count the words of a subset's transcripts that are not `known`; reads no features.
 
-    They are errors of every model. ValueError for a subset without utterances, or without words.
+    ValueError for a subset without utterances, or without words.
     """
     subset = features.rpartition("/")[2]
     outputs = read_manifest(store, run_uri, features).outputs
@@ -194,4 +198,10 @@ def count_unknown_words(
             counts.update(text.split())
     if not counts:
         raise ValueError(f"the {subset} subset has no words: list others in {subset}.speakers")
-    return sum(count for word, count in counts.items() if word not in known)
+    unknown = [count for word, count in counts.items() if word not in known]
+    return OutOfVocabulary(
+        num_words=counts.total(),
+        num_unknown=sum(unknown),
+        num_types=len(counts),
+        num_unknown_types=len(unknown),
+    )

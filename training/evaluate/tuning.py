@@ -19,20 +19,27 @@ from pipeline.records import Tally
 from pipeline.runs.commit import Commit, Repetition, once
 from pipeline.runs.engine import ScratchTasks, StepResult, StepRun, StepSpec, run_step
 from pipeline.runs.manifest import Manifest, Output, read_manifest, read_output
-from pipeline.runs.names import ALIGNMENT_STEP, DEV, TUNING_STEP, features_step, model_step
+from pipeline.runs.names import (
+    ALIGNMENT_STEP,
+    DEV,
+    GRAPH_STEP,
+    TUNING_STEP,
+    features_step,
+    model_step,
+)
 from training.align.labelled import read_lexicon
-from training.decode.decoder import DecoderConfig, decode
-from training.evaluate.language_model import LanguageModelFiles, store_arpas
 from training.evaluate.slices import (
     DecodingPlace,
     DecodingTask,
     ModelsToDecode,
     Piece,
     Slice,
-    count_unknown_words,
+    decoder_config,
+    out_of_vocabulary,
     scored_pieces,
     slices,
 )
+from training.evaluate.stored_graphs import BuiltGraphs
 from training.evaluate.word_errors import WordErrors, word_errors
 from training.settings.decoding import DecodingSettings, EvaluationConfig, TuningConfig
 from training.tensor_encoding import decode_state, encode_state
@@ -77,9 +84,12 @@ def score_slice(task: ScoringTask) -> Commit:
 
 @once
 def try_settings(task: TrialTask) -> Commit:
-    """Decode a slice's scores at each settings; the commit has the word errors of each."""
-    context = task.context
-    graphs = task.place.graphs(*task.place.lexicon_and_tree(), task.settings)
+    """Decode a slice's scores at each settings; the commit has the word errors of each.
+
+    An acoustic scale has one search, whose lattices all settings with that scale rescore.
+    """
+    context, place = task.context, task.place
+    second_passes = [place.second_pass(each) for each in task.settings]
     words: dict[int, dict[int, list[list[str]]]] = defaultdict(dict)
     references: dict[int, list[str]] = {}
     for output in task.scores:
@@ -87,9 +97,14 @@ def try_settings(task: TrialTask) -> Commit:
             read_output(context.store, context.run_uri, output)
         ):
             references[row] = text.split()
+            lattices = {
+                scale: place.find_lattice(scores.numpy(), scale)
+                for scale in dict.fromkeys(each.acoustic_scale for each in task.settings)
+            }
             words[row][first] = [
-                decode(graph, each.acoustic_scale * scores.numpy(), task.place.decoder)
-                for each, graph in zip(task.settings, graphs, strict=True)
+                [*second_pass.best(lattice).words] if lattice is not None else []
+                for each, second_pass in zip(task.settings, second_passes, strict=True)
+                for lattice in [lattices[each.acoustic_scale]]
             ]
     errors = [WordErrors()] * len(task.settings)
     for row, pieces in words.items():
@@ -135,23 +150,24 @@ def tune(
     model's log-likelihoods once, and keep them in the step's scratch for all settings.
     """
     features = features_step(DEV)
-    reads = [features, ALIGNMENT_STEP, *map(model_step, models.names)]
+    reads = [features, ALIGNMENT_STEP, GRAPH_STEP, *map(model_step, models.names)]
     lexicon = read_lexicon(store, run_uri, corpus_uri, reads)
-    files = LanguageModelFiles.read(store, corpus_uri, config)
-    reads += files.reads(store, run_uri)
 
     def choose(step: StepRun) -> Manifest:
         words = lexicon.parse()
-        count_unknown_words(store, run_uri, features, words.pronunciations.keys())
-        language_model = files.model(store, run_uri, words, config)
+        out_of_vocabulary(store, run_uri, features, words.pronunciations.keys())
+        graphs = BuiltGraphs.of(store, run_uri)
         start, grid = recipe_settings(config), tuning.grid()
-        if language_model.has_own_order:
+        if graphs.has_own_order:
             del grid["ngram_order"]
-        scratch = step.context.scratch
-        orders = {start.ngram_order, *map(int, grid.get("ngram_order", ()))}
-        arpas = store_arpas(scratch, language_model, orders)
-        decoder = DecoderConfig(config.beam, config.max_active)
-        place = DecodingPlace(scratch, corpus_uri, decoder, arpas, models.forms, models.device)
+        place = DecodingPlace(
+            step.context.scratch,
+            corpus_uri,
+            graphs,
+            decoder_config(config),
+            models.forms,
+            models.device,
+        )
         count = trials(place, ScratchTasks(step.context, models.distribute), models.names)
         found = search(start, grid, models.names, count)
         tally = read_manifest(store, run_uri, features).tally_out
@@ -162,15 +178,8 @@ def tune(
         return step.lossless(tally, (output,), {"settings": settings})
 
     resolved = {"evaluation": plain(config), "tuning": plain(tuning)}
-    spec = StepSpec(
-        store,
-        run_uri,
-        name,
-        resolved,
-        reads,
-        {**lexicon.digests, **files.digests},
-        Repetition.OTHER_LAST_BITS,
-    )
+    last_bits = Repetition.OTHER_LAST_BITS
+    spec = StepSpec(store, run_uri, name, resolved, reads, lexicon.digests, last_bits)
     return run_step(spec, choose)
 
 

@@ -10,6 +10,7 @@ import tempfile
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -28,20 +29,16 @@ from pipeline.filterbank.log_mel import num_frames
 from pipeline.records import Utterance, parse_utterance
 from pipeline.runs.manifest import read_manifest, read_output, subsets_of_run
 from pipeline.runs.names import (
-    ALIGNMENT_STEP,
     DEV,
     HELDOUT,
     features_step,
-    model_step,
     selection_step,
 )
 from pipeline.settings import ExtractionConfig, MeanNormalization
 from pipeline.steps.features import MIN_FRAMES, audio_objects
-from training.align.labelled import read_lexicon
 from training.align.network_alignment import read_tree
-from training.decode.graph import GrammarWeights, decoding_graph
 from training.decode.lexicon import SILENCE_ID
-from training.evaluate.language_model import LanguageModelFiles
+from training.evaluate.stored_graphs import BuiltGraphs, open_graph
 from training.evaluate.tuning import recipe_settings, tuned_settings
 from training.evaluate.word_errors import WordErrors, word_errors
 from training.export.archive import ExportedModel, ExportedSettings, ExportPrecision
@@ -270,7 +267,6 @@ def _array(tensor: Tensor) -> np.ndarray:
 def export_model(
     store: ObjectStore,
     run_uri: str,
-    corpus_uri: str,
     recipe: Recipe,
     name: str,
     precision: ExportPrecision = "float32",
@@ -292,7 +288,7 @@ def export_model(
         settings = tuned_settings(store, run_uri)[name]
     tree = read_tree(store, run_uri)
     exported = ExportedSettings(
-        format=1,
+        format=3,
         name=name,
         precision=precision,
         engine=recipe.features.engine,
@@ -300,15 +296,18 @@ def export_model(
         acoustic_scale=settings.acoustic_scale,
         beam=recipe.evaluation.beam,
         max_active=recipe.evaluation.max_active,
+        lattice_beam=recipe.evaluation.lattice_beam,
+        language_model_scale=settings.language_model_scale,
+        insertion_penalty=settings.insertion_penalty,
         silence=tuple(sorted({int(each) for each in tree.table[:, SILENCE_ID].flat})),
         log_priors=tuple(trained.log_priors.tolist()),
     )
     data = in_int8(network) if precision == "int8" else network.SerializeToString()
-    lexicon = read_lexicon(store, run_uri, corpus_uri, [ALIGNMENT_STEP, model_step(name)]).parse()
-    files = LanguageModelFiles.read(store, corpus_uri, recipe.evaluation)
-    arpa = files.model(store, run_uri, lexicon, recipe.evaluation).arpa(settings.ngram_order)
-    weights = GrammarWeights(settings.language_model_scale, settings.insertion_penalty)
-    return ExportedModel(data, decoding_graph(lexicon, tree, arpa, weights), exported)
+    graphs = BuiltGraphs.of(store, run_uri)
+    second_pass = graphs.second_pass(settings, recipe.evaluation.lattice_beam)
+    return ExportedModel(
+        data, open_graph(graphs.graph), second_pass.first_pass, second_pass.grammar, exported
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -368,9 +367,10 @@ def transcribe_heldout(
                 yield utterance, None
                 continue
             recognizer = Recognizer(exported, model, state=states[utterance.stream])
-            for first in range(0, len(samples), step):
-                recognizer.accept(samples[first : first + step])
-            yield utterance, recognizer.finish().words
+            pieces = (samples[first : first + step] for first in range(0, len(samples), step))
+            said = [*map(recognizer.accept, pieces), recognizer.finish()]
+            finals = (each.words for each in said if each.is_final)
+            yield utterance, tuple(chain.from_iterable(finals))
             states[utterance.stream] = recognizer.state
 
 

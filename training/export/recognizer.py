@@ -112,6 +112,9 @@ class StreamingModel:
 
 ROW_S = STACK * FRAME_SHIFT_MS / 1000
 
+MAX_UTTERANCE_ROWS = 20_000
+"""An utterance ends after ten minutes, as its lattice is in memory until then."""
+
 _NO_SAMPLES = np.zeros(0, np.float32)
 _NO_ENERGIES = np.zeros((0, NUM_BINS), np.float32)
 
@@ -180,9 +183,14 @@ class AcousticStream:
 
 @dataclass(frozen=True, slots=True)
 class Transcript:
-    """Transcript: the words of an utterance so far, or at its end; times are of the stream."""
+    """Transcript: the words of an utterance so far, or at its end; times are of the stream.
+
+    Final words are those of the rescored lattice, each with its `confidence`; words so far are the
+    first pass's, without one.
+    """
 
     words: tuple[str, ...]
+    confidences: tuple[float, ...]
     is_final: bool
     start_s: float
     end_s: float
@@ -191,8 +199,8 @@ class Transcript:
 class Recognizer:
     """Recognizer writes the words of one stream; a pause of `pause_s` ends an utterance, 0 none.
 
-    The causal mean and the network's state continue over a pause. `state` is that of the same
-    speaker's last utterance, if any.
+    So do ten minutes. The causal mean and the network's state continue over a pause. `state` is
+    that of the same speaker's last utterance, if any.
     """
 
     def __init__(
@@ -209,6 +217,7 @@ class Recognizer:
         self._energies = EnergyStream(exported.settings.engine)
         self._acoustic = AcousticStream(model, exported.settings.delay, state)
         self._search = StreamingSearch(exported.graph, exported.settings.decoder)
+        self._second_pass = exported.second_pass
         self._first_row = self._next_row = 0
 
     @property
@@ -220,9 +229,9 @@ class Recognizer:
         """Hear 16 kHz samples in [-1, 1]; return the words so far, final after a pause."""
         self._advance(self._acoustic.accept(self._energies.accept(samples)))
         path = self._search.best(ends_sentence=False)
-        if not self._is_pause(path):
-            return self._transcript(path, is_final=False)
-        ended = self._transcript(self._search.best(ends_sentence=True), is_final=True)
+        if not self._is_pause(path) and self._next_row - self._first_row < MAX_UTTERANCE_ROWS:
+            return self._transcript(path.words if path else (), (), is_final=False)
+        ended = self._ended()
         self._search.restart()
         self._first_row = self._next_row
         return ended
@@ -230,7 +239,15 @@ class Recognizer:
     def finish(self) -> Transcript:
         """Return the final words at the end of the stream."""
         self._advance(self._acoustic.finish())
-        return self._transcript(self._search.best(ends_sentence=True), is_final=True)
+        return self._ended()
+
+    def _ended(self) -> Transcript:
+        lattice = self._search.end_lattice()
+        if lattice is None:
+            return self._transcript((), (), is_final=True)
+        found = self._second_pass.hypothesis(lattice)
+        confidences = tuple(found.confidences.tolist())
+        return self._transcript(found.path.words, confidences, is_final=True)
 
     def _advance(self, logits: Float32[np.ndarray, "rows senones"]) -> None:
         scores = log_softmax(logits, axis=1) - self._log_priors
@@ -243,6 +260,8 @@ class Recognizer:
         last = path.senones[-self._pause_rows :]
         return len(last) == self._pause_rows and bool(np.isin(last, self._silence).all())
 
-    def _transcript(self, path: BestPath | None, is_final: bool) -> Transcript:
-        words = path.words if path else ()
-        return Transcript(words, is_final, ROW_S * self._first_row, ROW_S * self._next_row)
+    def _transcript(
+        self, words: tuple[str, ...], confidences: tuple[float, ...], *, is_final: bool
+    ) -> Transcript:
+        times_s = ROW_S * self._first_row, ROW_S * self._next_row
+        return Transcript(words, confidences, is_final, *times_s)

@@ -181,23 +181,27 @@ def state_posteriors(
 def interpolated_kbest(
     logits: Float32[np.ndarray, "frames senones"],
     lattice: StatePosteriors,
-    weight: float,
+    weight: float | Float64[np.ndarray, " frames"],
     k: int,
     tail_samples: int = 0,
     seed: int = 0,
 ) -> KBest:
     """Keep the k best log posteriors of (1 - weight) softmax(logits) + weight lattice posteriors.
 
-    At weight 0 these are the logits' own k best, to the bit. Where fewer than k senones have a
+    The weight is one for all frames, or each frame's. Where it is 0 these are the logits' own k
+    best, to the bit. Where fewer than k senones have a
     probability, the others kept have a logit whose exponential is 0: the student's loss gives them
     no mass, as it gives none to senones that are not kept. The tail's draws, if any, are from the
     mixed posteriors.
     """
-    if weight == 0:
+    weights = np.broadcast_to(np.asarray(weight, np.float64), len(logits))
+    if not weights.any():
         return select_kbest(logits, k, tail_samples, seed)
-    mixed = (1 - weight) * softmax(logits.astype(np.float64), axis=1)
-    mixed[lattice.frames, lattice.senones] += weight * lattice.probabilities
+    mixed = (1 - weights)[:, np.newaxis] * softmax(logits.astype(np.float64), axis=1)
+    mixed[lattice.frames, lattice.senones] += weights[lattice.frames] * lattice.probabilities
     with np.errstate(divide="ignore"):
         log_posteriors = np.log(mixed)
     mixed_logits = np.maximum(log_posteriors, _LOWEST).astype(np.float32)
+    is_own = weights == 0
+    mixed_logits[is_own] = logits[is_own]
     return select_kbest(mixed_logits, k, tail_samples, seed)

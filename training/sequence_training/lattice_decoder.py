@@ -8,17 +8,17 @@ import math
 from dataclasses import dataclass
 from typing import TypeAlias
 
-import kaldi_decoder
-import kaldifst
 import numpy as np
 from jaxtyping import Float32, Float64, Int64, Integer
 
 from pipeline.shards import Lattice
+from training.decode.decoder import FoundLattice
 from training.decode.graph import DecodingGraph
+from training.decode.search import Search, TooManyArcsError
+from training.decode.second_pass import SecondPass
 from training.sequence_training.forward_backward import StatePosteriors, state_posteriors
 from training.sequence_training.lattice_paths import (
     LatticeArc,
-    SearchArc,
     add_path,
     determinize,
     has_path,
@@ -28,19 +28,16 @@ from training.sequence_training.lattice_paths import (
 from training.settings.decoding import LatticeConfig, LatticeTargetsConfig
 
 Beams: TypeAlias = LatticeConfig | LatticeTargetsConfig
-"""The settings of a search, of which a lattice needs `beam` and `lattice_beam`."""
+"""The settings of a search, of which a lattice needs `beam`, `max_active` and `lattice_beam`."""
 
 MAX_WIDENINGS = 2
 """The beam is doubled so often, at most, for an utterance of which no path ends a sentence."""
 
-MAX_STATES_TO_WIDEN = 500_000
-"""The largest graph, in states, that is searched again with a wider beam, which may keep them all.
-
-The search prunes every 25 frames: some 100 bytes of each state and frame are 1.3 GB.
-"""
-
 MAX_ARCS_PER_FRAME = 1000
 """The densest lattice; the paper's have around 10 (003 VII-C3). Each takes 0.74 kB here."""
+
+MAX_STEPS_PER_FRAME = 500_000
+"""What determinizing may take, in `determinize`'s steps: around ten times the speech's duration."""
 
 _OTHER_SENONE_COST = 1e5
 _REFERENCE_BEAM = 1e4
@@ -48,15 +45,6 @@ _REFERENCE_BEAM = 1e4
 
 class LatticeError(ValueError):
     """LatticeError reports an utterance without a lattice: no path reads it, or too many do."""
-
-
-@dataclass(frozen=True, slots=True)
-class RawLattice:
-    """RawLattice holds the arcs that a search kept; those into `end` have final states' costs."""
-
-    arcs: list[SearchArc]
-    start: int
-    end: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +73,7 @@ def decode_with_reference(
     """
     raw = search_lattice(graph, log_likelihoods, config)
     if config.density:
-        arcs, costs = determinize(raw.arcs, raw.start, raw.end)
+        arcs, costs = _determinized(raw, len(log_likelihoods))
         within = np.flatnonzero(costs <= config.lattice_beam).tolist()
         lattice = make_lattice([arcs[number] for number in within], 0, {1: 0.0})
     else:
@@ -114,19 +102,37 @@ def arcs_by_beam(
     A wider beam has no fewer arcs. Raises LatticeError for an utterance without lattice.
     """
     raw = search_lattice(graph, log_likelihoods, config)
-    arcs, costs = determinize(raw.arcs, raw.start, raw.end)
+    arcs, costs = _determinized(raw, len(log_likelihoods))
     ordered = np.sort(costs[np.array([arc.label > 0 for arc in arcs])])
     return np.searchsorted(ordered, candidate_beams(config), "right").astype(np.int64)
 
 
+def _determinized(
+    raw: np.ndarray, num_frames: int
+) -> tuple[list[LatticeArc], Float64[np.ndarray, " arcs"]]:
+    """Determinize the arcs (SEARCH_ARC) of a search, or raise LatticeError if that takes long."""
+    found = determinize(raw, MAX_STEPS_PER_FRAME * num_frames)
+    if found is None:
+        raise LatticeError(
+            f"{num_frames} frames: a lattice of {len(raw)} arcs with too many words before them: "
+            "lower sequence_training.lattices.lattice_beam"
+        )
+    return found
+
+
 def decode_posteriors(
-    graph: DecodingGraph, scores: Float32[np.ndarray, "frames senones"], beams: Beams
+    graph: DecodingGraph,
+    scores: Float32[np.ndarray, "frames senones"],
+    beams: Beams,
+    second_pass: SecondPass,
 ) -> StatePosteriors:
-    """Decode an utterance by scaled log-likelihoods to its lattice's state posteriors.
+    """Decode an utterance by scaled log-likelihoods to its rescored lattice's state posteriors.
 
     Raises LatticeError for an utterance without lattice.
     """
-    return state_posteriors(decode_lattice(graph, scores, beams), scores)
+    found = FoundLattice(search_lattice(graph, scores, beams), ends_sentence=True)
+    rescored = second_pass.rescored(found, MAX_ARCS_PER_FRAME * len(scores))
+    return state_posteriors(_with_all_paths(rescored), scores)
 
 
 def decode_lattice(
@@ -141,48 +147,40 @@ def decode_lattice(
     return _with_all_paths(search_lattice(graph, log_likelihoods, beams))
 
 
-def _with_all_paths(raw: RawLattice) -> Lattice:
-    arcs = [
-        LatticeArc(arc.source, arc.target, arc.label, arc.graph_cost)
-        for arc in raw.arcs
-        if arc.target != raw.end
-    ]
-    final_costs = {arc.source: arc.graph_cost for arc in raw.arcs if arc.target == raw.end}
-    return make_lattice(arcs, raw.start, final_costs)
+def _with_all_paths(raw: np.ndarray) -> Lattice:
+    """Make the lattice of all arcs (SEARCH_ARC) of a search."""
+    columns = raw[["source", "target", "label", "graph_cost"]].tolist()
+    end = int(raw["target"].max())
+    arcs = [LatticeArc(*arc) for arc in columns if arc[1] != end]
+    final_costs = {source: cost for source, target, _, cost in columns if target == end}
+    return make_lattice(arcs, 0, final_costs)
 
 
 def search_lattice(
     graph: DecodingGraph,
     log_likelihoods: Float32[np.ndarray, "frames senones"],
     beams: Beams,
-) -> RawLattice:
-    """Search the paths within `lattice_beam` of the best, for scaled log-likelihoods.
+) -> np.ndarray:
+    """Return the arcs (SEARCH_ARC) of the paths within `lattice_beam` of the best.
 
-    Raises LatticeError if no path ends a sentence on the last frame, and if too many do.
+    Log-likelihoods are scaled. Raises LatticeError if no path ends a sentence on the last frame,
+    and if too many do.
     """
-    if not np.isfinite(log_likelihoods).all():
-        raise ValueError("log-likelihoods are not finite: check the acoustic model's output")
-    if not len(log_likelihoods):
+    num_frames = len(log_likelihoods)
+    if not num_frames:
         raise LatticeError("0 frames: too short for one low-rate frame")
-    may_widen = graph.fst.num_states <= MAX_STATES_TO_WIDEN
-    for widening in range(MAX_WIDENINGS + 1 if may_widen else 1):
-        config = kaldi_decoder.LatticeSimpleDecoderConfig(
-            beam=beams.beam * 2**widening,
-            lattice_beam=beams.lattice_beam,
-            # kaldi-decoder determinizes nothing: it hands out no determinized lattice.
-            determinize_lattice=False,
-        )
-        search = kaldi_decoder.LatticeSimpleDecoder(graph.fst, config)
-        search.decode(kaldi_decoder.DecodableCtc(log_likelihoods))
-        # Without a final state, kaldi-decoder would take all states of the last frame for final.
-        if math.isfinite(search.final_relative_cost()):
-            found, raw = search.get_raw_lattice()
-            assert found, "a search that ended has a lattice"
-            check_density(sum(map(raw.num_arcs, range(raw.num_states))), len(log_likelihoods))
-            return _from_kaldi(raw)
-    raise LatticeError(
-        f"{len(log_likelihoods)} frames: no path within a beam of {config.beam:g} ends a sentence"
-    )
+    for widening in range(MAX_WIDENINGS + 1):
+        beam = beams.beam * 2**widening
+        search = Search(graph.searchable, beam, beams.max_active, beams.lattice_beam)
+        try:
+            search.advance(log_likelihoods)
+        except TooManyArcsError as error:
+            raise LatticeError(f"{num_frames} frames: {error}") from error
+        if search.has_complete_path:
+            arcs = search.end_lattice()
+            check_density(len(arcs), num_frames)
+            return arcs
+    raise LatticeError(f"{num_frames} frames: no path within a beam of {beam:g} ends a sentence")
 
 
 def check_density(num_arcs: int, num_frames: int) -> None:
@@ -202,32 +200,14 @@ def reference_cost(graph: DecodingGraph, senones: Integer[np.ndarray, " frames"]
     # Other senones cost more than the beam allows, so only the reference's paths survive.
     scores = np.full((len(senones), graph.num_senones), -_OTHER_SENONE_COST, np.float32)
     scores[np.arange(len(senones)), senones] = 0
-    options = kaldi_decoder.FasterDecoderOptions(
-        beam=_REFERENCE_BEAM, max_active=np.iinfo(np.int32).max
-    )
-    search = kaldi_decoder.FasterDecoder(graph.fst, options)
-    search.decode(kaldi_decoder.DecodableCtc(scores))
-    found, path = search.get_best_path()
-    if found and search.reached_final():
-        _, labels, _, weight = kaldifst.get_linear_symbol_sequence(path)
-        if np.array_equal(np.asarray(labels) - 1, senones):
-            return float(weight.value1)
+    search = Search(graph.searchable, _REFERENCE_BEAM, np.iinfo(np.int32).max)
+    search.advance(scores)
+    path = search.best_path(ends_sentence=True)
+    if path is not None and search.has_complete_path:
+        fst = graph.searchable.fst
+        arcs = fst.arcs[path]
+        labels = arcs["input_label"]
+        if np.array_equal(labels[labels > 0] - 1, senones):
+            final_cost = fst.states["final_cost"][arcs["target"][-1]]
+            return float(arcs["cost"].sum(dtype=np.float64) + final_cost)
     raise LatticeError(f"{len(senones)} frames: the graph has no path with the aligned senones")
-
-
-def _from_kaldi(raw: kaldifst.Lattice) -> RawLattice:
-    """Convert a raw lattice by way of its text, as kaldifst has no iterator over its arcs.
-
-    Costs have six digits there.
-    """
-    arcs, end = [], raw.num_states
-    for line in raw.to_str(show_weight_one=True).splitlines():
-        *places, weight = line.split()
-        graph_cost, acoustic_cost = map(float, weight.split(","))
-        costs = graph_cost, graph_cost + acoustic_cost
-        if len(places) == 4:
-            source, target, label, word = map(int, places)
-            arcs.append(SearchArc(source, target, label, word, *costs))
-        elif len(places) == 1:
-            arcs.append(SearchArc(int(places[0]), end, 0, 0, *costs))
-    return RawLattice(arcs, raw.start, end)

@@ -164,17 +164,22 @@ class SearchArc(NamedTuple):
     cost: float
 
 
+def search_arcs(raw: np.ndarray) -> list[SearchArc]:
+    """Return the arcs (SEARCH_ARC) of a search one by one."""
+    costs = raw["graph_cost"].astype(np.float64) + raw["acoustic_cost"]
+    columns = raw[["source", "target", "label", "word", "graph_cost"]].tolist()
+    return [
+        SearchArc._make((*arc, cost)) for arc, cost in zip(columns, costs.tolist(), strict=True)
+    ]
+
+
 _Words: TypeAlias = tuple[int, int]
 """The last two words of a path, 0 for none."""
 
 
-def _after(words: _Words, word: int) -> _Words:
-    return (words[1], word) if word else words
-
-
 def determinize(
-    arcs: Sequence[SearchArc], start: int, end: int
-) -> tuple[list[LatticeArc], Float64[np.ndarray, " arcs"]]:
+    raw: np.ndarray, max_steps: int
+) -> tuple[list[LatticeArc], Float64[np.ndarray, " arcs"]] | None:
     """Keep one path at most of each sequence of words; return its arcs and how bad each is.
 
     sMBR then sums over sentences, each with its best alignment, as it does with Kaldi's lattices;
@@ -182,44 +187,44 @@ def determinize(
     the word before has it begin (word pair approximation, Ortmanns, Ney and Aubert 1997). So the
     search's best path remains; a bad sentence is lost where its words cannot begin so.
 
-    The start is state 0 of the arcs, the end is state 1. An arc's cost is that of the best path
-    through it beyond that of the best path of all. Raises ValueError if no path ends.
+    `raw` has the search's arcs (SEARCH_ARC). The start is state 0 of the arcs returned, the end is
+    state 1. An arc's cost is that of the best path through it beyond that of the best path of all.
+    None if that takes more than `max_steps`, each of an arc and two words before it.
     """
     entering: defaultdict[int, list[SearchArc]] = defaultdict(list)
-    levels = _state_levels([LatticeArc(*arc[:3], arc.graph_cost) for arc in arcs], start)
-    for arc in sorted(arcs):
-        if arc.source in levels:
-            entering[arc.target].append(arc)
-    ordered = sorted(levels, key=lambda state: (levels[state], state))
+    for arc in search_arcs(raw):
+        entering[arc.target].append(arc)
+    start, end = 0, int(raw["target"].max())
     # A node is a state with two words that paths to it end in: the cost of the best of them, and
     # the one arc by which all of them come.
     costs_to: dict[int, dict[_Words, float]] = {start: {(0, 0): 0.0}}
     ways: dict[int, dict[_Words, SearchArc]] = {}
-    for state in ordered[1:]:
+    for state in range(1, end + 1):
         best: dict[_Words, float] = {}
         way: dict[_Words, SearchArc] = {}
         for arc in entering[state]:
+            max_steps -= len(costs_to[arc.source])
+            if max_steps < 0:
+                return None
             arc_cost, word = arc.cost, arc.word
             for words, cost in costs_to[arc.source].items():
-                after = (words[1], word) if word else words  # as _after; calls take half the time
+                after = (words[1], word) if word else words
                 if after not in best or cost + arc_cost < best[after]:
                     best[after], way[after] = cost + arc_cost, arc
         costs_to[state], ways[state] = best, way
-    if end not in costs_to:
-        raise ValueError("no path leads to a final state: need a wider beam")
     numbers: dict[tuple[int, _Words], int] = {(start, (0, 0)): 0}
     # All nodes of the end are one state of the lattice.
     numbers |= dict.fromkeys(((end, words) for words in costs_to[end]), 1)
     onwards = dict.fromkeys(((end, words) for words in costs_to[end]), 0.0)
     kept, costs = [], []
-    for state in reversed(ordered[1:]):
+    by_last_word: dict[int, dict[int, list[_Words]]] = {}
+    for state in range(end, 0, -1):
         for words, arc in ways[state].items():
             if (state, words) not in onwards:
                 continue  # dead end
             target, onward = numbers[state, words], onwards[state, words] + arc.cost
-            for words_before, cost in costs_to[arc.source].items():
-                if _after(words_before, arc.word) != words:
-                    continue
+            for words_before in _before(words, arc, costs_to, by_last_word):
+                cost = costs_to[arc.source][words_before]
                 source = arc.source, words_before
                 onwards[source] = min(onward, onwards.get(source, math.inf))
                 number = numbers.setdefault(source, len(numbers))
@@ -228,8 +233,24 @@ def determinize(
     return kept, np.array(costs) - min(costs_to[end].values())
 
 
+def _before(
+    words: _Words,
+    arc: SearchArc,
+    costs_to: Mapping[int, Mapping[_Words, float]],
+    by_last_word: dict[int, dict[int, list[_Words]]],
+) -> Sequence[_Words]:
+    """Return the words of an arc's source that are these after the arc; keeps them by the last."""
+    if not arc.word:
+        return [words]
+    if arc.source not in by_last_word:
+        found = by_last_word[arc.source] = defaultdict(list)
+        for each in costs_to[arc.source]:
+            found[each[1]].append(each)
+    return by_last_word[arc.source].get(words[0], [])
+
+
 _COST_STEP = 2.0**-16
-"""Graph costs, in nats, are rounded to multiples of this: kaldifst prints six digits."""
+"""Graph costs, in nats, are rounded to multiples of this, so that equal sums are equal."""
 
 
 def share_states(lattice: Lattice) -> Lattice:

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from operator import itemgetter
 from typing import Any
 
@@ -28,7 +27,6 @@ from pipeline.shards import Alignment, LatticeRow, PartitionRow, read_partition,
 from pipeline.splicing import low_rate_alignment
 from training.align.labelled import labelled_transcripts, read_lexicon, transcript_reads
 from training.align.network_alignment import batched_log_likelihoods, read_tree
-from training.decode.decoder import GraphFile, SearchError, SearchProcess
 from training.decode.graph import DecodingGraph, decoding_graph
 from training.decode.lexicon import Lexicon
 from training.decode.ngrams import witten_bell_arpa
@@ -58,7 +56,7 @@ class LatticeTask:
     name: str
     partition: Output
     model: TrainedModel
-    graph: GraphFile
+    graph: DecodingGraph
     acoustic_scale: float
     config: LatticeConfig
 
@@ -90,7 +88,7 @@ def generate_lattices(
         partitions = aligned.outputs
         model = load_model(store, run_uri, name, form).to(device)
         watch = LossWatch(loss_budget, aligned.tally_out.utterances)
-        graph = GraphFile(weak_graph(store, run_uri, stored.parse(), config.ngram_order))
+        graph = weak_graph(store, run_uri, stored.parse(), config.ngram_order)
 
         def task_of(number: int, config: LatticeConfig) -> LatticeTask:
             name, partition = task_name(number), partitions[number]
@@ -185,14 +183,12 @@ def beam_of_density(
     for task in sampled[group.rank() :: group.size()]:
         data = read_output(task.context.store, task.context.run_uri, task.partition)
         rows = read_partition(data, evenly(task.partition.tally.utterances, SAMPLED))
-        with SearchProcess(task.graph) as search:
-            for _, scores in batched_log_likelihoods(rows, task.model, task.acoustic_scale):
-                count = partial(arcs_by_beam, log_likelihoods=scores, config=config)
-                try:
-                    arcs = search.search(count, len(scores))
-                except (LatticeError, SearchError):
-                    continue
-                sums += torch.from_numpy(np.append(len(scores), arcs))
+        for _, scores in batched_log_likelihoods(rows, task.model, task.acoustic_scale):
+            try:
+                arcs = arcs_by_beam(task.graph, scores, config)
+            except LatticeError:
+                continue
+            sums += torch.from_numpy(np.append(len(scores), arcs))
     collectives.all_reduce_sum(sums, group)
     num_frames, *num_arcs = sums.tolist()
     densities = np.array(num_arcs) / max(num_frames, 1)
@@ -238,21 +234,13 @@ def decoded_rows(
 
     A lattice has the path of the row's alignment.
     """
-    with SearchProcess(task.graph) as search:
-        for number, scores in batched_log_likelihoods(rows, task.model, task.acoustic_scale):
-            row = rows[number]
-            assert isinstance(row.targets, Alignment), "labelled rows have alignments"
-            reference = low_rate_alignment(row.targets.senones, LATTICE_OFFSET)
-            decode = partial(
-                decode_with_reference,
-                log_likelihoods=scores,
-                config=task.config,
-                reference=reference,
-            )
-            try:
-                yield number, search.search(decode, len(scores))
-            except (LatticeError, SearchError) as error:
-                reason = "lattice_failed" if isinstance(error, LatticeError) else "search_failed"
-                # The partition does not keep the audio's URI.
-                lost = Quarantined(row.utterance_id, "", reason, str(error), 0, row.duration_ms)
-                yield number, lost
+    for number, scores in batched_log_likelihoods(rows, task.model, task.acoustic_scale):
+        row = rows[number]
+        assert isinstance(row.targets, Alignment), "labelled rows have alignments"
+        reference = low_rate_alignment(row.targets.senones, LATTICE_OFFSET)
+        try:
+            yield number, decode_with_reference(task.graph, scores, task.config, reference)
+        except LatticeError as error:
+            # The partition does not keep the audio's URI.
+            reason = ("lattice_failed", str(error))
+            yield number, Quarantined(row.utterance_id, "", *reason, 0, row.duration_ms)

@@ -5,6 +5,7 @@ Development speakers choose some of the decoding's values: `TuningConfig` lists 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from itertools import pairwise
 from typing import Annotated, Any, Literal, TypeAlias, get_type_hints
 
 from infra.settings import IMPLIED, Items, Range, Text, canonical_json, check_ranges, plain
@@ -16,10 +17,14 @@ from training.settings import MAX_ORDER, AcousticScale
 
 NgramOrder = Annotated[int, Range(1, MAX_ORDER)]
 Beam = Annotated[float, Range(1e-3, 1e6)]
+MaxActive = Annotated[int, Range(2, 1_000_000_000)]
 Uri = Annotated[str, Text(0, 4096)]
 
-UnknownWordsRule = Literal["row", "spn"]
-"""Whether an utterance with a word that the lexicon lacks is a ledger row, or the word is noise."""
+UnknownWordsRule = Literal["row", "spn", "letters"]
+"""What becomes of a word of a transcript that the lexicon lacks.
+
+Its utterance is a ledger row, or it is aligned as spoken noise, or its letters make its phones.
+"""
 
 
 @dataclass(frozen=True)
@@ -54,12 +59,31 @@ class TreeConfig:
     __post_init__ = check_ranges
 
 
+@dataclass(frozen=True, slots=True)
+class SpelledText:
+    """SpelledText: so many words of a text that the lexicon lacks are pronounced by their letters.
+
+    They are its most frequent ones. `language_model_text` names the text as `[evaluation]` does.
+    """
+
+    language_model_text: str = ""
+    num_text_words: int = 0
+
+
+NO_TEXT = SpelledText()
+
+
 def bootstrap_settings(
-    bootstrap: BootstrapConfig, senones: TreeConfig, versions: Versions, rule: UnknownWordsRule
+    bootstrap: BootstrapConfig,
+    senones: TreeConfig,
+    versions: Versions,
+    rule: UnknownWordsRule,
+    text: SpelledText = NO_TEXT,
 ) -> dict[str, Any]:
-    """Return what the bootstrap's manifest states."""
+    """Return what the bootstrap's manifest states; the text's settings if any words are of it."""
     of_records = {"bootstrap": plain(bootstrap), "senones": plain(senones)}
-    return {**of_records, "versions": versions, UNKNOWN_WORDS_SETTING: rule}
+    of_text = asdict(text) if text.num_text_words else {}
+    return {**of_records, "versions": versions, UNKNOWN_WORDS_SETTING: rule, **of_text}
 
 
 def realignment_settings(
@@ -76,6 +100,7 @@ Scales: TypeAlias = Annotated[tuple[AcousticScale, ...], Items(0, MAX_VALUES)]
 """Scales of the acoustic or of the language model, which have one range."""
 
 Smoothing = Literal["witten_bell", "kneser_ney"]
+MinCount = Annotated[int, Range(1, 1_000_000)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,20 +163,42 @@ class TuningConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class FirstPassConfig:
+    """FirstPassConfig: the n-gram model by which all searches find lattices, to be rescored.
+
+    `pruning` is the share by which an n-gram that is removed may raise the perplexity (Stolcke
+    1998). A model of the user's own is pruned, and has its own order.
+    """
+
+    ngram_order: NgramOrder = 3
+    pruning: Annotated[float, Range(0, 1, zero="none")] = 1e-7
+
+    __post_init__ = check_ranges
+
+
+@dataclass(frozen=True, slots=True)
 class EvaluationConfig:
     """EvaluationConfig: the decoding of the held-out subset (003 VII-D).
 
     The n-gram model is of the labelled transcripts, and of `language_model_text` where that names
-    a file. `arpa` names a model to use in its place. Both are names in the corpus, or URIs.
+    a file. It lists n-grams of n words that occur min_counts[n - 1] times at least; the last
+    element holds for longer ones. `arpa` names a model to use in its place. Both are names in the
+    corpus, or URIs.
+
+    The search with the first pass's model keeps paths within `beam`, and of these in a lattice
+    those within `lattice_beam` of the best, which the n-gram model of `ngram_order` rescores.
     """
 
     ngram_order: NgramOrder
     acoustic_scale: AcousticScale
     beam: Beam
-    max_active: Annotated[int, Range(2, 1_000_000_000)]
+    max_active: MaxActive
+    lattice_beam: Beam = 10.0
     smoothing: Smoothing = "witten_bell"
+    min_counts: Annotated[tuple[MinCount, ...], Items(0, MAX_ORDER)] = ()
     language_model_text: Uri = ""
     arpa: Uri = ""
+    first_pass: FirstPassConfig = FirstPassConfig()
 
     def __post_init__(self) -> None:
         check_ranges(self)
@@ -159,6 +206,12 @@ class EvaluationConfig:
             raise ValueError(
                 f"arpa = {self.arpa!r} and language_model_text = {self.language_model_text!r}: "
                 "need one of them: a given model is estimated from no text"
+            )
+        least = self.min_counts or (1,)
+        if least[0] != 1 or any(one > other for one, other in pairwise(least)):
+            raise ValueError(
+                f"min_counts = {list(least)}: need 1 for unigrams, which all words have, and no "
+                "less for an n-gram than for a shorter one, which is its history"
             )
 
 
@@ -176,6 +229,7 @@ class LatticeConfig:
 
     ngram_order: NgramOrder = 2
     beam: Beam = 13.0
+    max_active: MaxActive = 7000
     lattice_beam: Beam = 6.0
     density: Annotated[float, Range(1, 1000, zero="raw lattices within lattice_beam")] = 0.0
 
@@ -270,6 +324,7 @@ class LatticeTargetsConfig:
     acoustic_scale: Annotated[float, Range(1e-6, 1000, zero="tuned, or the evaluation's")] = 0.0
     ngram_order: Annotated[int, Range(1, MAX_ORDER, zero="tuned, or the evaluation's")] = 0
     beam: Beam = 13.0
+    max_active: MaxActive = 7000
     lattice_beam: Beam = 8.0
 
     __post_init__ = check_ranges
@@ -281,19 +336,58 @@ class LatticeTargetsConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class TranscriptsConfig:
+    """TranscriptsConfig: what recognizers heard, aligned by the teacher, in the targets.
+
+    `weight` is the share of the alignment's state posteriors in the targets of a frame, beside the
+    teacher's own. Speech may be garbage in place of words, whose frames then keep the teacher's
+    own: at `garbage_cost` a frame, in nats below the best senone's log-likelihood. A word's
+    confidence is `agreement` times the share of the recognizers that have it, and the rest times
+    the mean of their scores; below `min_confidence` it is garbage.
+
+    Where recognizers heard development speakers and `tuned` says so, these choose `garbage_cost`,
+    `min_confidence` and `weight`.
+
+    An utterance of which more than the share `max_unknown` of the words are not in the lexicon, or
+    more than `max_garbage` of the frames are garbage, keeps the teacher's own, or is a ledger row.
+    """
+
+    language: Annotated[str, Text(2, 6, r"[a-z]{2,3}(_[A-Z]{2})?", "en")] = "en"
+    weight: Annotated[float, Range(0, 1)] = 0.9
+    acoustic_scale: Annotated[float, Range(1e-6, 1000, zero="the evaluation's")] = 0.0
+    garbage_cost: Annotated[float, Range(0, 1000)] = 3.0
+    scores: Literal["log_probability", "probability"] = "log_probability"
+    agreement: Annotated[float, Range(0, 1)] = 0.5
+    min_confidence: Annotated[float, Range(0, 1)] = 0.0
+    max_unknown: Annotated[float, Range(0, 1)] = 0.3
+    max_garbage: Annotated[float, Range(0, 1)] = 0.5
+    unaligned: Literal["teacher", "row"] = "teacher"
+    tuned: bool = True
+
+    __post_init__ = check_ranges
+
+
+@dataclass(frozen=True, slots=True)
 class LabellingConfig(TargetsConfig):
-    """LabellingConfig: targets of the teacher's logits alone, or of its lattices too.
+    """LabellingConfig: targets of the teacher's logits alone, or of lattices or transcripts too.
 
     In each of the `rounds` after the first, a model of the teacher's form, trained on the targets
     of the round before as the student is, labels again. The first round's `teacher` is the run's
     own, or functions of the user's.
     """
 
-    source: Literal["logits", "lattice"] = "logits"
+    source: Literal["logits", "lattice", "transcripts"] = "logits"
     lattices: LatticeTargetsConfig = LatticeTargetsConfig()
+    transcripts: TranscriptsConfig = TranscriptsConfig()
     rounds: Annotated[int, Range(1, 5)] = 1
     windows: WindowsConfig = WindowsConfig()
     teacher: LabellingTeacher = TrainedTeacherConfig()
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Return what the manifest of the targets states: of transcripts if they are used."""
+        unused = () if self.source == "transcripts" else ("transcripts",)
+        return {name: value for name, value in plain(self).items() if name not in unused}
 
 
 def lattice_settings(config: LatticeConfig, acoustic_scale: float) -> dict[str, Any]:
@@ -311,16 +405,35 @@ def kbest_costs_settings(config: TargetsConfig, teacher: LabellingTeacher) -> di
     }
 
 
-def target_graph_settings(
-    evaluation: EvaluationConfig, lattices: LatticeTargetsConfig
-) -> dict[str, Any]:
-    """Return all that decides the graph and its scales, besides the inputs."""
-    of_model = ("acoustic_scale", "ngram_order", "smoothing", *LANGUAGE_MODEL_SETTINGS)
+def rescoring_orders(
+    evaluation: EvaluationConfig, tuning: TuningConfig, lattices: LatticeTargetsConfig
+) -> tuple[int, ...]:
+    """Return the orders of all n-gram models that a run's lattices may be rescored by."""
+    stated = {evaluation.ngram_order, *tuning.ngram_orders, lattices.ngram_order}
+    return tuple(sorted(stated - {0}))
+
+
+def graph_settings(evaluation: EvaluationConfig, orders: Sequence[int]) -> dict[str, Any]:
+    """Return all that decides the graph and the grammars, besides the inputs."""
     resolved = plain(evaluation)
-    return {
-        "evaluation": {name: resolved[name] for name in of_model},
-        "lattices": {
-            "acoustic_scale": lattices.acoustic_scale,
-            "ngram_order": lattices.ngram_order,
-        },
-    }
+    of_model = ("first_pass", "smoothing", "min_counts", *LANGUAGE_MODEL_SETTINGS)
+    return {**{name: resolved[name] for name in of_model}, "ngram_orders": list(orders)}
+
+
+def transcripts_tuning_settings(config: TranscriptsConfig, acoustic_scale: float) -> dict[str, Any]:
+    """Return all that decides the trials, besides the inputs."""
+    return {"transcripts": plain(config), "acoustic_scale": acoustic_scale}
+
+
+def labelling_settings(config: LabellingConfig, evaluation: EvaluationConfig) -> dict[str, Any]:
+    """Return all that decides the targets, besides the inputs."""
+    return {**config.settings, **search_of_targets(config, evaluation)}
+
+
+def search_of_targets(config: LabellingConfig, evaluation: EvaluationConfig) -> dict[str, Any]:
+    """Return what decides the search for targets beside `[targets]`; nothing for logits alone."""
+    if config.source == "logits":
+        return {}
+    resolved = plain(evaluation)
+    read = ("acoustic_scale", "ngram_order") if config.source == "lattice" else ("acoustic_scale",)
+    return {"evaluation": {name: resolved[name] for name in read}}

@@ -29,6 +29,7 @@ from training.settings.decoding import (
     BootstrapConfig,
     EvaluationConfig,
     LabellingConfig,
+    SpelledText,
     TreeConfig,
     TuningConfig,
     UnknownWordsRule,
@@ -61,14 +62,23 @@ MAX_SUB_EPOCHS = 100_000
 class CorpusConfig:
     """CorpusConfig: the corpus's folder (empty: <run>/corpus) and the prefixes of its audio.
 
-    An utterance to align with a word that the lexicon lacks is a ledger row, or the word is SPN.
+    An utterance to align with a word that the lexicon lacks is a ledger row; or the word is SPN, or
+    a word of the decoder too, whose letters make a pronunciation. So are `num_text_words` of the
+    most frequent other words of `evaluation.language_model_text`, which hypotheses then may have.
     """
 
     uri: Uri = ""
     audio_prefixes: Annotated[tuple[Annotated[str, Text(1, 4096)], ...], Items(0, 1000)] = ()
     unknown_words: UnknownWordsRule = "row"
+    num_text_words: Annotated[int, Range(0, 1_000_000)] = 0
 
-    __post_init__ = check_ranges
+    def __post_init__(self) -> None:
+        check_ranges(self)
+        if self.num_text_words and self.unknown_words != "letters":
+            raise ValueError(
+                f"num_text_words = {self.num_text_words}: need unknown_words = 'letters', by which "
+                f"they are pronounced, not {self.unknown_words!r}"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,6 +239,11 @@ class Recipe:
                 check_divisible(self.models.of(section), config.model_parallel_ranks)
             if self.models.of(section).whole_utterances and (said := config.chunks):
                 raise ValueError(f"{section}: {said}: its model declares whole_utterances = true")
+        if self.corpus.num_text_words and not self.evaluation.language_model_text:
+            raise ValueError(
+                f"corpus: num_text_words = {self.corpus.num_text_words}: need 0, or the name of a "
+                "text in evaluation.language_model_text"
+            )
         own = "as targets.teacher names your own"
         if not self.num_teachers and (number := self.teacher.ensemble) > 1:
             remedy = "name the others in targets.teacher.ensemble"
@@ -246,6 +261,11 @@ class Recipe:
             check_optimizer(self.teacher.trainer, self.student.optimizer)
         except ValueError as error:
             raise ValueError(f"student: {learns}, but by the teacher's trainer: {error}") from error
+
+    @property
+    def spelled_text(self) -> SpelledText:
+        """Return of which text words are pronounced by their letters."""
+        return SpelledText(self.evaluation.language_model_text, self.corpus.num_text_words)
 
     @property
     def num_teachers(self) -> int:

@@ -2,65 +2,29 @@
 
 What the language model knows reaches the student: an utterance without transcript is decoded by the
 evaluation's language model, and forward-backward over its lattice gives the probability of each
-senone at each frame. One graph is built for all tasks.
+senone at each frame. All tasks map the run's graph and grammars.
 """
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
 from itertools import tee
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 from jaxtyping import Float32
 from scipy.special import log_softmax
 
-from infra.settings import plain
 from infra.store.object_store import ObjectStore
 from pipeline.kbest import KBest, KBestWithoutLattice, TeacherFailure, select_kbest
-from pipeline.records import Tally
-from pipeline.runs.engine import StepResult, StepRun, StepSpec, run_step
-from pipeline.runs.manifest import Manifest, Output, read_manifest, read_output
-from pipeline.runs.names import (
-    ALIGNMENT_STEP,
-    BOOTSTRAP_STEP,
-    TARGETS_GRAPH_STEP,
-    TARGETS_TUNING_STEP,
-)
+from pipeline.runs.manifest import read_manifest
+from pipeline.runs.names import ALIGNMENT_STEP, TARGETS_TUNING_STEP
 from pipeline.steps.targets import TeacherInput
-from training.align.labelled import read_lexicon
-from training.align.network_alignment import read_tree
-from training.decode.decoder import GraphFile, SearchError, SearchProcess
-from training.decode.graph import GrammarWeights, decode_graph, decoding_graph, encode_graph
-from training.evaluate.language_model import LanguageModelFiles
+from training.evaluate.stored_graphs import BuiltGraphs, open_graph
 from training.evaluate.tuning import recipe_settings, tuned_settings
 from training.models.store import log_priors
 from training.sequence_training.forward_backward import interpolated_kbest
 from training.sequence_training.lattice_decoder import LatticeError, decode_posteriors
-from training.settings.decoding import (
-    DecodingSettings,
-    EvaluationConfig,
-    LatticeTargetsConfig,
-    target_graph_settings,
-)
-
-
-@dataclass(frozen=True, slots=True)
-class StoredGraph:
-    """StoredGraph names the graph of a run that all tasks search."""
-
-    store: ObjectStore
-    run_uri: str
-    output: Output
-    num_senones: int
-
-
-@lru_cache(maxsize=1)
-def open_search(stored: StoredGraph) -> SearchProcess:
-    """Start this process's search, or return it if the last one was of the same graph."""
-    data = read_output(stored.store, stored.run_uri, stored.output)
-    return SearchProcess(GraphFile(decode_graph(data, stored.num_senones)))
-
+from training.settings.decoding import DecodingSettings, EvaluationConfig, LatticeTargetsConfig
 
 Logits: TypeAlias = Float32[np.ndarray, "_frames senones"]
 Score = Callable[[Iterable[TeacherInput]], Iterator[Logits | TeacherFailure]]
@@ -74,8 +38,8 @@ class LatticeTeacher:
     score: Score
     k: int
     config: LatticeTargetsConfig
-    graph: StoredGraph
-    acoustic_scale: float
+    graphs: BuiltGraphs
+    settings: DecodingSettings
     log_priors: Float32[np.ndarray, " senones"]
     tail_samples: int = 0
 
@@ -94,13 +58,14 @@ class LatticeTeacher:
         if self.config.weight == 0 or not len(logits):
             return select_kbest(logits, *columns)
         # Posteriors divided by priors, as a hybrid system decodes (003 II-A).
-        scores = self.acoustic_scale * (log_softmax(logits, axis=1) - self.log_priors)
-        decode = partial(decode_posteriors, scores=scores.astype(np.float32), beams=self.config)
+        scores = self.settings.acoustic_scale * (log_softmax(logits, axis=1) - self.log_priors)
+        graph = open_graph(self.graphs.graph)
+        second_pass = self.graphs.second_pass(self.settings, self.config.lattice_beam)
         try:
-            found = open_search(self.graph).search(decode, len(logits))
-        except (LatticeError, SearchError) as error:
-            reason = "lattice_failed" if isinstance(error, LatticeError) else "search_failed"
-            return KBestWithoutLattice.of(select_kbest(logits, *columns), reason, str(error))
+            found = decode_posteriors(graph, scores.astype(np.float32), self.config, second_pass)
+        except LatticeError as error:
+            kbest = select_kbest(logits, *columns)
+            return KBestWithoutLattice.of(kbest, "lattice_failed", str(error))
         return interpolated_kbest(logits, found, self.config.weight, *columns)
 
 
@@ -110,60 +75,34 @@ def open_lattice_teacher(
     score: Score,
     k: int,
     config: LatticeTargetsConfig,
+    settings: DecodingSettings,
     tail_samples: int = 0,
 ) -> LatticeTeacher:
     """Open the teacher of a run whose graph was built, with the priors of the labelled data.
 
-    `score` makes the logits, by servers of `serve_logits`.
+    `score` makes the logits, by servers of `serve_logits`; `settings` are those of the search.
     """
-    built = read_manifest(store, run_uri, TARGETS_GRAPH_STEP)
-    (output,) = built.outputs
     counts = read_manifest(store, run_uri, ALIGNMENT_STEP).statistic("senone_counts", list[int])
-    graph = StoredGraph(store, run_uri, output, len(counts))
-    acoustic_scale = DecodingSettings.of(built.statistic("settings", dict[str, Any])).acoustic_scale
-    priors = log_priors(counts).numpy()
-    return LatticeTeacher(score, k, config, graph, acoustic_scale, priors, tail_samples)
+    priors, graphs = log_priors(counts).numpy(), BuiltGraphs.of(store, run_uri)
+    return LatticeTeacher(score, k, config, graphs, settings, priors, tail_samples)
 
 
-def build_target_graph(
+def search_settings(
     store: ObjectStore,
     run_uri: str,
-    corpus_uri: str,
     evaluation: EvaluationConfig,
     lattices: LatticeTargetsConfig,
     tuned_model: str = "",
-) -> StepResult:
-    """Build the graph once, for all tasks; its statistics state the settings that it is for.
+) -> DecodingSettings:
+    """Return the settings of the teacher's search: what the recipe states for lattices comes first.
 
-    What the recipe leaves open is what was tuned for `tuned_model`, or else the evaluation's.
+    What it leaves open is what was tuned for `tuned_model`, or else the evaluation's.
     """
-    reads = [ALIGNMENT_STEP, BOOTSTRAP_STEP, *([TARGETS_TUNING_STEP] if tuned_model else [])]
-    lexicon = read_lexicon(store, run_uri, corpus_uri, reads)
-    files = LanguageModelFiles.read(store, corpus_uri, evaluation)
-    reads += files.reads(store, run_uri)
-
-    def build(step: StepRun) -> Manifest:
-        settings = recipe_settings(evaluation)
-        if tuned_model:
-            settings = tuned_settings(store, run_uri, TARGETS_TUNING_STEP)[tuned_model]
-        settings = replace(
-            settings,
-            acoustic_scale=lattices.acoustic_scale or settings.acoustic_scale,
-            ngram_order=lattices.ngram_order or settings.ngram_order,
-        )
-        words = lexicon.parse()
-        language_model = files.model(store, run_uri, words, evaluation)
-        weights = GrammarWeights(settings.language_model_scale, settings.insertion_penalty)
-        arpa = language_model.arpa(settings.ngram_order)
-        graph = decoding_graph(words, read_tree(store, run_uri), arpa, weights)
-        output = step.context.put_output("graph", ".txt.gz", encode_graph(graph), Tally())
-        statistics = {
-            "settings": plain(settings),
-            "num_states": graph.fst.num_states,
-            "language_model": dict(language_model.statistics),
-        }
-        return step.lossless(Tally(), (output,), statistics)
-
-    config = target_graph_settings(evaluation, lattices)
-    digests = {**lexicon.digests, **files.digests}
-    return run_step(StepSpec(store, run_uri, TARGETS_GRAPH_STEP, config, reads, digests), build)
+    settings = recipe_settings(evaluation)
+    if tuned_model:
+        settings = tuned_settings(store, run_uri, TARGETS_TUNING_STEP)[tuned_model]
+    return replace(
+        settings,
+        acoustic_scale=lattices.acoustic_scale or settings.acoustic_scale,
+        ngram_order=lattices.ngram_order or settings.ngram_order,
+    )

@@ -25,6 +25,9 @@ FORMATS: Mapping[str, tuple[str, str]] = {
 
 DEFAULT_FORMAT = "nemo"
 
+TRANSCRIPTS = "--transcripts"
+"""The option that names a recognizer's transcripts beside manifests or a directory."""
+
 COLUMNS, IGNORE_COLUMNS, RECORDINGS = "--columns", "--ignore-columns", "--recordings"
 """The options of which each format takes some."""
 

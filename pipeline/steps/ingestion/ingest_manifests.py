@@ -4,10 +4,8 @@ A task reads one piece of a manifest and writes objects of its own below each da
 bucket, so nothing is shuffled, and all of a speaker's records are in one bucket's folders.
 """
 
-import hashlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
@@ -40,16 +38,21 @@ from pipeline.steps.ingestion.manifest_records import (
     with_audio,
     with_durations,
 )
-from pipeline.steps.ingestion.manifest_rows import Piece
+from pipeline.steps.ingestion.manifest_rows import Piece, digest_object
 from pipeline.steps.ingestion.placed_audio import (
     BLOCK_ROWS,
     PlacedAudio,
     PlacementRules,
     Simulation,
 )
+from pipeline.steps.ingestion.transcripts import (
+    HYPOTHESES,
+    Transcripts,
+    require_joined,
+    with_hypotheses,
+)
 from pipeline.steps.selection.buckets import require_only
 
-_READ_BYTES = 8 * 2**20
 _UTTERANCES = "utterances"
 
 SHARES_PER_PIECE = 16
@@ -79,6 +82,7 @@ class PieceTask:
     share: int = 0
     num_shares: int = 1
     placements: PlacementRules | None = None
+    transcripts: tuple[Transcripts, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +91,9 @@ class ManifestIngestion:
 
     `texts` are language models, by their names in the corpus. Only `manifest_store`
     may read the manifests; the step's own store may read the audio. An increment's ingestion
-    `adds` to a corpus that others have written. With a simulation each utterance is stored as it
-    sounds in its placements, converted before as extraction would do it.
+    `adds` to a corpus that others have written. `transcripts` are joined with the records. With a
+    simulation each utterance is stored as it sounds in its placements, converted before as
+    extraction would do it.
     """
 
     manifest_store: ObjectStore
@@ -97,6 +102,7 @@ class ManifestIngestion:
     settings: Mapping[str, Any]
     texts: Mapping[str, bytes] = field(default_factory=dict)
     adds: bool = False
+    transcripts: Sequence[Transcripts] = ()
     simulation: Simulation | None = None
     conversion: AudioConversion = NO_CONVERSION
 
@@ -116,8 +122,10 @@ def ingest_manifests(
         for number, manifest in enumerate(ingestion.manifests)
         for place, piece in enumerate(manifest.format.pieces(manifest_store, manifest.uri))
     }
-    uris = list(dict.fromkeys(uri for _, piece in pieces.values() for uri in piece.uris))
-    elements = [(manifest_store, uri) for uri in uris]
+    read = [(manifest_store, piece) for _, piece in pieces.values()]
+    read += [(each.store, piece) for each in ingestion.transcripts for piece in each.pieces]
+    stores = {uri: reader for reader, piece in read for uri in piece.uris}
+    uris, elements = list(stores), [(reader, uri) for uri, reader in stores.items()]
     found = distribute(elements, digest_object, "digest the manifests")
     texts = [output_of(name, data) for name, data in ingestion.texts.items()]
     digests = {**dict(zip(uris, found, strict=True)), **{each.key: each.sha256 for each in texts}}
@@ -141,6 +149,7 @@ def ingest_manifests(
                 share,
                 num_shares,
                 rules,
+                tuple(ingestion.transcripts),
             )
             for name, (manifest, piece) in pieces.items()
             for share in range(num_shares)
@@ -157,6 +166,7 @@ def ingest_manifests(
             has_many_outputs=True,
         )
         made = run_tasks(step, plan)
+        require_joined(ingestion.transcripts, made.statistics.get(HYPOTHESES, {}))
         if not ingestion.adds:
             require_only(store, corpus_uri, made.outputs, distribute)
             _require_share(ingestion.rules.dev_share, made.statistics)
@@ -173,16 +183,6 @@ def ingest_manifests(
         engines=simulation.engines if simulation else (),
     )
     return run_step(spec, make)
-
-
-def digest_object(element: tuple[ObjectStore, str]) -> str:
-    """Compute an object's SHA-256, some of its bytes at a time."""
-    store, uri = element
-    digest = hashlib.sha256()
-    with closing(store.open(uri)) as file:
-        while some := file.read(_READ_BYTES):
-            digest.update(some)
-    return digest.hexdigest()
 
 
 @once
@@ -207,6 +207,9 @@ def ingest_piece(task: PieceTask) -> Commit:
     located = with_audio(records, task.piece.folder, store.allowed_prefixes)
     timed = with_durations(store, located, columns.get("duration_s", "duration_s"))
     made = records_of(timed, rules, manifest.subset, columns)
+    joined = Counter[str]()
+    if task.transcripts:
+        made = with_hypotheses(task.transcripts, made, joined)
     outputs: list[Output] = []
     if task.placements:
         placed = PlacedAudio(store, task.corpus_uri, task.placements, subset_of)
@@ -218,12 +221,14 @@ def ingest_piece(task: PieceTask) -> Commit:
         else:
             objects[subset_of(record.speaker_id)].add(record)
     counts = Counter[str]()
-    for subset, each in objects.items():
-        written = each.finish()
+    for subset, some in objects.items():
+        written = some.finish()
         counts[subset] = sum(output.utterances for output in written)
         outputs += written
     # A piece that another writer replaced was read in part before, and in part after.
     task.piece.require_unchanged(task.manifest_store)
+    for each in task.transcripts:
+        each.require_unchanged()
     lost = Tally.of(quarantined)
     record_of_task = Commit(
         task=task.name,
@@ -232,17 +237,21 @@ def ingest_piece(task: PieceTask) -> Commit:
         ledger=task.context.put_ledger(task.name, quarantined),
         tally_in=sum((output.tally for output in outputs), lost),
         quarantined=lost,
-        statistics={_UTTERANCES: dict(counts)},
+        statistics={_UTTERANCES: dict(counts), **({HYPOTHESES: dict(joined)} if joined else {})},
     )
     return task.context.commit(record_of_task)
 
 
 def count_utterances(tasks: Sequence[Statistics]) -> Statistics:
-    """Add up the utterances that tasks have counted by subset."""
-    counts = Counter[str]()
+    """Add up the utterances that tasks have counted by subset, and those with transcripts."""
+    counts, joined = Counter[str](), Counter[str]()
     for statistics in tasks:
         counts.update(statistics[_UTTERANCES])
-    return {_UTTERANCES: dict(sorted(counts.items()))}
+        joined.update(statistics.get(HYPOTHESES, {}))
+    return {
+        _UTTERANCES: dict(sorted(counts.items())),
+        **({HYPOTHESES: dict(sorted(joined.items()))} if joined else {}),
+    }
 
 
 def _require_share(dev_share: float, statistics: Mapping[str, Any]) -> None:

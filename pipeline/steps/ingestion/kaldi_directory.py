@@ -41,6 +41,7 @@ from pipeline.records import (
     CLEAN,
     MAX_DURATION_S,
     MIN_DURATION_S,
+    Hypothesis,
     MetadataError,
     Quarantined,
     Tally,
@@ -82,8 +83,16 @@ from pipeline.steps.ingestion.manifest_records import (
     other_corpus,
     put_once,
 )
-from pipeline.steps.ingestion.manifest_rows import Row
+from pipeline.steps.ingestion.manifest_rows import Row, digest_object
 from pipeline.steps.ingestion.placed_audio import Simulation, SubsetChoices, placed_flac
+from pipeline.steps.ingestion.transcripts import (
+    HYPOTHESES,
+    Key,
+    Transcripts,
+    join,
+    require_joined,
+    transcript_settings,
+)
 
 UNDETERMINED_LOCALE = "und"
 _UNSAFE_IN_KEYS = "/\\%"
@@ -98,6 +107,7 @@ class KaldiUtterance:
     `created_at` and `declared_duration_s` are None where the directory does not state them.
     `audio_path` may not exist; `listed_path` is its spelling in wav.scp. One that `is_simulated`
     is stored as it sounds in its placement. `stream` names one of several streams of the speaker.
+    `hypotheses` are what recognizers heard.
     """
 
     utterance_id: str
@@ -112,6 +122,7 @@ class KaldiUtterance:
     declared_duration_s: float | None
     is_simulated: bool = False
     stream: str | None = None
+    hypotheses: tuple[Hypothesis, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,19 +314,21 @@ class DirectoryIngestion:
     """DirectoryIngestion says which directory is copied, and how its utterances become records.
 
     `dev_share` is the share of the labelled speakers that become development speakers. `locale` is
-    that of speakers without one.
+    that of speakers without one. `transcripts` of recognizers are joined with the utterances.
     """
 
     path: Path
     dev_share: float = 0.0
     locale: str = UNDETERMINED_LOCALE
     simulation: Simulation | None = None
+    transcripts: Sequence[Transcripts] = ()
 
     @property
     def settings(self) -> dict[str, Any]:
         """The settings that decide the corpus beside the directory."""
         return {
             **(self.simulation.choices.settings if self.simulation else {}),
+            **transcript_settings(self.transcripts),
             DEV_SHARE_SETTING: self.dev_share,
             "locale": self.locale,
         }
@@ -339,7 +352,7 @@ class PlannedCopy:
     """PlannedCopy holds what is to be written, and the ledger rows of what is not.
 
     `num_unlisted` utterances are of speakers that are in no list. Simulated utterances sound in the
-    `acoustics` of their subset.
+    `acoustics` of their subset. Each recognizer's transcripts are `joined` with so many.
     """
 
     copies: Sequence[tuple[_Audio, Utterance]]
@@ -348,6 +361,7 @@ class PlannedCopy:
     num_unlisted: int
     acoustics: Mapping[str, Acoustics]
     seed: int
+    joined: Mapping[str, int]
 
     @property
     def records(self) -> dict[str, list[Utterance]]:
@@ -370,6 +384,7 @@ class PlannedCopy:
             "hours": {subset: round(each.hours, 4) for subset, each in tallies.items()},
             "unreadable": sum(audio.duration_s is None for audio, _ in self.copies),
             "unlisted": self.num_unlisted,
+            **({HYPOTHESES: dict(sorted(self.joined.items()))} if self.joined else {}),
         }
 
     def write(self, store: ObjectStore, corpus_uri: str) -> tuple[Output, ...]:
@@ -434,6 +449,8 @@ def ingest_directory(
         for path in sorted(ingestion.path.iterdir())
         if path.is_file() and path.suffix != ".ctm" and path.name != LEXICON_FILE
     }
+    for each in ingestion.transcripts:
+        digests |= {uri: digest_object((each.store, uri)) for p in each.pieces for uri in p.uris}
 
     def make(step: StepRun) -> Manifest:
         planned = plan_copy(ingestion)
@@ -469,10 +486,13 @@ def plan_copy(ingestion: DirectoryIngestion) -> PlannedCopy:
     fault in the directory.
     """
     directory = read_kaldi_directory(ingestion.path, ingestion.dev_share, ingestion.locale)
-    utterances, acoustics, seed = directory.utterances, dict[str, Acoustics](), 0
+    joined = Counter[str]()
+    utterances = join(ingestion.transcripts, directory.utterances, _keys_of, joined)
+    require_joined(ingestion.transcripts, joined)
+    acoustics, seed = dict[str, Acoustics](), 0
     if simulation := ingestion.simulation:
         seed = simulation.choices.seed
-        utterances = tuple(_versions(utterances, simulation.choices))
+        utterances = list(_versions(utterances, simulation.choices))
         simulated = {each.subset for each in utterances if each.is_simulated}
         acoustics.update(simulation.draw(simulated))
     copies: list[tuple[_Audio, Utterance]] = []
@@ -494,8 +514,18 @@ def plan_copy(ingestion: DirectoryIngestion) -> PlannedCopy:
             copies.append((audio, record))
             spoken[utterance.speaker_id] += timedelta(seconds=duration_s)
     return PlannedCopy(
-        copies, directory.language_data, quarantined, directory.num_unlisted, acoustics, seed
+        copies,
+        directory.language_data,
+        quarantined,
+        directory.num_unlisted,
+        acoustics,
+        seed,
+        joined,
     )
+
+
+def _keys_of(utterance: KaldiUtterance) -> list[Key]:
+    return [("id", utterance.utterance_id), ("uri", normalize_uri(str(utterance.audio_path)))]
 
 
 def _versions(
@@ -587,6 +617,7 @@ def _record(audio: _Audio, duration_s: float, default_time: datetime) -> Utteran
         text=utterance.text,
         placement=utterance.placement,
         stream=utterance.stream,
+        hypotheses=utterance.hypotheses,
     )
 
 

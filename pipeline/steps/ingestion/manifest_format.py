@@ -13,6 +13,7 @@ from typing import ClassVar
 from infra.store.object_store import ObjectStore
 from pipeline.records import (
     MEMBER_FIELDS,
+    PRED_TEXT,
     SEGMENT_FIELDS,
     MetadataError,
     PartialRecord,
@@ -24,6 +25,7 @@ from pipeline.steps.ingestion.manifest_rows import Piece, Row, each_row
 FIELDS = (
     *("utterance_id", "speaker_id", "duration_s", "created_at", "locale", "audio_uri"),
     *("text", "placement", "stream", *SEGMENT_FIELDS, *MEMBER_FIELDS),
+    *("hypotheses", PRED_TEXT, "score"),
 )
 """The fields of a metadata record."""
 
@@ -44,6 +46,7 @@ HARMLESS = (*ABOUT_SPEAKERS, *ABOUT_TEXTS, *ABOUT_FILES, *ROW_NUMBERS)
 _NUMBERS: Mapping[str, type[float] | type[int]] = {
     "duration_s": float,
     "start_s": float,
+    "score": float,
     "member_offset": int,
     "member_bytes": int,
 }

@@ -7,6 +7,7 @@ each task.
 import csv
 import difflib
 import gzip
+import hashlib
 import io
 import json
 import re
@@ -50,6 +51,7 @@ _TABLE = re.compile(r"\.[ct]sv(\.gz)?$")
 """The name of a table, which may have a single column, and so no delimiter."""
 
 _HEAD_BYTES = 64 * 2**10
+_DIGESTED_BYTES = 8 * 2**20
 T = TypeVar("T")
 
 
@@ -87,6 +89,16 @@ class Piece:
             if store.head(uri).etag != etag:
                 remedy = "leave the manifest as it is, and ingest it into a new --run"
                 raise ValueError(f"{uri}: it changed while it was ingested: {remedy}")
+
+
+def digest_object(element: tuple[ObjectStore, str]) -> str:
+    """Compute an object's SHA-256, some of its bytes at a time."""
+    store, uri = element
+    digest = hashlib.sha256()
+    with closing(store.open(uri)) as file:
+        while some := file.read(_DIGESTED_BYTES):
+            digest.update(some)
+    return digest.hexdigest()
 
 
 def whole(objects: Sequence[ObjectInfo], folder: str) -> Piece:

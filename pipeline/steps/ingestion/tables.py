@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from infra.store.object_store import ObjectStore, join_uri
-from pipeline.records import Quarantined
+from pipeline.records import PRED_TEXT, Quarantined
 from pipeline.steps.ingestion import COLUMNS, IGNORE_COLUMNS
 from pipeline.steps.ingestion.manifest_format import (
     ABOUT_SPEAKERS,
@@ -89,17 +89,19 @@ NEMO_COLUMNS = {
     "speaker_id": "speaker",
     "locale": "lang",
     "created_at": "created_at",
+    PRED_TEXT: PRED_TEXT,
+    "score": "score",
     CHANNEL: "channel_selector",
 }
 NEMO_HARMLESS = (
     *HARMLESS,
-    *("pred_text", "wer", "cer", "score", "confidence", "taskname", "task", "source_lang"),
+    *("wer", "cer", "confidence", "taskname", "task", "source_lang"),
     *("target_lang", "pnc", "itn", "timestamp", "diarize", "prompt_format", "decodercontext"),
     *("num_segments", "num_speakers", "label", "answer", "context", "question", "emotion"),
     *("text_pc", "text_no_preprocessing", "normalized_text", "orig_sr", "seq_label"),
     *("rttm_filepath", "uem_filepath", "ctm_filepath"),
 )
-"""What NeMo's tools add to a manifest: hypotheses, prompts, labels, and files of other tasks."""
+"""What NeMo's tools add to a manifest: error rates, prompts, labels, and files of other tasks."""
 
 TARRED = Look(
     "NeMo's tarred data set",

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from infra.devices.pool_folder import held, locked, remove_abandoned
+from infra.devices.pool_folder import held, remove_abandoned
+from infra.host_folder import locked
 
 
 def test_a_folder_that_is_removed_and_held_at_once_is_there(tmp_path: Path) -> None:

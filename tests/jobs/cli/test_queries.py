@@ -84,7 +84,7 @@ def test_verify_compares_the_settings(
     ask: Ask, tmp_path: Path, made_by: Sequence[str], asked_of: Sequence[str], expected: str
 ) -> None:
     """Manifests state every setting, also one at its default."""
-    config = plain(read_recipe(str(TINY), [*SETTINGS, *made_by]).targets)
+    config = read_recipe(str(TINY), [*SETTINGS, *made_by]).targets.settings
     step = "targets/unlabelled"
     manifest = Manifest(step, config, {}, ()).to_bytes()
     ObjectStore((str(tmp_path),)).put(join_uri(str(tmp_path), step, "manifest.json"), manifest)

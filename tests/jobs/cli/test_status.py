@@ -86,12 +86,12 @@ def test_the_rate_is_of_all_steps_of_a_kind(
 
 
 def test_the_rate_is_that_since_steps_of_other_kinds(run_job: RunJob, tmp_path: Path) -> None:
-    """Labelling that began 100,000 s ago has had its graph for 1,000 s, and read an hour.
+    """Labelling that began 100,000 s ago has been tuned for 1,000 s, and read an hour.
 
-    Three more take 3,000 s: the time of building the graph does not count.
+    Three more take 3,000 s: the time of tuning does not count.
     """
     run_uri, began = str(tmp_path), datetime.now(UTC).timestamp() - 1000
-    for step in ("features/unlabelled", "graphs/targets"):
+    for step in ("features/unlabelled", "graphs/tuning"):
         put_manifest(run_uri, whole(step, 4))
         os.utime(Path(run_uri, step, "manifest.json"), (began, began))
     put_begun(run_uri, "generate_targets", {}, seconds=100_000)

@@ -14,7 +14,7 @@ from pipeline.runs.manifest import is_finished
 from tests.small_run import make_run
 from tests.whole_path.processes import TINY
 
-HEAVY = ("torch", "kaldi_decoder", "kaldi_hmm_gmm", "kaldi_native_fbank", "kaldialign", "kaldifst")
+HEAVY = ("torch", "kaldi_hmm_gmm", "kaldi_native_fbank", "kaldialign", "kaldifst")
 
 PROGRAM = """
 import json, runpy, sys

@@ -64,6 +64,9 @@ def test_a_lexicon_of_other_words_is_refused_first(corpus: Corpus, given: list[s
     for said in (checked, ingested):
         assert f"{SAID}the loss budget is 9.00%: correct lexicon.txt or the tr" in said.err
     assert not Path(corpus.run_uri, "corpus").exists()
+    said = corpus.job("check", *given, "--set", "corpus.unknown_words='letters'")
+    assert said.code == 0, said.err
+    assert "their letters make pronunciations" in said.err
     for said in both(corpus, given, "--set", "corpus.unknown_words='spn'"):
         assert said.code == 0, said.err
         assert "they are aligned as SPN" in said.err

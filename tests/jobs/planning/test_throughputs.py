@@ -30,7 +30,7 @@ from jobs.planning.run_plan import (
     plan_run,
     planned_workload,
 )
-from jobs.run_table import CERTIFY, EVALUATE, INGEST, REPORT, STEPS
+from jobs.run_table import BUILD_GRAPH, CERTIFY, EVALUATE, INGEST, REPORT, STEPS
 from jobs.volumes import (
     DETERMINIZING_WORK,
     RAW_LATTICE_BYTES,
@@ -66,7 +66,8 @@ CALIBRATION = Calibration(
 )
 
 
-PLANNED = [step for step in STEPS if step not in (INGEST, EVALUATE, CERTIFY, REPORT)]
+UNPLANNED = INGEST, BUILD_GRAPH, EVALUATE, CERTIFY, REPORT
+PLANNED = [step for step in STEPS if step not in UNPLANNED]
 """The steps of a plan without held-out hours, in order."""
 
 

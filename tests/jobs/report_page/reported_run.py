@@ -17,6 +17,7 @@ from pipeline.runs.names import (
     EVALUATION_ERRORS,
     EVALUATION_SCORES,
     EVALUATION_STEP,
+    GRAPH_STEP,
     MODELS_FOLDER,
     REPORT_DOCUMENT,
     REPORT_PAGE,
@@ -117,7 +118,7 @@ def write_reported_run(
 ) -> None:
     """Write a run whose models made so many errors, a number by speaker.
 
-    Its evaluation has read an ARPA of the digest `arpa`, if that is given. `development` are errors
+    Its graph is of an ARPA of the digest `arpa`, if that is given. `development` are errors
     of each model in 50 words, of each acoustic scale that was tried; the fewest chose the scale.
     """
     store, run_uri = ObjectStore((str(run),)), str(run)
@@ -136,7 +137,9 @@ def write_reported_run(
         context.put_output(EVALUATION_ERRORS, ".jsonl", write_errors(scored), tally),
     )
     inputs = {"arpa": arpa} if arpa else {}
-    evaluated = Manifest(EVALUATION_STEP, {}, inputs, outputs, tally_in=tally, tally_out=tally)
+    built = Manifest(GRAPH_STEP, {}, inputs, ())
+    store.put(join_uri(run_uri, GRAPH_STEP, "manifest.json"), built.to_bytes())
+    evaluated = Manifest(EVALUATION_STEP, {}, {}, outputs, tally_in=tally, tally_out=tally)
     store.put(join_uri(run_uri, EVALUATION_STEP, "manifest.json"), evaluated.to_bytes())
     recipe = plain(read_recipe(str(TINY), overrides))
     record = {**RECORD, "step": "evaluate", "recipe": recipe}

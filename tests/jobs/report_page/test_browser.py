@@ -12,7 +12,7 @@ from tests.jobs.report_page.whole_report import whole_report
 pytestmark = pytest.mark.cluster  # with the other programs that make faults installs
 
 DESKTOP, PHONE = 1280, 390
-NUM_FIGURES = 11
+NUM_FIGURES = 12
 PAPERS = {"light": "rgb(255, 255, 255)", "dark": "rgb(20, 23, 29)"}
 
 CLIPPED = """

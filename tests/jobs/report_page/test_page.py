@@ -86,6 +86,8 @@ ROWS = [
     ["selection.hours", "2.0", "4.0"],
     ["2.0", "2.00", "43.0 (38.0 to 48.0)", "39.0 (34.0 to 44.0)"],
     ["DP3", "baseline", "310", "20", "70", "400", "1,234"],
+    ["baseline", "1,200", "87.5", "91.8", "12.8"],
+    ["90", "1,100", "96.0", "90.9"],
     ["speaker-11", "51.7", "33.7", "46.3", "300"],
     ["student", "0.4", "3", "25.0"],
     ["DP5", "61.2", "61.2", "61.2"],
@@ -116,7 +118,7 @@ def test_tables_and_pictures_speak(report: dict[str, Any]) -> None:
     assert all(each.get("scope") in {"col", "row", "rowgroup"} for each in root.iter("th"))
     assert all(table.findtext("caption/span") for table in root.iter("table"))
     drawings = list(root.iter("svg"))
-    assert len(drawings) == 2 * 11  # each for a desktop and for a phone
+    assert len(drawings) == 2 * 12  # each for a desktop and for a phone
     assert all(each.get("role") == "img" and each.get("aria-label") for each in drawings)
 
 

@@ -12,7 +12,7 @@ from infra.store.object_store import ObjectStore
 from pipeline.records import Tally
 from pipeline.runs.commit import step_context
 from pipeline.runs.manifest import sha256
-from pipeline.runs.names import EVALUATION_STEP, REPORT_DOCUMENT, REPORT_PAGE, SCRATCH_FOLDER
+from pipeline.runs.names import GRAPH_STEP, REPORT_DOCUMENT, REPORT_PAGE, SCRATCH_FOLDER
 from tests.job_programs import RunJob, Said
 from tests.jobs.report_page.reported_run import (
     TRANSCRIPT,
@@ -252,9 +252,9 @@ def test_an_oracle_without_a_report_is_refused(runs: Runs) -> None:
 def test_the_page_says_whether_the_language_model_is_the_same(
     runs: Runs, here: str, there: str, is_same: bool
 ) -> None:
-    """It is where the oracle reads an ARPA that this run's evaluation made, or the same one."""
+    """It is where the oracle reads an ARPA that this run made, or the same one."""
     runs.write(oracle_errors(), arpa=there, arpa_here=here)
-    scratch = f"{EVALUATION_STEP}/{SCRATCH_FOLDER}"
+    scratch = f"{GRAPH_STEP}/{SCRATCH_FOLDER}"
     context = step_context(ObjectStore((str(runs.here),)), str(runs.here), scratch, {}, {})
     assert context.put_output("arpa-3", ".arpa", b"an ARPA", Tally()).sha256 == MADE
     assert runs.beside_oracle().code == 0

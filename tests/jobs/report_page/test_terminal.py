@@ -14,17 +14,19 @@ def report() -> dict[str, Any]:
 
 
 def tables(report: dict[str, Any]) -> list[list[str]]:
-    """Return the lines of the tables, which follow three sentences in the whole report."""
-    return [block.splitlines() for block in format_table(report).split("\n\n")[3:]]
+    """Return the lines of the tables, which follow four sentences in the whole report."""
+    return [block.splitlines() for block in format_table(report).split("\n\n")[4:]]
 
 
 def test_the_whole_table(report: dict[str, Any]) -> None:
-    """Sentences, rates with the oracle's, recovery, development rates and the plan."""
+    """Sentences, rates with the oracle's, recovery, confidence, development rates and the plan."""
     shown = format_table(report)
     stated = " ".join(shown.split())
     assert "Over 5 placements the student lowers the word error rate" in stated
     assert "together the WERR is 13.5 %, with a 95 % interval from 10.1 to 16.9 %." in stated
     assert "the student recovers 31.0 % of what the oracle gains" in stated
+    assert "Of 6,170 held-out words 253 (4.1 %) are in no hypothesis" in stated
+    assert "130 of 900 different words. They make at least 12.7 % of the errors of base" in stated
     words = [[line.split() for line in table] for table in tables(report)]
     assert words[0][0] == ["WER,", "%", *PLACEMENTS, "mean", "dev"]
     assert words[0][1] == ["baseline", "33.0", "39.0", "45.0", "51.0", "57.0", "45.0", "25.0"]
@@ -34,7 +36,11 @@ def test_the_whole_table(report: dict[str, Any]) -> None:
     assert ["all", "together", "33.7", "(25.7", "to", "41.7)", "31.0", "(22.0", "to", "40.0)"] in (
         words[1]
     )
-    assert words[2][1] == ["baseline", "25.0", "25.0"]
+    assert words[2][:2] == [
+        ["confidence,", "%", "mean", "correct", "NCE"],
+        ["baseline", "91.8", "87.5", "12.8"],
+    ]
+    assert words[3][1] == ["baseline", "25.0", "25.0"]
     assert all(len({len(line) for line in table}) == 1 for table in tables(report))
     assert max(map(len, shown.splitlines())) <= 70
 

@@ -85,7 +85,7 @@ def test_contents_lead_to_every_section(page: str) -> None:
     titles = [(f"#{each.get('id')}", each.findtext("h2")) for each in root.iter("section")]
     links = [(each.get("href"), each.text) for each in root.iter("a")]
     assert links == titles
-    assert len(links) == 19
+    assert len(links) == 20
 
 
 def test_any_text_of_the_store_is_escaped() -> None:

@@ -106,6 +106,21 @@ def statistics() -> dict[str, Any]:
     }
 
 
+def confidence() -> dict[str, Any]:
+    """Confidences of two bins."""
+    bins = [
+        {"low": 0.4, "num_words": 100, "num_correct": 50, "mean_confidence": 0.45},
+        {"low": 0.9, "num_words": 1100, "num_correct": 1000, "mean_confidence": 0.96},
+    ]
+    return {
+        "num_words": 1200,
+        "num_correct": 1050,
+        "mean_confidence": 0.9175,
+        "normalized_cross_entropy": 12.75,
+        "bins": bins,
+    }
+
+
 def development(reference_words: int) -> dict[str, Any]:
     """Word errors of development speakers, as tuning left them."""
     counts = {"substitutions": 90, "insertions": 10, "deletions": 28}
@@ -199,6 +214,12 @@ def whole_report() -> dict[str, Any]:
         "werr": dict(zip(PLACEMENTS, (20.7, 19.3, 18.3, 8.4, 7.5), strict=True)),
         "word_errors": {model: dict.fromkeys(PLACEMENTS, errors) for model in MODELS},
         "statistics": statistics(),
+        "out_of_vocabulary": {
+            "num_words": 6170,
+            "num_unknown": 253,
+            "num_types": 900,
+            "num_unknown_types": 130,
+        },
         "speakers": {
             f"speaker-{n:02d}": {
                 "reference_words": 300,
@@ -210,6 +231,7 @@ def whole_report() -> dict[str, Any]:
         "development": development(512),
         "decoding": {model: {"acoustic_scale": 0.4, "ngram_order": 3} for model in MODELS},
         "frame_accuracy": {model: dict.fromkeys(PLACEMENTS, 61.25) for model in MODELS},
+        "confidence": dict.fromkeys(MODELS, confidence()),
         "hours": {"labelled": 0.3, "unlabelled": 3.9, "heldout": 0.7},
         "hours_curve": [
             {

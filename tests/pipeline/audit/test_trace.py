@@ -227,13 +227,13 @@ def test_an_utterance_without_a_lattice_says_why(run: Run, tmp_path: Path) -> No
     def search(given: np.ndarray) -> KBest:
         own = label(given)
         is_chosen = any(np.array_equal(splice(frames, offset), given) for offset in range(3))
-        return KBestWithoutLattice.of(own, "search_failed", "too long") if is_chosen else own
+        return KBestWithoutLattice.of(own, "lattice_failed", "too long") if is_chosen else own
 
     config = TargetsConfig(4, 100, SEED)
     generate_targets(store, run_uri, config, teacher_of(search), serially, loss_budget=0.1)
     _, seen = follow((store, run_uri), chosen)
     assert seen["targets"].outcome == "written"
-    assert seen["targets"].facts["without_lattice"] == "search_failed: too long"
+    assert seen["targets"].facts["without_lattice"] == "lattice_failed: too long"
     assert "without_lattice" not in follow((store, run_uri), other)[1]["targets"].facts
 
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from pipeline.filterbank import NUM_BINS
 from pipeline.kbest import KBest, select_kbest
+from pipeline.records import Hypothesis
 from pipeline.shards import (
     Alignment,
     FeatureRow,
@@ -83,6 +84,16 @@ def plain(value: Any) -> Any:
     if dataclasses.is_dataclass(value):
         return tuple(plain(getattr(value, field.name)) for field in dataclasses.fields(value))
     return value
+
+
+def test_what_recognizers_heard_is_a_column_of_shards_that_have_some() -> None:
+    """Rows without any are written as before there were any."""
+    heard = (Hypothesis("whisper", "Nr. \u201c3\u201d", -0.1), Hypothesis("b", ""))
+    rows = [feature_row(0), replace(feature_row(1), hypotheses=heard)]
+    assert [row.hypotheses for row in read_features(write_features(rows))] == [(), heard]
+    plain_rows = [feature_row(0), feature_row(1)]
+    assert b"hypotheses" not in write_features(plain_rows)
+    assert [row.hypotheses for row in read_features(write_features(plain_rows))] == [(), ()]
 
 
 def in_bytes(row: Any) -> Any:

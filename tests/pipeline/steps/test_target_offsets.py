@@ -116,7 +116,7 @@ def test_an_utterance_without_lattice_at_an_offset_counts_once(
 
     def search(frames: np.ndarray) -> KBest:
         own = label(frames)
-        return KBestWithoutLattice.of(own, "search_failed", "no path") if len(frames) % 2 else own
+        return KBestWithoutLattice.of(own, "lattice_failed", "no path") if len(frames) % 2 else own
 
     searching = teacher_of(search)
     store, run_uri = copy_run(every[1], tmp_path)
@@ -124,5 +124,5 @@ def test_an_utterance_without_lattice_at_an_offset_counts_once(
     made = generate_targets(store, run_uri, ALL, searching, serially, loss_budget=0.99).manifest
     counts = [len(row.features) for row in rows_of(*every, "partitions")]
     failed = [num for num in counts if any((num - offset) // STACK % 2 for offset in range(STACK))]
-    assert made.statistics["without_lattice"] == {"search_failed": len(failed)}
+    assert made.statistics["without_lattice"] == {"lattice_failed": len(failed)}
     assert 0 < len(failed) < len(counts)

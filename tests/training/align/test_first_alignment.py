@@ -19,6 +19,7 @@ from pipeline.runs.ledger import QUARANTINED, read_lines
 from pipeline.runs.manifest import Manifest, read_manifest, read_output
 from pipeline.runs.names import BOOTSTRAP_STEP
 from pipeline.shards import FeatureRow, read_partition
+from tests.small_corpus import serially
 from tests.training.align.labelled_run import (
     FEATURES,
     SMALL_TREE,
@@ -29,12 +30,12 @@ from tests.training.align.labelled_run import (
 )
 from training.align import bootstrap as bootstrap_module
 from training.align import shard_alignment
-from training.align.bootstrap import MS_PER_HOUR, bootstrap, draw_places, draw_rows
+from training.align.bootstrap import MS_PER_HOUR, TextWords, bootstrap, draw_places, draw_rows
 from training.align.labelled import read_lexicon
 from training.align.lda_mllt import CEPSTRA
 from training.align.network_alignment import read_tree
 from training.align.realignment import read_tree_features
-from training.settings.decoding import BootstrapConfig
+from training.settings.decoding import BootstrapConfig, SpelledText
 
 LOUD, QUIET = 30, 3
 
@@ -201,6 +202,47 @@ def test_unknown_words_may_be_aligned_as_spoken_noise(tmp_path: Path) -> None:
     aligned = read_aligned(place, manifest)
     assert noise & set(aligned["utterance-09"])
     assert not noise & set(aligned["utterance-08"])
+
+
+def test_letters_pronounce_unknown_words(tmp_path: Path) -> None:
+    """No utterance is lost; later steps read the phones that the bootstrap's manifest states."""
+    parts = with_a_wasp(shards(), "utterance-09")
+    bees = [
+        [replace(row, text=(row.text or "").replace("wasp", "bees")) for row in each]
+        for each in parts
+    ]
+    place = write_labelled(tmp_path, bees)
+    manifest = bootstrapped(place, unknown_words="letters").manifest
+    assert (manifest.tally_in, manifest.quarantined) == (manifest.tally_out, Tally())
+    made = manifest.statistics["made_pronunciations"]
+    lexicon = read_lexicon(*place, []).parse()
+    assert {word: lexicon.pronunciations[word] for word in made} == {"bees": ((*made["bees"],),)}
+    assert read_tree(*place[:2], BOOTSTRAP_STEP).phones == lexicon.phones
+    assert "utterance-09" in read_aligned(place, manifest)
+
+
+def test_letters_pronounce_words_of_a_text_too(tmp_path: Path) -> None:
+    """The manifest has the text's digest and the number of words beside their phones."""
+    place = write_labelled(tmp_path, shards())
+    text = TextWords(SpelledText("lm.txt", 2), ("sees", "backs"), {"language_model_text": "abc"})
+    settings = BootstrapConfig(num_iterations=2, max_gaussians=1)
+    manifest = bootstrap(
+        *place, settings, SMALL_TREE, 0.0, serially, unknown_words="letters", text=text
+    ).manifest
+    assert manifest.inputs["language_model_text"] == "abc"
+    assert (manifest.config["language_model_text"], manifest.config["num_text_words"]) == (
+        "lm.txt",
+        2,
+    )
+    assert {"sees", "backs"} <= read_lexicon(*place, []).parse().pronunciations.keys()
+
+
+def test_words_of_other_letters_remain_unknown(tmp_path: Path) -> None:
+    """No word of the lexicon has a w, so nothing is made up, and the utterance is a row."""
+    place = write_labelled(tmp_path, with_a_wasp(shards(), "utterance-09"))
+    manifest = bootstrapped(place, 0.5, unknown_words="letters").manifest
+    assert manifest.quarantined.utterances == 1
+    assert "made_pronunciations" not in manifest.statistics
 
 
 def test_the_loss_budget_is_of_all_labelled_utterances(tmp_path: Path) -> None:

@@ -26,7 +26,6 @@ from tests.training.sequence_training.toy_run import (
 from training.align.labelled import labelled_transcripts, transcript_reads
 from training.decode.corpus_lexicon import UnknownWords, similar_words
 from training.decode.lexicon import Lexicon, parse_lexicon
-from training.decode.ngrams import read_arpa
 from training.decode.senones import SenoneTree
 from training.distributed.simulated_group import simulate_ranks
 from training.evaluate.language_model import LanguageModelFiles
@@ -94,8 +93,7 @@ def test_unknown_words_are_words_of_lattices_alone(
     known = {word: spelled for word, spelled in LEXICON.pronunciations.items() if word != "see"}
     noisy = Lexicon(known).with_spoken_noise()
     model = LanguageModelFiles({}).model(*place[:2], noisy, CONFIG)
-    entries = read_arpa(model.arpa(2))
-    assert {each.ngram[0] for each in entries if len(each.ngram) == 1} == {*known, "<s>", "</s>"}
+    assert {*model.of_order(2).words} == {*known, "<s>", "</s>"}
     tree = SenoneTree(noisy.phones, tuple(range(len(noisy.phones))))
     monkeypatch.setattr(lattices, "read_tree", lambda *_: tree)
     words = weak_graph(*place[:2], noisy, 2).words
@@ -141,11 +139,14 @@ def test_words_and_utterances_are_counted_by_frequency() -> None:
     """An utterance counts once however often it has a word; the most frequent words come first."""
     unknown = UnknownWords.of(["YES NO NO", "NO", "OH YES", "YES", ""], SMALL_LEXICON)
     said = "lexicon.txt lacks 2 words, in 3 of 5 labelled utterances: 'NO', 'OH'; "
-    assert unknown.note(SMALL_LEXICON, "labelled") == f"{said}these utterances will not be aligned"
+    assert (
+        unknown.note(SMALL_LEXICON, "labelled", "row")
+        == f"{said}these utterances will not be aligned"
+    )
     noisy = SMALL_LEXICON.with_spoken_noise()
-    assert unknown.note(noisy, "labelled") == f"{said}they are aligned as SPN"
-    assert unknown.note(noisy, "heldout").endswith("'OH'; they count as errors")
-    assert UnknownWords.of(["YES"], SMALL_LEXICON).note(SMALL_LEXICON, "labelled") == ""
+    assert unknown.note(noisy, "labelled", "row") == f"{said}they are aligned as SPN"
+    assert unknown.note(noisy, "heldout", "row").endswith("'OH'; they count as errors")
+    assert UnknownWords.of(["YES"], SMALL_LEXICON).note(SMALL_LEXICON, "labelled", "row") == ""
 
 
 @pytest.mark.parametrize(
@@ -162,7 +163,7 @@ def test_words_and_utterances_are_counted_by_frequency() -> None:
 def test_another_spelling_of_the_word_is_named(word: str, known: str) -> None:
     """Case, apostrophe, Unicode's form, and characters that cannot be seen."""
     assert similar_words([word, "NO"], SMALL_LEXICON) == {word: known}
-    said = UnknownWords.of([f"YES {word}"], SMALL_LEXICON).note(SMALL_LEXICON, "labelled")
+    said = UnknownWords.of([f"YES {word}"], SMALL_LEXICON).note(SMALL_LEXICON, "labelled", "row")
     assert f"{word!r} (it has {known!r})" in said
 
 
@@ -172,9 +173,9 @@ def test_the_loss_budget_bounds_utterances_that_are_not_aligned() -> None:
         UnknownWords.of(["YES", "NO YES"], SMALL_LEXICON),
         SMALL_LEXICON.with_spoken_noise(),
     )
-    unknown.check_loss(SMALL_LEXICON, "labelled", 0.5)
-    unknown.check_loss(noisy, "labelled", 0.0)
+    unknown.check_loss(SMALL_LEXICON, "labelled", 0.5, "row")
+    unknown.check_loss(noisy, "labelled", 0.0, "row")
     with pytest.raises(LossBudgetExceededError, match=r"in 1 of 2 .*'NO'; the loss budget is 40"):
-        unknown.check_loss(SMALL_LEXICON, "labelled", 0.4)
+        unknown.check_loss(SMALL_LEXICON, "labelled", 0.4, "row")
     with pytest.raises(LossBudgetExceededError, match=r"give the lexicon of these transcripts"):
-        UnknownWords.of(["yes", "don't"], SMALL_LEXICON).check_loss(noisy, "labelled", 0.9)
+        UnknownWords.of(["yes", "don't"], SMALL_LEXICON).check_loss(noisy, "labelled", 0.9, "row")

@@ -193,7 +193,7 @@ def test_rows_of_all_nights_have_a_provenance(nights: Nights) -> None:
 
 ROOT = Path(__file__).parents[3]
 WATCH = """
-heavy = {'pyspark', 'kaldi_decoder', 'kaldifst'}
+heavy = {'pyspark', 'kaldifst'}
 assert not heavy & set(sys.modules), heavy & set(sys.modules)
 """
 

@@ -3,6 +3,7 @@
 Chen & Goodman 1999, equations 20 to 26; counts of n-grams that begin with <s> as in KenLM.
 """
 
+import io
 import itertools
 import math
 import random
@@ -10,38 +11,42 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import cache
 
-import kaldifst
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from training.decode.graph import GrammarWeights, ngram_grammar
+from tests.training.decode.small_ngrams import (
+    PREDICTED,
+    VOCABULARY,
+    Asked,
+    Sentences,
+    Words,
+    corpora,
+    histories_below,
+)
+from training.decode.arpa import read_arpa, restricted
+from training.decode.const_fst import ConstFst
+from training.decode.grammar import GrammarWeights, ngram_grammar
+from training.decode.lexicon import UNKNOWN
 from training.decode.ngrams import (
     NO_COUNTS,
-    UNKNOWN,
+    BackoffModel,
     discounts_of,
-    kneser_ney_arpa,
-    read_arpa,
-    restrict_arpa,
-    witten_bell_arpa,
-)
-
-VOCABULARY = ["a", "b", "c", "d"]
-Sentences = list[list[str]]
-Words = tuple[str, ...]
-
-corpora = st.lists(
-    st.lists(st.sampled_from([*VOCABULARY[:3], UNKNOWN]), max_size=7), min_size=1, max_size=12
+    kneser_ney,
+    witten_bell,
 )
 
 
 class Reference:
     """Reference computes each probability from the sentences, without any stored table."""
 
-    def __init__(self, sentences: Sentences, order: int) -> None:
+    def __init__(
+        self, sentences: Sentences, order: int, min_counts: Sequence[int] = (1, 1, 1, 1, 1)
+    ) -> None:
         self.padded = [("<s>", *sentence, "</s>") for sentence in sentences]
-        self.order = order
-        self.predicted = [*VOCABULARY, "</s>"]
+        self.order, self.min_counts = order, min_counts
+        self.predicted = PREDICTED
         self.discounts = cache(self.discounts_of)
 
     def occurrences(self, words: Words) -> int:
@@ -83,41 +88,31 @@ class Reference:
             return lower
         discount = self.discounts(len(history) + 1)
         own = self.count((*history, word))
-        gamma = sum(discount[min(each, 3)] for each in counts) / sum(counts)
-        return max(own - discount[min(own, 3)], 0) / sum(counts) + gamma * lower
+        are_listed = [self.is_listed((*history, each)) for each in self.predicted]
+        gamma = sum(
+            discount[min(each, 3)] if is_listed else each
+            for each, is_listed in zip(counts, are_listed, strict=True)
+        ) / sum(counts)
+        kept = own - discount[min(own, 3)] if self.is_listed((*history, word)) else 0
+        return kept / sum(counts) + gamma * lower
+
+    def is_listed(self, words: Words) -> bool:
+        return len(words) == 1 or self.occurrences(words) >= self.min_counts[len(words) - 1]
 
 
-class Arpa:
-    """Arpa answers from the text alone: it backs off until the n-gram is listed."""
-
-    def __init__(self, text: str) -> None:
-        self.entries = {entry.ngram: entry for entry in read_arpa(text)}
-
-    def probability(self, history: Words, word: str) -> float:
-        if (entry := self.entries.get((*history, word))) is not None:
-            return 10**entry.log_probability
-        weight = 10 ** self.entries[history].log_backoff if history in self.entries else 1.0
-        return weight * self.probability(history[1:], word)
-
-
-def histories_below(order: int) -> list[Words]:
-    return [
-        words
-        for length in range(order)
-        for words in itertools.product(["<s>", *VOCABULARY], repeat=length)
-        if "<s>" not in words[1:]
-    ]
+def read(text: str) -> BackoffModel:
+    return read_arpa(io.StringIO(text))
 
 
 @settings(max_examples=40, deadline=None)
-@given(corpora, st.integers(1, 5), st.sampled_from([kneser_ney_arpa, witten_bell_arpa]))
+@given(corpora, st.integers(1, 5), st.sampled_from([kneser_ney, witten_bell]))
 def test_probabilities_sum_to_one_after_every_history(
-    sentences: Sentences, order: int, estimate: Callable[[Sentences, list[str], int], str]
+    sentences: Sentences, order: int, estimate: Callable[[Sentences, list[str], int], BackoffModel]
 ) -> None:
     """Probabilities sum to one to 1e-6 after every history, seen or not; all are above 0."""
-    arpa = Arpa(estimate(sentences, VOCABULARY, order))
+    asked = Asked(estimate(sentences, VOCABULARY, order))
     for history in histories_below(min(order, 4)):
-        each = [arpa.probability(history, word) for word in [*VOCABULARY, "</s>"]]
+        each = [asked.probability(history, word) for word in PREDICTED]
         assert min(each) > 0
         assert sum(each) == pytest.approx(1, abs=1e-6)
 
@@ -126,12 +121,41 @@ def test_probabilities_sum_to_one_after_every_history(
 @given(corpora, st.integers(1, 3))
 def test_every_probability_is_the_published_one(sentences: Sentences, order: int) -> None:
     """A direct recursion of the formula gives the same P(w | h) for every word and history."""
-    arpa = Arpa(kneser_ney_arpa(sentences, VOCABULARY, order))
+    asked = Asked(kneser_ney(sentences, VOCABULARY, order))
     reference = Reference(sentences, order)
     for history in histories_below(order):
-        for word in [*VOCABULARY, "</s>"]:
+        for word in PREDICTED:
             expected = reference.probability(history, word)
-            assert arpa.probability(history, word) == pytest.approx(expected, rel=1e-6)
+            assert asked.probability(history, word) == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("min_counts", [(1, 1, 2), (1, 2, 2), (1, 2, 3)])
+def test_rare_ngrams_leave_their_mass_to_shorter_ones(min_counts: tuple[int, ...]) -> None:
+    """As in KenLM: by counts of the text, discounts of all n-grams; listed are the others alone."""
+    words = random.Random(5)
+    sentences = [words.choices(VOCABULARY, [6, 3, 2, 1], k=words.randint(1, 6)) for _ in range(25)]
+    model = kneser_ney(sentences, VOCABULARY, 3, min_counts)
+    asked, reference = Asked(model), Reference(sentences, 3, min_counts)
+    everything = {entry.ngram for entry in kneser_ney(sentences, VOCABULARY, 3)}
+    frequent = {each for each in everything if reference.is_listed(each)}
+    assert asked.entries.keys() == frequent != everything
+    for history in histories_below(3):
+        for word in PREDICTED:
+            expected = reference.probability(history, word)
+            assert asked.probability(history, word) == pytest.approx(expected, rel=1e-6)
+
+
+@settings(max_examples=20, deadline=None)
+@given(corpora, st.integers(2, 4), st.sampled_from([kneser_ney, witten_bell]))
+def test_without_rare_ngrams_probabilities_sum_to_one(
+    sentences: Sentences,
+    order: int,
+    estimate: Callable[[Sentences, list[str], int, tuple[int, ...]], BackoffModel],
+) -> None:
+    """The last least count holds for all longer n-grams, here of three and four words."""
+    asked = Asked(estimate(sentences, VOCABULARY, order, (1, 1, 2)))
+    for history in histories_below(order):
+        assert asked.total(history) == pytest.approx(1, abs=1e-6)
 
 
 def test_a_corpus_with_all_counts_of_counts() -> None:
@@ -139,20 +163,19 @@ def test_a_corpus_with_all_counts_of_counts() -> None:
     words = random.Random(3)
     weights = [8, 4, 2, 1]
     sentences = [words.choices(VOCABULARY, weights, k=words.randint(2, 7)) for _ in range(40)]
-    arpa, reference = Arpa(kneser_ney_arpa(sentences, VOCABULARY, 4)), Reference(sentences, 4)
+    asked, reference = Asked(kneser_ney(sentences, VOCABULARY, 4)), Reference(sentences, 4)
     discounts = reference.discounts(4)
     assert len(set(discounts)) == 4
     for history in [("a", "b", "a"), ("<s>", "b", "c"), ("d", "a")]:
-        for word in [*VOCABULARY, "</s>"]:
+        for word in PREDICTED:
             expected = reference.probability(history, word)
-            assert arpa.probability(history, word) == pytest.approx(expected, rel=1e-6)
+            assert asked.probability(history, word) == pytest.approx(expected, rel=1e-6)
 
 
 def test_published_discounts() -> None:
     """D1, D2 and D3+ follow from n1 = 8, n2 = 4, n3 = 2 and n4 = 1: Y = 1/2."""
     times = [1] * 8 + [2] * 4 + [3] * 2 + [4] + [9]
-    counts = Counter({(str(number),): count for number, count in enumerate(times)})
-    assert discounts_of(counts) == (0.0, 1 - 0.5, 2 - 3 / 4, 3 - 4 / 4)
+    assert discounts_of(np.array(times)) == (0.0, 1 - 0.5, 2 - 3 / 4, 3 - 4 / 4)
 
 
 @pytest.mark.parametrize(
@@ -170,18 +193,17 @@ def test_discounts_where_counts_of_counts_are_missing(
     times: list[int], expected: tuple[float, ...]
 ) -> None:
     """Without n3 or n4, or below 0, there is one discount; without n1 or n2, the fixed three."""
-    counts = Counter({(str(number),): count for number, count in enumerate(times)})
-    assert discounts_of(counts) == expected
+    assert discounts_of(np.array(times)) == expected
 
 
 def test_unknown_words_are_left_types_and_never_predicted() -> None:
     """Words after an unknown word count; no listed n-gram holds the unknown word."""
-    text = kneser_ney_arpa([["a", UNKNOWN, "b", "a"]], VOCABULARY, 3)
-    listed = {entry.ngram for entry in read_arpa(text)}
+    model = kneser_ney([["a", UNKNOWN, "b", "a"]], VOCABULARY, 3)
+    listed = {entry.ngram for entry in model}
     assert ("b", "a") in listed
     assert ("b", "a", "</s>") in listed
     assert all(UNKNOWN not in ngram for ngram in listed)
-    total = sum(Arpa(text).probability(("a",), word) for word in [*VOCABULARY, "</s>"])
+    total = sum(Asked(model).probability(("a",), word) for word in PREDICTED)
     assert math.isclose(total, 1, abs_tol=1e-6)
 
 
@@ -190,24 +212,25 @@ SENTENCES = [["a", "b"], ["a", "b", "c"], ["b"], [], ["a", "a", "b"]]
 
 def test_bigram_by_hand() -> None:
     """P(b | a) = (c(ab) + T(a) P(b)) / (N(a) + T(a)), P(b) = (c(b) + T / V) / (N + T)."""
-    arpa = Arpa(witten_bell_arpa(SENTENCES, VOCABULARY, 2))
+    asked = Asked(witten_bell(SENTENCES, VOCABULARY, 2))
     unigram = (4 + 4 / 5) / (14 + 4)  # a b c </s> occur, 14 tokens, 5 words with d
-    assert arpa.probability((), "b") == pytest.approx(unigram, rel=1e-5)
-    assert arpa.probability(("a",), "b") == pytest.approx((3 + 2 * unigram) / (4 + 2), rel=1e-5)
+    assert asked.probability((), "b") == pytest.approx(unigram, rel=1e-5)
+    assert asked.probability(("a",), "b") == pytest.approx((3 + 2 * unigram) / (4 + 2), rel=1e-5)
 
 
-def _grammar_cost(grammar: kaldifst.StdVectorFst, sentence: Sequence[str]) -> float:
+def _grammar_cost(grammar: ConstFst, sentence: Sequence[str]) -> float:
     """Return the cost of the path that backs off only if it must; labels 1.. are words, 9 is #0."""
     state, cost = grammar.start, 0.0
     for word in [*sentence, None]:
         while True:
-            arcs = {arc.ilabel: arc for arc in kaldifst.ArcIterator(grammar, state)}
-            if word is None and math.isfinite(grammar.final(state).value):
-                return cost + float(grammar.final(state).value)
+            final_cost, first, num_arcs, *_ = grammar.states[state].tolist()
+            arcs = {arc[0]: arc for arc in grammar.arcs[first : first + num_arcs].tolist()}
+            if word is None and math.isfinite(final_cost):
+                return float(cost + final_cost)
             wanted = VOCABULARY.index(word) + 1 if word is not None else 9
-            arc = arcs.get(wanted) or arcs[9]
-            cost, state = cost + arc.weight.value, arc.nextstate
-            if arc.ilabel != 9:
+            label, _, arc_cost, state = arcs.get(wanted) or arcs[9]
+            cost += arc_cost
+            if label != 9:
                 break
     raise AssertionError
 
@@ -215,16 +238,16 @@ def _grammar_cost(grammar: kaldifst.StdVectorFst, sentence: Sequence[str]) -> fl
 @pytest.mark.parametrize("order", [1, 2, 3])
 def test_grammar_scores_sentences_as_the_arpa_text_does(order: int) -> None:
     """The acceptor scores every sentence of up to three words as the ARPA reader does."""
-    text = witten_bell_arpa(SENTENCES, VOCABULARY, order)
+    model = witten_bell(SENTENCES, VOCABULARY, order)
     word_ids = {word: i + 1 for i, word in enumerate(VOCABULARY)} | {"#0": 9}
-    grammar, arpa = ngram_grammar(text, word_ids), Arpa(text)
+    grammar, asked = ngram_grammar(model, word_ids), Asked(model)
     for length in range(4):
         for sentence in itertools.product(VOCABULARY, repeat=length):
             history: tuple[str, ...] = ("<s>",)
             cost = 0.0
             for word in (*sentence, "</s>"):
                 context = history[max(0, len(history) - order + 1) :] if order > 1 else ()
-                cost -= math.log(arpa.probability(context, word))
+                cost -= math.log(asked.probability(context, word))
                 history = (*history, word)
             assert _grammar_cost(grammar, sentence) == pytest.approx(cost, abs=1e-3)
 
@@ -232,11 +255,11 @@ def test_grammar_scores_sentences_as_the_arpa_text_does(order: int) -> None:
 def test_words_outside_the_vocabulary_are_refused() -> None:
     """Words outside the vocabulary are refused, and the error names the word and the remedy."""
     with pytest.raises(ValueError, match=r"'e': add it to lexicon\.txt"):
-        witten_bell_arpa([["a", "e"]], VOCABULARY)
+        witten_bell([["a", "e"]], VOCABULARY, 3)
     with pytest.raises(ValueError, match="no sentences"):
-        witten_bell_arpa([], VOCABULARY)
+        witten_bell([], VOCABULARY, 3)
     with pytest.raises(ValueError, match="order = 0"):
-        witten_bell_arpa(SENTENCES, VOCABULARY, 0)
+        witten_bell(SENTENCES, VOCABULARY, 0)
 
 
 ARPA = """\
@@ -294,15 +317,19 @@ ngram 3=1
         ),
         ("\\end\\\n", "", r"ends without .end.: it was cut off: write or copy it again"),
         ("\\data\\", "", "not an ARPA language model"),
-        ("-0.6\ta wasp", "-0.6\ta fly", "line 17: 'fly' is not in lexicon.txt: add it"),
+        (
+            "-0.6\ta wasp",
+            "-0.6\ta fly",
+            "line 17: 'a fly': its last word has no unigram: list it too",
+        ),
     ],
 )
 def test_what_is_malformed_is_refused_by_its_line(old: str, new: str, message: str) -> None:
     """Numbers, fields, order and counts are checked; the error has the line and a remedy."""
     assert ARPA.count(old) == 1
-    assert len(read_arpa(ARPA)) == 10
+    assert len([*read(ARPA)]) == 10
     with pytest.raises(ValueError, match=message):
-        read_arpa(ARPA.replace(old, new), {"a", "b", "bee", "c", "wasp"})
+        read(ARPA.replace(old, new))
 
 
 @pytest.mark.parametrize("weight", ["-100", "100"])
@@ -310,7 +337,7 @@ def test_a_weight_at_the_bound_is_read(weight: str) -> None:
     """And so is the ARPA that a toolkit writes for a history that never backs off, -99."""
     (entry,) = [
         each
-        for each in read_arpa(ARPA.replace("\ta b\t0.1", f"\ta b\t{weight}"))
+        for each in read(ARPA.replace("\ta b\t0.1", f"\ta b\t{weight}"))
         if each.ngram == ("a", "b")
     ]
     assert entry.log_backoff == float(weight)
@@ -318,31 +345,34 @@ def test_a_weight_at_the_bound_is_read(weight: str) -> None:
 
 def test_foreign_words_are_dropped_and_counted() -> None:
     """N-grams with a word outside the lexicon go; the others keep their numbers exactly."""
-    restricted = restrict_arpa(ARPA, {"a", "b", "bee"})
-    counts = restricted.num_dropped_words, restricted.num_dropped_ngrams
+    found = restricted(read(ARPA), {"a", "b", "bee"})
+    counts = found.num_dropped_words, found.num_dropped_ngrams
     assert counts == (1, 2)
-    assert restricted.num_missing_words == 1
-    kept = [entry for entry in read_arpa(ARPA) if "wasp" not in entry.ngram]
-    assert read_arpa(restricted.text) == kept
-    ngram_grammar(restricted.text, {"a": 1, "b": 2, "bee": 3, "#0": 4})
+    assert found.num_missing_words == 1
+    assert [*found.model] == [entry for entry in read(ARPA) if "wasp" not in entry.ngram]
+    ngram_grammar(found.model, {"a": 1, "b": 2, "bee": 3, "#0": 4})
 
 
 def test_a_model_without_words_or_ends_is_refused() -> None:
     """A model must end sentences and share a word with the lexicon."""
     with pytest.raises(ValueError, match=r"no word of lexicon\.txt: need the lexicon's spelling"):
-        restrict_arpa(ARPA, {"A", "B"})
+        restricted(read(ARPA), {"A", "B"})
     without_end = ARPA.replace("-1\t</s>\n", "").replace("ngram 1=5", "ngram 1=4")
+    without_end = without_end.replace("-0.4\tb </s>\n", "").replace("ngram 2=4", "ngram 2=3")
     with pytest.raises(ValueError, match="has no unigram </s>: need it to end sentences"):
-        restrict_arpa(without_end, {"a", "b"})
+        restricted(read(without_end), {"a", "b"})
 
 
 def test_scale_and_insertion_penalty_enter_the_grammar() -> None:
     """The scale multiplies all costs of the model; the penalty is added to words alone."""
     word_ids = {"a": 1, "b": 2, "wasp": 3, "#0": 4}
-    grammar = ngram_grammar(ARPA, word_ids, GrammarWeights(scale=2.0, insertion_penalty=0.75))
-    arcs = {arc.ilabel: arc for arc in kaldifst.ArcIterator(grammar, grammar.start)}
+    grammar = ngram_grammar(
+        read_arpa(ARPA.splitlines()), word_ids, GrammarWeights(scale=2.0, insertion_penalty=0.75)
+    )
+    _, first, num_arcs, *_ = grammar.states[grammar.start].tolist()
+    arcs = {arc[0]: arc for arc in grammar.arcs[first : first + num_arcs].tolist()}
     nats = math.log(10)
-    assert arcs[1].weight.value == pytest.approx(2 * 0.25 * nats + 0.75, abs=1e-5)
-    assert arcs[4].weight.value == pytest.approx(2 * 0.3 * nats, abs=1e-5)
-    unigrams = arcs[4].nextstate
-    assert grammar.final(unigrams).value == pytest.approx(2 * 1 * nats, abs=1e-5)
+    assert arcs[1][2] == pytest.approx(2 * 0.25 * nats + 0.75, abs=1e-5)
+    assert arcs[4][2] == pytest.approx(2 * 0.3 * nats, abs=1e-5)
+    unigrams = arcs[4][3]
+    assert grammar.states["final_cost"][unigrams] == pytest.approx(2 * 1 * nats, abs=1e-5)

@@ -25,13 +25,23 @@ from pipeline.shards import Alignment, FeatureRow, PartitionRow, write_partition
 from tests.training.align.labelled_run import write_features_of
 from tests.training.decode.toy_language import LEXICON_TXT, senones_of, toy_tree
 from training.evaluate import slices
+from training.evaluate.graph_building import build_graphs
 from training.models.lstm import LstmModel
 from training.models.store import TrainedModel
-from training.settings.decoding import EvaluationConfig
+from training.settings.decoding import EvaluationConfig, FirstPassConfig
 from training.settings.models import LstmConfig, ModelConfig
 
 TREE = toy_tree()
-CONFIG = EvaluationConfig(ngram_order=2, acoustic_scale=1.0, beam=40.0, max_active=5000)
+CONFIG = EvaluationConfig(
+    ngram_order=2,
+    acoustic_scale=1.0,
+    beam=40.0,
+    max_active=5000,
+    lattice_beam=40.0,
+    first_pass=FirstPassConfig(ngram_order=2, pruning=0.0),
+)
+ORDERS = (1, 2, 3)
+"""The n-gram orders by which the run can rescore lattices."""
 FORM = LstmConfig(1, 1, bidirectional=False, look_ahead=0, dropout=0.0)
 MODELS = dict.fromkeys(("baseline", "teacher", "student"), FORM)
 SENTENCES = [["see", "a", "cab"], ["a", "bee"], ["cabs", "see", "see"], ["sake", "a"]]
@@ -114,7 +124,7 @@ class OracleRun:
 def write_oracle_run(
     folder: Path, monkeypatch: pytest.MonkeyPatch, rows: list[FeatureRow], dev: bool = False
 ) -> OracleRun:
-    """Write all that evaluation reads: two shards of features, transcripts, the tree, models."""
+    """Write all that evaluation reads: two shards of features, the tree, a graph, models."""
     run = OracleRun(ObjectStore((str(folder),)), str(folder / "run"), str(folder / "corpus"))
     (folder / "corpus").mkdir(parents=True)
     (folder / "corpus" / "lexicon.txt").write_text(LEXICON_TXT)
@@ -143,6 +153,7 @@ def write_oracle_run(
     for name in MODELS:
         spec = StepSpec(run.store, run.run_uri, step_of_model(name), {})
         run_step(spec, lambda step: step.lossless(Tally()))
+    build_graphs(*run.place, CONFIG, ORDERS)
     monkeypatch.setattr(slices, "load_model", run.model)
     return run
 

@@ -14,9 +14,10 @@ from pipeline.runs.engine import StepRun, StepSpec, run_step
 from pipeline.runs.manifest import Manifest, sha256
 from pipeline.runs.names import ALIGNMENT_STEP
 from pipeline.shards import Alignment, PartitionRow, write_partition
+from training.decode.entropy_pruning import pruned
 from training.decode.lexicon import parse_lexicon
-from training.decode.ngrams import kneser_ney_arpa, witten_bell_arpa
-from training.evaluate.language_model import MAX_BYTES, LanguageModelFiles
+from training.decode.ngrams import arpa_text, kneser_ney_arpa, witten_bell, witten_bell_arpa
+from training.evaluate.language_model import MAX_BYTES, MAX_TEXT_BYTES, LanguageModelFiles
 from training.settings.decoding import EvaluationConfig
 
 LEXICON = parse_lexicon("a AX\nb B\nc S\n")
@@ -81,6 +82,27 @@ def test_text_joins_the_transcripts(run: Path, smoothing: str) -> None:
     assert all(all(ngram) for ngram in listed)
 
 
+def test_words_of_a_text_that_a_lexicon_lacks_are_counted(run: Path) -> None:
+    """However often they occur; the lexicon's own are not."""
+    (run / "corpus" / "language_model.txt").write_text("a wasp\nwasp b fly\n")
+    config = replace(PLAIN, language_model_text="language_model.txt")
+    (file,) = files_of(run, config).by_setting.values()
+    assert file.unknown_words(LEXICON.pronunciations) == {"wasp": 2, "fly": 1}
+
+
+def test_a_pruned_model_takes_histories_of_tokens(run: Path) -> None:
+    """By Witten-Bell, whatever the smoothing; a given model has nothing but itself."""
+    config = replace(PLAIN, smoothing="kneser_ney")
+    model = files_of(run, config).model(ObjectStore((str(run),)), str(run), LEXICON, config)
+    unpruned, histories = model.of_order(3), witten_bell(SENTENCES, "abc", 3)
+    expected = arpa_text(pruned(unpruned, 0.05, histories))
+    assert arpa_text(model.pruned(3, 0.05)) == expected != arpa_text(unpruned)
+    (run / "mine.arpa").write_text(arpa_text(unpruned))
+    config = replace(PLAIN, arpa=str(run / "mine.arpa"))
+    given = files_of(run, config).model(ObjectStore((str(run),)), str(run), LEXICON, config)
+    assert arpa_text(given.pruned(2, 0.05)) == arpa_text(pruned(given.of_order(2), 0.05))
+
+
 def test_a_given_model_is_used_as_it_is(run: Path) -> None:
     """An ARPA by its URI replaces what transcripts would give, at any order."""
     given = witten_bell_arpa([["a", "b", "wasp"]], ["a", "b", "wasp"], 3)
@@ -110,7 +132,7 @@ def test_files_outside_the_prefixes_are_refused(run: Path, tmp_path: Path) -> No
 
 
 def test_large_files_are_refused_before_they_are_read(run: Path) -> None:
-    """A file above 64 MiB is refused by its size, with a remedy."""
+    """A file above the bound is refused by its size, with a remedy."""
     with (run / "corpus" / "huge.txt").open("wb") as file:
         file.truncate(MAX_BYTES + 1)
     with pytest.raises(ValueError, match=f"{MAX_BYTES + 1} bytes: need at most {MAX_BYTES}: prune"):
@@ -122,8 +144,8 @@ def test_files_that_are_no_text_are_refused(run: Path) -> None:
     (run / "corpus" / "packed.arpa").write_bytes(gzip.compress(b"a b\n" * 1000)[:-20])
     with pytest.raises(ValueError, match=r"packed\.arpa: no whole gzip file: "):
         arpa_of(run, replace(PLAIN, arpa="packed.arpa"))
-    (run / "corpus" / "bomb.txt").write_bytes(gzip.compress(bytes(MAX_BYTES + 1), 1))
-    with pytest.raises(ValueError, match=rf"unpacks to more than {MAX_BYTES} bytes: prune"):
+    (run / "corpus" / "bomb.txt").write_bytes(gzip.compress(bytes(MAX_TEXT_BYTES + 1), 1))
+    with pytest.raises(ValueError, match=rf"more than {MAX_TEXT_BYTES} bytes, unpacked: prune"):
         arpa_of(run, replace(PLAIN, language_model_text="bomb.txt"))
     (run / "corpus" / "latin.txt").write_bytes("a b\nb \xfc\n".encode("latin-1"))
     with pytest.raises(ValueError, match=r"latin\.txt: line 2 is not UTF-8: convert it"):
@@ -141,6 +163,15 @@ def test_a_gzip_is_the_file_that_it_holds(run: Path, setting: str) -> None:
         arpa_of(run, replace(PLAIN, **{setting: name})) for name in ("plain", "packed")
     )
     assert packed_arpa == plain_arpa
+
+
+@pytest.mark.parametrize("min_counts", [(2, 2), (1, 3, 2)])
+def test_least_counts_that_would_leave_histories_out_are_refused(
+    min_counts: tuple[int, ...],
+) -> None:
+    """All words have a unigram, and what is listed has its history and suffix listed."""
+    with pytest.raises(ValueError, match=r"min_counts = .*: need 1 for unigrams, .* and no less"):
+        replace(PLAIN, min_counts=min_counts)
 
 
 def test_a_text_for_a_given_model_is_refused() -> None:

@@ -36,10 +36,12 @@ from tests.training.evaluate.oracle_run import (
     scores_of,
     write_oracle_run,
 )
-from training.decode.decoder import DecoderConfig, decode
-from training.decode.graph import DecodingGraph, GrammarWeights, decoding_graph, encode_graph
-from training.decode.ngrams import witten_bell_arpa
-from training.evaluate import heldout, slices, tuning
+from training.decode.decoder import DecoderConfig, FoundLattice, decode
+from training.decode.grammar import GrammarWeights, ngram_grammar
+from training.decode.graph import DecodingGraph, decoding_graph, word_ids
+from training.decode.ngrams import witten_bell, witten_bell_arpa
+from training.decode.second_pass import SecondPass
+from training.evaluate import slices, tuning
 from training.evaluate.heldout import HypothesisTask, decode_slice, evaluate
 from training.evaluate.slices import ModelsToDecode, scored_pieces
 from training.evaluate.tuning import CurvePoint, best_of, search, tune, tuned_settings
@@ -187,34 +189,45 @@ def graph_at(settings: DecodingSettings) -> DecodingGraph:
     return graph_of(settings.ngram_order, settings.language_model_scale, settings.insertion_penalty)
 
 
+def grammar_at(settings: DecodingSettings) -> tuple[bytes, GrammarWeights]:
+    """Return the grammar of some settings' order, and its weights."""
+    lexicon = toy_lexicon()
+    model = witten_bell(SENTENCES, lexicon.pronunciations, settings.ngram_order)
+    weights = GrammarWeights(settings.language_model_scale, settings.insertion_penalty)
+    return ngram_grammar(model, word_ids(lexicon)).to_bytes(), weights
+
+
 def test_each_models_settings_decode_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A finished tuning gives each model its tasks, its graph's weights, and its scores' scale."""
+    """A finished tuning gives each model its tasks, its grammar's weights, its scores' scale."""
     rows = [row(number, SENTENCES[number % 4], "s") for number in range(6)]
     run = write_oracle_run(tmp_path, monkeypatch, rows, dev=True)
     spec = StepSpec(run.store, run.run_uri, TUNING_STEP, {})
     chosen = {"settings": plain(CHOSEN)}
     run_step(spec, lambda step: step.lossless(Tally(), statistics=chosen))
     tasks: list[HypothesisTask] = []
-    searched: dict[str, set[bytes]] = defaultdict(set)
+    grammars: dict[str, set[tuple[bytes, GrammarWeights]]] = defaultdict(set)
     spread: dict[str, set[float]] = defaultdict(set)
-    search = heldout.best_path
+    find, rescored = slices.find_lattice, SecondPass.rescored
 
     def noted(graph, scores, config):
-        searched[tasks[-1].model].add(encode_graph(graph))
         spread[tasks[-1].model] |= set(np.ptp(scores, axis=1).round(3).tolist())
-        return search(graph, scores, config)
+        return find(graph, scores, config)
+
+    def noted_second_pass(second_pass: SecondPass, found: FoundLattice) -> np.ndarray:
+        grammars[tasks[-1].model].add((second_pass.grammar.to_bytes(), second_pass.weights))
+        return rescored(second_pass, found)
 
     def distribute(elements: Sequence[HypothesisTask], function, description: str) -> list:
         assert (function, description[:7]) == (decode_slice, "decode ")
         return [function(each) for each in elements if tasks.append(each) is None]
 
-    monkeypatch.setattr(heldout, "best_path", noted)
+    monkeypatch.setattr(slices, "find_lattice", noted)
+    monkeypatch.setattr(SecondPass, "rescored", noted_second_pass)
     manifest = evaluate(*run.place, CONFIG, ModelsToDecode(MODELS, distribute)).manifest
     assert Counter((each.model, each.settings) for each in tasks) == dict.fromkeys(
         CHOSEN.items(), 2
     )
-    assert searched == {name: {encode_graph(graph_at(each))} for name, each in CHOSEN.items()}
-    assert len(set().union(*searched.values())) == len(CHOSEN)
+    assert grammars == {name: {grammar_at(each)} for name, each in CHOSEN.items()}
     # The oracle's logits are 30 and 0, and its priors are uniform.
     assert spread == {name: {30 * each.acoustic_scale} for name, each in CHOSEN.items()}
     assert scores_of(run)["decoding"] == plain(CHOSEN)

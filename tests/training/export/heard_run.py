@@ -9,6 +9,8 @@ from pipeline.steps.selection.select import metadata_uri, select_utterances
 from tests.small_corpus import serially, write_corpus, write_metadata
 from tests.training.sequence_training.toy_run import CONFIG, SENTENCES, write_toy_run
 from tests.whole_path.processes import TINY
+from training.evaluate.graph_building import build_graphs
+from training.settings.decoding import rescoring_orders
 from training.settings.recipe import Recipe, read_recipe
 
 SETTINGS = (
@@ -31,6 +33,8 @@ def write_heard_run(folder: Path) -> tuple[ObjectStore, str, str]:
     source = metadata_uri(corpus_uri, HELDOUT)
     select_utterances(*place, source, recipe.selection, 0.0, serially)
     extract_features(*place, corpus_uri, recipe.features, 0.0, serially)
+    orders = rescoring_orders(recipe.evaluation, recipe.tuning, recipe.targets.lattices)
+    build_graphs(store, run_uri, corpus_uri, recipe.evaluation, orders)
     return store, run_uri, corpus_uri
 
 

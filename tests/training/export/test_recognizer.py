@@ -1,5 +1,6 @@
 """A recognizer of a stream writes the words of the batch, and the archive keeps all it needs."""
 
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -17,7 +18,8 @@ from pipeline.shards import read_features
 from tests.small_corpus import flac, tone
 from tests.training.export.heard_run import heard_recipe, write_heard_run
 from training.align.network_alignment import log_likelihoods
-from training.decode.decoder import DecoderConfig, StreamingSearch, decode
+from training.decode.decoder import DecoderConfig, StreamingSearch, decode, find_lattice
+from training.export import recognizer as recognizer_module
 from training.export.archive import ExportedModel, read_archive, write_archive
 from training.export.export_model import export_model, score_heldout, transcribe_heldout
 from training.export.recognizer import EnergyStream, Recognizer, StreamingModel
@@ -33,7 +35,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 @pytest.fixture(scope="module")
 def exported(run: Run) -> ExportedModel:
-    return export_model(*run, heard_recipe(), STUDENT)
+    return export_model(*run[:2], heard_recipe(), STUDENT)
 
 
 @pytest.mark.parametrize("piece_s", [0.01, 0.3, 100.0])
@@ -52,8 +54,9 @@ def test_heldout_words_are_those_of_evaluation(
         rows = read_features(read_output(store, run_uri, output))
         scores = log_likelihoods(rows, trained, recipe.evaluation.acoustic_scale)
         for row, scored in zip(rows, scores, strict=True):
-            words = decode(exported.graph, scored, exported.settings.decoder)
-            expected[row.utterance_id] = tuple(words)
+            lattice = find_lattice(exported.graph, scored, exported.settings.decoder)
+            assert lattice is not None
+            expected[row.utterance_id] = exported.second_pass.best(lattice).words
     heard = transcribe_heldout(store, run_uri, corpus_uri, recipe.features, exported, piece_s)
     assert {utterance.utterance_id: words for utterance, words in heard} == expected
     assert len(set(expected.values())) > 1
@@ -120,7 +123,7 @@ def test_a_pause_ends_an_utterance_and_the_stream_continues(exported: ExportedMo
             "silence": tuple(sorted(silent)),
         }
     )
-    everything = ExportedModel(exported.network, exported.graph, settings)
+    everything = replace(exported, settings=settings)
     recognizer = Recognizer(everything, model, pause_s=1.0)
     found = [recognizer.accept(samples[first : first + 1_600]) for first in range(0, 96_000, 1_600)]
     finals = [each for each in found if each.is_final]
@@ -130,6 +133,24 @@ def test_a_pause_ends_an_utterance_and_the_stream_continues(exported: ExportedMo
     assert recognizer.finish().end_s == pytest.approx(5.97)
     never = Recognizer(exported, model)
     assert not any(never.accept(samples[i : i + 1_600]).is_final for i in range(0, 96_000, 1_600))
+
+
+def test_a_long_utterance_ends(
+    run: Run, exported: ExportedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its lattice has no more rows than memory is for; no word of the held-out audio is lost."""
+    monkeypatch.setattr(recognizer_module, "MAX_UTTERANCE_ROWS", 20)
+    recognizer = Recognizer(exported, StreamingModel(exported.network))
+    found = [
+        recognizer.accept(tone(2, 3.0).astype(np.float32)[i : i + 480])
+        for i in range(0, 48_000, 480)
+    ]
+    finals = [each for each in found if each.is_final]
+    assert len(finals) == 4
+    assert all(each.end_s - each.start_s == pytest.approx(0.6) for each in finals)
+    place = *run, heard_recipe().features
+    heard = transcribe_heldout(*place, exported, 0.03)
+    assert all(words for _, words in heard)
 
 
 def test_equal_models_make_equal_archives_that_read_back(
@@ -143,6 +164,8 @@ def test_equal_models_make_equal_archives_that_read_back(
     read = read_archive(first)
     assert read.settings == exported.settings
     assert read.graph.words == exported.graph.words
+    for name in ("first_pass", "grammar"):
+        assert getattr(read, name).to_bytes() == getattr(exported, name).to_bytes()
     samples = decode_audio(flac(tone(3, 1.2)))
     words = []
     for model in (exported, read):
@@ -150,6 +173,7 @@ def test_equal_models_make_equal_archives_that_read_back(
         recognizer.accept(samples)
         words.append(recognizer.finish())
     assert words[0] == words[1]
+    assert len(words[0].confidences) == len(words[0].words) > 0
     assert [each.name for each in tmp_path.iterdir() if each.name.startswith(".")] == []
 
 

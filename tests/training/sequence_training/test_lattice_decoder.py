@@ -1,7 +1,9 @@
 """Raw lattices hold the graph's own paths and costs; references cost what the graph says."""
 
+import math
 from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,7 +18,8 @@ from tests.training.decode.toy_language import (
     toy_tree,
 )
 from tests.training.sequence_training.random_lattices import Path, paths_of, random_lattice, seeds
-from training.decode.graph import Arc, DecodingGraph, arcs_of, decoding_graph, final_costs_of
+from training.decode import search
+from training.decode.graph import DecodingGraph, decoding_graph
 from training.decode.ngrams import witten_bell_arpa
 from training.sequence_training import lattice_decoder
 from training.sequence_training.lattice_decoder import (
@@ -30,7 +33,8 @@ from training.sequence_training.smbr import AlignedLattice, Smbr, SmbrBatch, smb
 from training.settings.decoding import LatticeConfig
 
 TREE = toy_tree()
-WITHOUT_PRUNING = LatticeConfig(2, 1e5, 1e5)
+WIDE = LatticeConfig(2, beam=30.0)
+WITHOUT_PRUNING = LatticeConfig(2, beam=1e5, lattice_beam=1e5)
 PLANTED = np.array(senones_of(["see"], TREE))
 
 
@@ -43,19 +47,19 @@ def graph() -> DecodingGraph:
 
 def graph_paths(graph: DecodingGraph, num_frames: int) -> Iterator[Path]:
     """Yield every path of the decoding graph itself that reads so many frames."""
-    leaving: dict[int, list[Arc]] = defaultdict(list)
-    for arc in arcs_of(graph.fst):
-        leaving[arc.source].append(arc)
-    final_costs = final_costs_of(graph.fst)
+    leaving: dict[int, list[tuple[int, int, float, int]]] = defaultdict(list)
+    for source, arc in zip(graph.fst.sources.tolist(), graph.fst.arcs.tolist(), strict=True):
+        leaving[source].append(arc)
+    final_costs = graph.fst.states["final_cost"].tolist()
     todo: list[tuple[int, tuple[int, ...], float]] = [(graph.fst.start, (), 0.0)]
     while todo:
         state, senones, cost = todo.pop()
-        if len(senones) == num_frames and state in final_costs:
+        if len(senones) == num_frames and math.isfinite(final_costs[state]):
             yield Path(senones, cost + final_costs[state])
-        for arc in leaving[state]:
-            read = (*senones, arc.input_label - 1) if arc.input_label else senones
+        for label, _, arc_cost, target in leaving[state]:
+            read = (*senones, label - 1) if label else senones
             if len(read) <= num_frames:
-                todo.append((arc.target, read, cost + arc.cost))
+                todo.append((target, read, cost + arc_cost))
 
 
 def test_without_pruning_the_value_is_the_whole_graphs(graph: DecodingGraph) -> None:
@@ -73,7 +77,6 @@ def test_without_pruning_the_value_is_the_whole_graphs(graph: DecodingGraph) -> 
         [AlignedLattice(lattice, PLANTED)], 0, Smbr(1.0, 0.0, np.zeros(TREE.num_senones))
     )
     loss = smbr_loss(torch.from_numpy(scores)[None], batch)
-    # kaldifst prints six digits of a cost.
     assert -loss.item() == pytest.approx(float(weights @ accuracies / weights.sum()), rel=1e-4)
 
 
@@ -83,7 +86,7 @@ def test_beams_decide_what_competes(graph: DecodingGraph) -> None:
     sets = [
         {
             path.senones
-            for path in paths_of(decode_lattice(graph, scores, LatticeConfig(2, 30.0, beam)))
+            for path in paths_of(decode_lattice(graph, scores, replace(WIDE, lattice_beam=beam)))
         }
         for beam in (1e-3, 6.0, 12.0)
     ]
@@ -97,21 +100,12 @@ def test_the_beam_is_widened_until_a_sentence_ends(graph: DecodingGraph) -> None
     senones = senones_of(["see"], TREE)[:2]
     scores = oracle_log_likelihoods(senones, TREE.num_senones, 20.0)
     with pytest.raises(LatticeError, match=r"2 frames: no path within a beam of 4 ends"):
-        decode_lattice(graph, scores, LatticeConfig(2, 1.0, 1.0))
+        decode_lattice(graph, scores, LatticeConfig(2, beam=1.0, lattice_beam=1.0))
     for beam in (5.0, 60.0):
-        assert decode_lattice(graph, scores, LatticeConfig(2, beam, 1.0)).num_frames == 2
-
-
-def test_large_graphs_are_not_searched_with_wider_beams(
-    graph: DecodingGraph, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A wide beam may keep every state: a graph of one state too many is searched once."""
-    scores = oracle_log_likelihoods(senones_of(["see"], TREE)[:2], TREE.num_senones, 20.0)
-    monkeypatch.setattr(lattice_decoder, "MAX_STATES_TO_WIDEN", graph.fst.num_states)
-    assert decode_lattice(graph, scores, LatticeConfig(2, 5.0, 1.0)).num_frames == 2
-    monkeypatch.setattr(lattice_decoder, "MAX_STATES_TO_WIDEN", graph.fst.num_states - 1)
-    with pytest.raises(LatticeError, match=r"2 frames: no path within a beam of 5 ends"):
-        decode_lattice(graph, scores, LatticeConfig(2, 5.0, 1.0))
+        assert (
+            decode_lattice(graph, scores, LatticeConfig(2, beam=beam, lattice_beam=1.0)).num_frames
+            == 2
+        )
 
 
 def test_dense_lattices_are_refused(graph: DecodingGraph, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,8 +115,13 @@ def test_dense_lattices_are_refused(graph: DecodingGraph, monkeypatch: pytest.Mo
         check_density(5001, 5)
     scores = oracle_log_likelihoods(PLANTED.tolist(), TREE.num_senones, 2.0)
     monkeypatch.setattr(lattice_decoder, "MAX_ARCS_PER_FRAME", 2)
-    assert decode_lattice(graph, scores, LatticeConfig(2, 30.0, 1e-3)).num_frames == len(PLANTED)
+    assert decode_lattice(graph, scores, replace(WIDE, lattice_beam=1e-3)).num_frames == len(
+        PLANTED
+    )
     with pytest.raises(LatticeError, match=r"need at most 2 a frame: lower .*lattice_beam"):
+        decode_lattice(graph, scores, WITHOUT_PRUNING)
+    monkeypatch.setattr(search, "MAX_LATTICE_ARCS", 10)
+    with pytest.raises(LatticeError, match=r"frames: a lattice of more than 10 arcs: lower"):
         decode_lattice(graph, scores, WITHOUT_PRUNING)
 
 

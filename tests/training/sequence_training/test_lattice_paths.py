@@ -19,8 +19,9 @@ from tests.training.sequence_training.random_lattices import (
 )
 from training.decode.graph import DecodingGraph, decoding_graph
 from training.decode.ngrams import witten_bell_arpa
+from training.sequence_training import lattice_decoder
 from training.sequence_training.lattice_decoder import (
-    RawLattice,
+    LatticeError,
     arcs_by_beam,
     candidate_beams,
     decode_with_reference,
@@ -31,6 +32,7 @@ from training.sequence_training.lattice_paths import (
     determinize,
     has_path,
     make_lattice,
+    search_arcs,
     share_states,
 )
 from training.sequence_training.smbr import AlignedLattice, Smbr, SmbrBatch
@@ -38,6 +40,7 @@ from training.settings.decoding import LatticeConfig
 
 TREE = toy_tree()
 PLANTED = np.array(senones_of(["see", "a"], TREE))
+MAX_STEPS = 10**6
 WIDE = LatticeConfig(ngram_order=2, beam=1e5, lattice_beam=10.0, density=3.0)
 
 
@@ -54,16 +57,16 @@ def scores() -> np.ndarray:
     return (planted + noise).astype(np.float32)
 
 
-def best_paths(raw: RawLattice) -> dict[tuple[int, ...], tuple[float, tuple[int, ...]]]:
+def best_paths(raw: np.ndarray) -> dict[tuple[int, ...], tuple[float, tuple[int, ...]]]:
     """The cost and the senones of the best path of each word sequence, by all raw paths."""
     leaving: dict[int, list[SearchArc]] = {}
-    for arc in raw.arcs:
+    for arc in search_arcs(raw):
         leaving.setdefault(arc.source, []).append(arc)
     found: dict[tuple[int, ...], tuple[float, tuple[int, ...]]] = {}
-    todo: list[tuple[int, float, tuple[int, ...], tuple[int, ...]]] = [(raw.start, 0.0, (), ())]
+    todo: list[tuple[int, float, tuple[int, ...], tuple[int, ...]]] = [(0, 0.0, (), ())]
     while todo:
         state, cost, words, senones = todo.pop()
-        if state == raw.end:
+        if state == raw["target"].max():
             found[words] = min((cost, senones), found.get(words, (cost, senones)))
         for arc in leaving.get(state, ()):
             read = (*senones, arc.label - 1) if arc.label else senones
@@ -79,7 +82,7 @@ def test_a_word_sequence_has_one_path() -> None:
     """
     raw = search_lattice(graph(), scores(), WIDE)
     expected = best_paths(raw)
-    arcs, costs = determinize(raw.arcs, raw.start, raw.end)
+    arcs, costs = determinize(raw, MAX_STEPS)
     assert costs.min() == pytest.approx(0, abs=1e-9)
     lattice = make_lattice(arcs, 0, {1: 0.0})
     check_lattice(lattice, "lattice")
@@ -91,11 +94,21 @@ def test_a_word_sequence_has_one_path() -> None:
     assert min(expected.values())[1] in kept
 
 
+def test_determinizing_takes_bounded_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lattice of too many words is refused after so many steps."""
+    raw = search_lattice(graph(), scores(), WIDE)
+    steps = next(steps for steps in range(0, MAX_STEPS, 100) if determinize(raw, steps))
+    assert len(raw) < steps < 20 * len(raw)
+    monkeypatch.setattr(lattice_decoder, "MAX_STEPS_PER_FRAME", (steps - 200) // len(PLANTED))
+    with pytest.raises(LatticeError, match=r"too many words before them: lower .*lattice_beam"):
+        arcs_by_beam(graph(), scores(), WIDE)
+
+
 def test_a_beam_keeps_the_paths_within_it() -> None:
     """An arc's cost is that of the best path through it, beyond the best of all."""
     found = graph()
     raw = search_lattice(found, scores(), WIDE)
-    arcs, costs = determinize(raw.arcs, raw.start, raw.end)
+    arcs, costs = determinize(raw, MAX_STEPS)
 
     def totals(beam: float) -> list[float]:
         within = [arc for arc, cost in zip(arcs, costs, strict=True) if cost <= beam]
@@ -112,8 +125,8 @@ def test_a_beam_keeps_the_paths_within_it() -> None:
         best = [total for total in whole if total <= whole[0] + beam]
         assert totals(beam)[: len(best)] == best
     # What the search itself prunes to a beam is no other lattice.
-    narrow = search_lattice(found, scores(), LatticeConfig(2, 1e5, 8.0))
-    again = determinize(narrow.arcs, narrow.start, narrow.end)
+    narrow = search_lattice(found, scores(), LatticeConfig(2, beam=1e5, lattice_beam=8.0))
+    again = determinize(narrow, MAX_STEPS)
     assert np.count_nonzero(again[1] <= 8) == np.count_nonzero(costs <= 8)
 
 
@@ -154,7 +167,7 @@ def test_shared_states_change_no_statistic(seed: int) -> None:
 def test_states_are_shared() -> None:
     """Words that end alike, or begin alike, have their states in common."""
     raw = search_lattice(graph(), scores(), WIDE)
-    arcs, _ = determinize(raw.arcs, raw.start, raw.end)
+    arcs, _ = determinize(raw, MAX_STEPS)
     lattice = make_lattice(arcs, 0, {1: 0.0})
     shared = share_states(lattice)
     assert shared.num_states < lattice.num_states / 2
@@ -172,7 +185,7 @@ def test_a_density_has_its_beam() -> None:
     assert counts[-1] > 5 * counts[0]
     for number in (0, 20, 50, 79):
         beam = float(candidate_beams(WIDE)[number])
-        config = LatticeConfig(2, 1e5, beam, density=3.0)
+        config = LatticeConfig(2, beam=1e5, lattice_beam=beam, density=3.0)
         made = decode_with_reference(found, scores(), config, reference)
         assert made.num_arcs == counts[number]
         assert has_path(made.lattice, reference)

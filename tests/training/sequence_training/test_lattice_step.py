@@ -19,7 +19,6 @@ from pipeline.runs.manifest import Manifest, OutputsInParts, read_manifest, read
 from pipeline.runs.names import ALIGNMENT_STEP, BASELINE, task_name
 from pipeline.shards import LatticeRow, PartitionRow, read_lattices
 from tests.pipeline.runs.small_commits import set_small_bounds
-from tests.training.sequence_training.endless_search import search_without_end
 from tests.training.sequence_training.toy_run import (
     CONFIG,
     NUM_ROWS,
@@ -28,7 +27,6 @@ from tests.training.sequence_training.toy_run import (
     rows_of,
     write_toy_run,
 )
-from training.decode import decoder
 from training.distributed.process_group import ProcessGroup
 from training.distributed.simulated_group import simulate_ranks
 from training.sequence_training import lattices as lattices_module
@@ -183,22 +181,6 @@ def test_an_utterance_that_a_step_loses_is_found(
     simulate_ranks(1, partial(decode, place=place, loss_budget=0.3))
     found = findings()
     assert any("2 lost: utterance-0-4, utterance-1-2" in each for each in found), found
-
-
-def test_a_search_without_end_is_a_ledger_row(
-    undecoded: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It has a second of CPU time; the other seven utterances have their lattices."""
-    endless = partial(search_without_end, unsearchable=rows_of(1)[1].targets.senones[1::3])
-    monkeypatch.setattr(lattices_module, "decode_with_reference", endless)
-    monkeypatch.setattr(decoder, "LEAST_CPU_SECONDS", 1.0)
-    monkeypatch.setattr(decoder, "CPU_SECONDS_PER_FRAME", 0.0)
-    manifest = simulate_ranks(1, partial(decode, place=undecoded, loss_budget=0.3))[0]
-    assert manifest.tally_out.utterances == sum(NUM_ROWS) - 2
-    ledgers = [read_output(*undecoded[:2], each).decode() for each in manifest.ledgers]
-    (found,) = [each for each in ledgers if "search_failed" in each]
-    assert "utterance-1-1" in found
-    assert "the search took more than 1 s of CPU time: lower the beam" in found
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2])

@@ -89,7 +89,9 @@ def test_one_word_gives_its_forced_alignments_posteriors() -> None:
     planted = senones_of(["see"], tree)
     scores = oracle_log_likelihoods([planted[0], *planted, planted[-1]], tree.num_senones, 2.0)
     decoded = decode_lattice(
-        decoding_graph(lexicon, tree, ONE_WORD), scores, LatticeConfig(2, 1e5, 1e5)
+        decoding_graph(lexicon, tree, ONE_WORD),
+        scores,
+        LatticeConfig(2, beam=1e5, lattice_beam=1e5),
     )
     found = dense(state_posteriors(decoded, scores), len(scores), tree.num_senones)
     forced = list(graph_paths(alignment_graph(lexicon, tree, ["see"]), len(scores)))

@@ -4,27 +4,27 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from infra.settings import canonical_json
+from infra.settings import canonical_json, plain
 from infra.store.object_store import ObjectStore
 from pipeline.audit.verify import Expectation, verify_run
 from pipeline.kbest import soft_targets
 from pipeline.records import Tally
 from pipeline.runs.engine import LossBudgetExceededError
-from pipeline.runs.manifest import Manifest, read_manifest, read_output
-from pipeline.runs.names import TARGETS_GRAPH_STEP, TARGETS_TUNING_STEP, TEACHER
+from pipeline.runs.manifest import Manifest, read_output
+from pipeline.runs.names import GRAPH_STEP, TARGETS_TUNING_STEP, TEACHER
 from pipeline.settings import TargetsConfig
 from pipeline.shards import TargetRow, read_targets
 from pipeline.splicing import splice
-from pipeline.steps.targets import generate_targets
+from pipeline.steps.targets import TargetsSearch, generate_targets
 from tests.in_process_teacher import in_process, stream_alone
 from tests.small_corpus import serially
 from tests.training.decode.toy_language import toy_lexicon
-from tests.training.sequence_training.endless_search import failing_search
 from tests.training.sequence_training.toy_run import (
     SCALE,
     TREE,
@@ -37,28 +37,46 @@ from tests.training.targets.unlabelled_toy_run import (
     unlabelled_rows,
     write_unlabelled_toy_run,
 )
-from training.decode import decoder
-from training.decode.graph import GrammarWeights, decoding_graph, encode_graph
+from training.decode.graph import DecodingGraph, decoding_graph
 from training.decode.ngrams import witten_bell_arpa
+from training.evaluate.graph_building import build_graphs
+from training.evaluate.tuning import recipe_settings
 from training.models.store import load_model
-from training.sequence_training.forward_backward import state_posteriors
-from training.sequence_training.lattice_decoder import decode_lattice
-from training.settings.decoding import EvaluationConfig, LatticeConfig, LatticeTargetsConfig
+from training.sequence_training.forward_backward import StatePosteriors, state_posteriors
+from training.sequence_training.lattice_decoder import (
+    LatticeError,
+    decode_lattice,
+    decode_posteriors,
+)
+from training.settings.decoding import (
+    EvaluationConfig,
+    FirstPassConfig,
+    LatticeConfig,
+    LatticeTargetsConfig,
+)
 from training.targets import lattice_targets
-from training.targets.lattice_targets import Score, build_target_graph, open_lattice_teacher
+from training.targets.lattice_targets import Score, open_lattice_teacher, search_settings
 from training.targets.teacher import decode_logits, serve_logits, serve_teacher
 
 K = 6
 CONFIG = TargetsConfig(K, 60, 3)
-EVALUATION = EvaluationConfig(ngram_order=2, acoustic_scale=SCALE, beam=13.0, max_active=100)
-LATTICES = LatticeTargetsConfig(weight=1.0, beam=30.0, lattice_beam=10.0)
+EVALUATION = EvaluationConfig(
+    ngram_order=2,
+    acoustic_scale=SCALE,
+    beam=13.0,
+    max_active=100,
+    first_pass=FirstPassConfig(ngram_order=2, pruning=0.0),
+)
+SEARCH = TargetsSearch((GRAPH_STEP,), {})
+# Rescoring parts states by words, and leaves out of these what is beyond the beam: here nothing is.
+LATTICES = LatticeTargetsConfig(weight=1.0, beam=40.0, lattice_beam=25.0)
 
 
 @pytest.fixture(scope="module")
 def toy_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run with a bidirectional teacher, three unlabelled shards, and the graph."""
     folder = tmp_path_factory.mktemp("toy")
-    build_target_graph(*write_unlabelled_toy_run(folder), EVALUATION, LATTICES)
+    build_graphs(*write_unlabelled_toy_run(folder), EVALUATION, (1, 2))
     return folder
 
 
@@ -79,9 +97,9 @@ def label(
     run_uri = str(folder / "run")
     store = ObjectStore((str(folder),))
     remove_targets(folder)
-    teacher = open_lattice_teacher(store, run_uri, score(run_uri), config.k, lattices)
-    graphs = (TARGETS_GRAPH_STEP,)
-    arguments = store, run_uri, config, teacher, distribute, (TEACHER,), graphs, loss_budget
+    settings = search_settings(store, run_uri, EVALUATION, lattices)
+    teacher = open_lattice_teacher(store, run_uri, score(run_uri), config.k, lattices, settings)
+    arguments = store, run_uri, config, teacher, distribute, (TEACHER,), SEARCH, loss_budget
     return generate_targets(*arguments).manifest
 
 
@@ -127,7 +145,7 @@ def test_targets_are_those_of_each_utterances_lattice(toy_run: Path) -> None:
         spliced = torch.from_numpy(splice(frames, row.offset).astype(np.float32))
         posteriors = trained.model.utterance_logits([spliced])[0].softmax(dim=1)
         scores = (SCALE * (posteriors.log() - trained.log_priors)).numpy()
-        lattice = decode_lattice(graph, scores, LatticeConfig(2, 30.0, 10.0))
+        lattice = decode_lattice(graph, scores, LatticeConfig(2, beam=40.0, lattice_beam=25.0))
         each = state_posteriors(lattice, scores)
         expected = 0.5 * posteriors.numpy()
         expected[each.frames, each.senones] += 0.5 * each.probabilities
@@ -145,23 +163,26 @@ def test_weight_0_writes_the_logits_targets(toy_run: Path) -> None:
     assert digests(label(toy_run)) != digests(own)
 
 
-def test_searches_that_fail_keep_the_teachers_own_targets(
+def test_a_search_that_fails_keeps_the_teachers_own_targets(
     toy_run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No path for one, no end for another: both rows are the logits'; counts balance."""
+    """Its row is the logits'; counts balance."""
     own = {row.utterance_id: row for row in rows_of(toy_run, from_logits(toy_run))}
     by_length = {len(row.kbest.log_z): name for name, row in own.items()}
-    (unread, endless) = sorted(
+    unread = min(
         length
         for length in by_length
         if sum(len(row.kbest.log_z) == length for row in own.values()) == 1
-    )[:2]
-    failing = partial(failing_search, unread=unread, endless=endless)
+    )
+
+    def failing(graph: DecodingGraph, scores: np.ndarray, *others: Any) -> StatePosteriors:
+        if len(scores) == unread:
+            raise LatticeError(f"{unread} frames: unread")
+        return decode_posteriors(graph, scores, *others)
+
     monkeypatch.setattr(lattice_targets, "decode_posteriors", failing)
-    monkeypatch.setattr(decoder, "LEAST_CPU_SECONDS", 1.0)
-    monkeypatch.setattr(decoder, "CPU_SECONDS_PER_FRAME", 0.0)
     manifest = label(toy_run, loss_budget=0.2)
-    assert manifest.statistics["without_lattice"] == {"lattice_failed": 1, "search_failed": 1}
+    assert manifest.statistics["without_lattice"] == {"lattice_failed": 1}
     assert manifest.tally_in == manifest.tally_out
     found = {row.utterance_id: row for row in rows_of(toy_run, manifest)}
     assert found.keys() == own.keys()
@@ -170,13 +191,13 @@ def test_searches_that_fail_keep_the_teachers_own_targets(
         for name, row in found.items()
         if row.kbest.logits.tobytes() == own[name].kbest.logits.tobytes()
     }
-    assert same == {by_length[unread], by_length[endless]}
+    assert same == {by_length[unread]}
     store, run_uri = ObjectStore((str(toy_run),)), str(toy_run / "run")
     checked = verify_run(store, run_uri, str(toy_run / "corpus"), lambda *_: None, Expectation())
     assert [each for each in checked.findings if each.object.startswith("targets")] == []
     with pytest.raises(
         LossBudgetExceededError,
-        match=r"[12] of 11 utterances have no lattice, the loss budget is 5.00%; reasons: .*_fail",
+        match=r"1 of 11 utterances have no lattice, the loss budget is 5.00%; reasons: .*_fail",
     ):
         label(toy_run, loss_budget=0.05)
 
@@ -198,24 +219,10 @@ def test_bytes_do_not_depend_on_the_distribution(toy_run: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         label(toy_run, distribute=only_one)
     store, run_uri = ObjectStore((str(toy_run),)), str(toy_run / "run")
-    teacher = open_lattice_teacher(store, run_uri, score(run_uri), K, LATTICES)
-    resumed = generate_targets(
-        store, run_uri, CONFIG, teacher, serially, graphs=(TARGETS_GRAPH_STEP,)
-    )
+    settings = search_settings(store, run_uri, EVALUATION, LATTICES)
+    teacher = open_lattice_teacher(store, run_uri, score(run_uri), K, LATTICES, settings)
+    resumed = generate_targets(store, run_uri, CONFIG, teacher, serially, search=SEARCH)
     assert resumed.manifest.to_bytes() == first.to_bytes()
-
-
-def test_the_graph_is_built_once(toy_run: Path) -> None:
-    """A second call finds it; another order or scale is another step's, and is refused."""
-    place = ObjectStore((str(toy_run),)), str(toy_run / "run"), str(toy_run / "corpus")
-    assert build_target_graph(*place, EVALUATION, LATTICES).was_finished
-    settings = read_manifest(*place[:2], TARGETS_GRAPH_STEP).statistics["settings"]
-    assert (settings["acoustic_scale"], settings["ngram_order"]) == (SCALE, 2)
-    for changed in (replace(LATTICES, ngram_order=1), replace(LATTICES, acoustic_scale=0.1)):
-        with pytest.raises(ValueError, match="lattices"):
-            build_target_graph(*place, EVALUATION, changed)
-    # How wide the search is does not change the graph.
-    assert build_target_graph(*place, EVALUATION, replace(LATTICES, beam=5.0)).was_finished
 
 
 @pytest.mark.parametrize("stated", [{}, {"acoustic_scale": 0.9}, {"ngram_order": 2}])
@@ -223,19 +230,20 @@ def test_tuned_settings_decide_what_the_recipe_leaves_open(
     tmp_path: Path, stated: dict[str, float]
 ) -> None:
     """Scale and order of the recipe come first, then the teacher's tuned settings, all four."""
-    place = write_unlabelled_toy_run(tmp_path)
+    store, run_uri, _ = write_unlabelled_toy_run(tmp_path)
     tuned = {"acoustic_scale": 0.7, "ngram_order": 1, "language_model_scale": 0.8}
     chosen = {**tuned, "insertion_penalty": 0.5}
-    finish(*place[:2], TARGETS_TUNING_STEP, Tally(), (), settings={TEACHER: chosen})
+    finish(store, run_uri, TARGETS_TUNING_STEP, Tally(), (), settings={TEACHER: chosen})
     lattices = replace(LATTICES, **stated)
-    built = build_target_graph(*place, EVALUATION, lattices, TEACHER).manifest
-    assert built.statistics["settings"] == {**chosen, **stated}
-    assert TARGETS_TUNING_STEP in built.inputs
-    (output,) = built.outputs
-    weights = GrammarWeights(0.8, 0.5)
-    words = [sentence_row(part, row).text.split() for part in (0, 1) for row in range((5, 3)[part])]
-    lexicon = toy_lexicon()
-    order = int(stated.get("ngram_order", 1))
-    arpa = witten_bell_arpa(words, lexicon.pronunciations, order)
-    expected = encode_graph(decoding_graph(lexicon, TREE, arpa, weights))
-    assert read_output(*place[:2], output) == expected
+    found = search_settings(store, run_uri, EVALUATION, lattices, TEACHER)
+    assert plain(found) == {**chosen, **stated}
+    untuned = search_settings(store, run_uri, EVALUATION, lattices)
+    assert plain(untuned) == {**plain(recipe_settings(EVALUATION)), **stated}
+
+
+def test_lattices_are_rescored(toy_run: Path) -> None:
+    """By another order of the language model, targets are others; 0 stands for the evaluation's."""
+    by_order = {
+        order: digests(label(toy_run, replace(LATTICES, ngram_order=order))) for order in (0, 1, 2)
+    }
+    assert by_order[0] == by_order[2] != by_order[1]

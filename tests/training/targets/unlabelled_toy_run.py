@@ -9,6 +9,7 @@ from pipeline.runs.commit import step_context
 from pipeline.runs.manifest import manifest_uri, read_manifest
 from pipeline.runs.names import TEACHER, UNLABELLED, features_step
 from pipeline.shards import FeatureRow, PartitionRow, write_features
+from pipeline.steps.features import WITH_HYPOTHESES
 from tests.training.sequence_training.toy_run import finish, sentence_row, write_toy_run
 from training.settings.models import LstmConfig
 
@@ -49,10 +50,12 @@ def write_unlabelled_toy_run(
     moments = read_manifest(store, run_uri, step).statistics["moments"]
     Path(manifest_uri(run_uri, step)).unlink()
     context = step_context(store, run_uri, step, {}, {})
-    outputs = []
+    outputs, heard = [], 0
     for shard, rows in enumerate(shards or map(unlabelled_rows, range(len(SHARDS)))):
+        heard += sum(bool(row.hypotheses) for row in rows)
         tally = Tally(len(rows), sum(row.duration_ms for row in rows))
         outputs.append(context.put_output(f"{shard:06d}", ".parquet", write_features(rows), tally))
     total = sum((output.tally for output in outputs), Tally())
-    finish(*(store, run_uri, step, total, tuple(outputs)), moments=moments)
+    stated = {WITH_HYPOTHESES: heard} if heard else {}
+    finish(*(store, run_uri, step, total, tuple(outputs)), moments=moments, **stated)
     return store, run_uri, corpus_uri

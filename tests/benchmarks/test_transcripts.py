@@ -1,0 +1,97 @@
+"""The experiment damages as many words as it says, and its table counts what runs wrote."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from jobs.cli.arguments import recipe_path
+from tests.benchmarks.rotation.folds import Corpus
+from tests.benchmarks.transcripts import (
+    EXPERIMENTS,
+    ORACLE,
+    OWN,
+    RATES,
+    Damaged,
+    Experiment,
+    damaged,
+    fixed_fold,
+    language_model,
+    pooled,
+    shown,
+    table,
+)
+from training.evaluate.word_errors import UtteranceErrors, WordErrors, word_errors
+from training.settings.recipe import read_recipe
+
+VOCABULARY = tuple(f"W{number}" for number in range(200))
+
+
+@pytest.mark.parametrize("percent", RATES)
+def test_words_are_damaged_at_the_rate_in_three_ways(percent: int) -> None:
+    """Of 20,000 words, each way a third; an insertion beside a deletion is one substitution."""
+    counts = [0, 0, 0]
+    for seed in range(1000):
+        words = [VOCABULARY[(seed + number) % 200] for number in range(20)]
+        found = damaged(words, VOCABULARY, percent, seed)
+        assert found == damaged(words, VOCABULARY, percent, seed)
+        errors = word_errors(words, found)
+        kinds = errors.substitutions, errors.insertions, errors.deletions
+        counts = [count + kind for count, kind in zip(counts, kinds, strict=True)]
+    share = 200 * percent
+    assert sum(counts) == pytest.approx(share, rel=0.07)
+    assert counts == pytest.approx([share / 3] * 3, rel=0.15)
+
+
+def test_two_recognizers_err_apart(an4_dir: Path, tmp_path: Path) -> None:
+    """They damage the same utterances, unlabelled ones alone, by draws of their own."""
+    experiment = of_an4(an4_dir, tmp_path)
+    one, other = (experiment.lines(Damaged(30, draw=draw)) for draw in (0, 1))
+    assert [line["utterance_id"] for line in one] == list(experiment.references())
+    assert [line["utterance_id"] for line in other] == list(experiment.references())
+    same = [a["pred_text"] == b["pred_text"] for a, b in zip(one, other, strict=True)]
+    assert 0.05 < sum(same) / len(same) < 0.5
+    row = next(row for row in EXPERIMENTS["damage"] if row.name == "weighted_20")
+    assert experiment.label_errors(row) == pytest.approx(20, abs=2)
+    assert experiment.label_errors(EXPERIMENTS["damage"][0]) is None
+
+
+def of_an4(an4_dir: Path, folder: Path) -> Experiment:
+    corpus, fold = Corpus(an4_dir), fixed_fold(an4_dir)
+    arpa = language_model(corpus, fold, 2)
+    return Experiment(corpus, fold, folder, 17, "recorded", ("student.num_passes=4",), arpa)
+
+
+@pytest.mark.parametrize("experiment", EXPERIMENTS)
+def test_each_row_is_a_recipe_of_its_own(experiment: str, an4_dir: Path, tmp_path: Path) -> None:
+    """All overrides are settings that the recipe has; rows differ, and their names do."""
+    of_rows = {
+        row.name: read_recipe(recipe_path("recorded"), of_an4(an4_dir, tmp_path).settings(row))
+        for row in EXPERIMENTS[experiment]
+    }
+    assert len(of_rows) == len(EXPERIMENTS[experiment])
+
+
+def utterance(key: str, **errors: int) -> UtteranceErrors:
+    found = {name: WordErrors(each, 0, 0, 10) for name, each in errors.items()}
+    return UtteranceErrors(key, key[0], "", 1000, found)
+
+
+def test_the_table_counts_what_runs_wrote() -> None:
+    """Errors of both seeds are added; the oracle's are those of its run's baseline."""
+    own = [
+        utterance("a1", baseline=5, teacher=4, student=4),
+        utterance("b1", baseline=5, teacher=4, student=4),
+    ]
+    oracle = [utterance("a1", baseline=1, student=9), utterance("b1", baseline=1, student=9)]
+    row = [utterance("a1", baseline=5, student=2), utterance("b1", baseline=5, student=3)]
+    seed = {OWN: own, ORACLE: oracle, "weighted_10": row}
+    worse = [replace(e, errors={**e.errors, "student": WordErrors(4, 0, 0, 10)}) for e in row]
+    records = table(pooled([seed, {**seed, "weighted_10": worse}]), {"weighted_10": 10.0})
+    found = {record["row"]: record for record in records}
+    rates = {name: record["wer"]["value"] for name, record in found.items()}
+    assert rates == {"baseline": 50, "teacher": 40, OWN: 40, ORACLE: 10, "weighted_10": 32.5}
+    assert found["weighted_10"]["werr"]["value"] == 35
+    assert found["weighted_10"]["recovery"]["value"] == pytest.approx(100 * 7 / 16)
+    assert "recovery" not in found[ORACLE]
+    assert "| weighted_10 | 10.0 | 32.5 (" in shown(records)

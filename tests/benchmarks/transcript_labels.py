@@ -1,0 +1,144 @@
+"""Measure labels of transcripts, on a run whose unlabelled speech has true transcripts as oracle.
+
+`python -m tests.benchmarks.transcript_labels --run URI --recipe R --transcripts J --text T`, after
+`realign`: the run's aligner is the teacher. Word errors of the normalized texts are against a Kaldi
+`text`; frames are compared with the alignment of the true transcripts. With `--damage` a share of
+a text's words is replaced, left out or preceded by another word.
+"""
+
+import argparse
+import json
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+from scipy.special import softmax
+
+from infra.store.object_store import ObjectStore, join_uri
+from pipeline.records import Hypothesis
+from pipeline.runs.manifest import read_manifest, read_output
+from pipeline.runs.names import BOOTSTRAP_STEP, UNLABELLED, features_step
+from pipeline.sampling import sampling_priority
+from pipeline.shards import read_features
+from training.align.labelled import read_lexicon
+from training.align.network_alignment import batched_log_likelihoods, read_tree
+from training.decode.decoder import align
+from training.decode.graph import alignment_graph
+from training.decode.lexicon import Lexicon
+from training.evaluate.word_errors import WordErrors, word_errors
+from training.models.store import load_model
+from training.settings.decoding import TranscriptsConfig
+from training.settings.recipe import read_recipe
+from training.targets.text_normalization import Normalizer
+from training.targets.transcript_targets import TranscriptAligner, UnusableTranscriptError
+
+SCALE = 0.3
+
+
+def normalized_errors(
+    heard: dict[str, Hypothesis], truth: dict[str, list[str]], lexicon: Lexicon
+) -> dict[str, float]:
+    """Return word errors of the first readings, and the share of words that are unknown."""
+    normalizer, errors, unknown, total = Normalizer(lexicon, "en"), WordErrors(), 0, 0
+    for name, hypothesis in heard.items():
+        read = normalizer(hypothesis.text)
+        words = [word for readings in read for word in readings[0]]
+        errors += word_errors(truth[name], [word.upper() for word in words])
+        unknown += sum(word not in lexicon.pronunciations for word in words)
+        total += len(words)
+    return {"wer": errors.word_error_rate, "unknown_percent": 100 * unknown / total}
+
+
+def damaged(text: str, share: float, vocabulary: list[str], seed: int) -> str:
+    """Replace 3 of 5, remove 1 of 5 and insert before 1 of 5 of the damaged words."""
+    generator, words = np.random.default_rng(seed), list[str]()
+    for word in text.split():
+        drawn = generator.random() / max(share, 1e-9)
+        other = vocabulary[generator.integers(len(vocabulary))]
+        if drawn < 0.6:
+            words.append(other)
+        elif drawn < 0.8:
+            continue
+        else:
+            words += [other, word] if drawn < 1.0 else [word]
+    return " ".join(words)
+
+
+def measure(arguments: argparse.Namespace) -> dict[str, object]:
+    """Return the word errors, and of each damage and garbage cost the labels' right frames."""
+    torch.set_num_threads(1)
+    run_uri, store = arguments.run, ObjectStore((arguments.run,))
+    lexicon = read_lexicon(store, run_uri, join_uri(run_uri, "corpus"), [BOOTSTRAP_STEP]).parse()
+    tree, recipe = read_tree(store, run_uri, BOOTSTRAP_STEP), read_recipe(arguments.recipe)
+    trained = load_model(store, run_uri, "aligner", recipe.models.student)
+    lines = map(json.loads, Path(arguments.transcripts).read_text().splitlines())
+    heard = {
+        each["utterance_id"]: Hypothesis("r", each["pred_text"], each["score"]) for each in lines
+    }
+    spoken = (line.split() for line in Path(arguments.text).read_text().splitlines())
+    truth = {name: words for name, *words in spoken}
+    found: dict[str, object] = {"normalized": normalized_errors(heard, truth, lexicon)}
+    shards = read_manifest(store, run_uri, features_step(UNLABELLED)).outputs
+    rows = [
+        row
+        for shard in shards[:: max(1, len(shards) // 8)]
+        for row in read_features(read_output(store, run_uri, shard))
+        if not lexicon.unaligned(truth[row.utterance_id])
+    ]
+    rows.sort(key=lambda row: sampling_priority(0, row.utterance_id))
+    scored = dict(batched_log_likelihoods(rows[: arguments.num], trained, 1.0))
+    vocabulary = sorted(lexicon.pronunciations)
+    for damage in arguments.damage:
+        for cost in arguments.garbage_cost:
+            config = TranscriptsConfig(garbage_cost=cost, max_garbage=1.0, max_unknown=1.0)
+            aligner = TranscriptAligner.of(lexicon, tree, config)
+            frames = own_right = right = 0
+            garbage, seconds, failed = 0.0, 0.0, 0
+            for position, scores in scored.items():
+                row = rows[position]
+                graph = alignment_graph(lexicon, tree, truth[row.utterance_id])
+                senones = align(graph, SCALE * scores)
+                own = softmax(scores + trained.log_priors.numpy(), axis=1)
+                hypothesis = heard[row.utterance_id]
+                text = hypothesis.text
+                if damage:
+                    text = damaged(text, damage, vocabulary, position)
+                given = (Hypothesis("r", text, hypothesis.score),)
+                begin, labels = time.process_time(), own.copy()
+                try:
+                    words = aligner.posteriors(given, SCALE * scores, SCALE)
+                    masses = np.bincount(words.frames, words.probabilities, minlength=len(own))
+                    labels *= (1 - 0.9 * masses)[:, np.newaxis]
+                    labels[words.frames, words.senones] += 0.9 * words.probabilities
+                    garbage += float((1 - masses).sum())
+                except UnusableTranscriptError:
+                    failed += 1
+                seconds += time.process_time() - begin
+                frames += len(own)
+                own_right += int((own.argmax(axis=1) == senones).sum())
+                right += int((labels.argmax(axis=1) == senones).sum())
+            found[f"damage {damage:g}, garbage cost {cost:g}"] = {
+                "utterances": len(scored),
+                "failed": failed,
+                "own_right_percent": 100 * own_right / frames,
+                "right_percent": 100 * right / frames,
+                "garbage_percent": 100 * garbage / frames,
+                "x_real_time": 0.03 * frames / seconds,
+            }
+    return found
+
+
+def main() -> None:
+    """Print the figures as JSON."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    for name in ("run", "recipe", "transcripts", "text"):
+        parser.add_argument(f"--{name}", required=True)
+    parser.add_argument("--num", type=int, default=24)
+    parser.add_argument("--damage", type=float, nargs="*", default=[0.0, 0.2])
+    parser.add_argument("--garbage-cost", type=float, nargs="*", default=[3.0, 1000.0])
+    print(json.dumps(measure(parser.parse_args()), indent=1))
+
+
+if __name__ == "__main__":
+    main()

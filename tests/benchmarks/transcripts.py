@@ -1,0 +1,437 @@
+"""Train students on recognizers' transcripts: damaged on purpose, and a real recognizer's.
+
+python -m tests.benchmarks.transcripts damage --kaldi-dir AN4 --out DIR
+python -m tests.benchmarks.transcripts recognizer --kaldi-dir LIBRISPEECH --out DIR
+
+`damage` replaces, deletes and inserts words of the unlabelled speakers' transcripts, which then are
+what recognizers heard. `recognizer` reads `whisper.jsonl` of the corpus. Each row is a run of its
+own, DIR/EXPERIMENT/seed_N/ROW: what was heard is part of a corpus, so rows of one seed train the
+same baseline and teacher again. The oracle is a baseline to which the unlabelled speakers are
+transcribed, but for the one of the fewest words. All rows decode with one language model: `--arpa`,
+or that of the labelled transcripts.
+
+Rows are those that `--rows` names, or all. A command that was cut off continues where it was. What
+is there is printed as a table, with errors pooled over seeds, and written to DIR/EXPERIMENT.json.
+"""
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from infra.store.object_store import ObjectStore
+from jobs.cli.arguments import recipe_path
+from jobs.run_table import CERTIFY, REPORT, STEPS
+from pipeline.runs.manifest import is_finished, read_manifest, read_output
+from pipeline.runs.names import (
+    BASELINE,
+    EVALUATION_ERRORS,
+    EVALUATION_STEP,
+    STUDENT,
+    TEACHER,
+)
+from pipeline.sampling import sampling_priority
+from tests.benchmarks.rotation.folds import Corpus, Fold
+from training.decode.ngrams import kneser_ney_arpa
+from training.evaluate.scores import Estimate, Resamples, SpeakerCounts, resample
+from training.evaluate.word_errors import UtteranceErrors, read_errors, word_errors
+from training.settings.recipe import Recipe, read_recipe
+
+OWN, ORACLE = "own", "oracle"
+RATES = (0, 5, 10, 20, 30)
+SEEDED = ("aligner", "baseline", "teacher", "student", "targets")
+ARPA = "language_model.arpa"
+
+TRANSCRIPTS = "targets.source='transcripts'"
+UNWEIGHTED = (
+    "targets.transcripts.tuned=false",
+    "targets.transcripts.weight=1.0",
+    "targets.transcripts.garbage_cost=1000.0",
+)
+"""Transcripts as if they were labels: no frame keeps the teacher's own."""
+
+AGREEING = (
+    "targets.transcripts.tuned=false",
+    "targets.transcripts.agreement=1.0",
+    "targets.transcripts.min_confidence=0.6",
+)
+"""What only one of two recognizers has is garbage."""
+
+SCORED = (
+    "targets.transcripts.tuned=false",
+    "targets.transcripts.agreement=0.0",
+    "targets.transcripts.min_confidence=0.8",
+)
+"""Utterances are garbage whose tokens have a mean probability below .8, says the recognizer."""
+
+BOTH = ("targets.transcripts.tuned=false", "targets.transcripts.weight=0.5")
+"""Half is of the transcript, half of the run's own teacher."""
+
+Texts = Mapping[str, Sequence[str]]
+"""Words by utterance."""
+
+
+@dataclass(frozen=True, slots=True)
+class Damaged:
+    """Damaged: the reference, of whose words so many percent are wrong in the way of `draw`."""
+
+    percent: int
+    draw: int = 0
+
+    @property
+    def name(self) -> str:
+        """Return what the recognizer is called."""
+        return f"damaged_{self.draw}"
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """Heard: the lines of a file of the corpus, NAME.jsonl."""
+
+    name: str
+
+
+Recognizer = Damaged | Heard
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Row: a student, and what labels it: recognizers, or without any the run's own teacher."""
+
+    name: str
+    recognizers: tuple[Recognizer, ...] = ()
+    overrides: tuple[str, ...] = ()
+
+
+def of_transcripts(name: str, recognizers: Sequence[Recognizer], *overrides: str) -> Row:
+    """Return the row of a student of transcripts."""
+    return Row(name, tuple(recognizers), (TRANSCRIPTS, *overrides))
+
+
+EXPERIMENTS: Mapping[str, tuple[Row, ...]] = {
+    "damage": (
+        Row(OWN),
+        Row(ORACLE),
+        *(of_transcripts(f"labels_{rate}", [Damaged(rate)], *UNWEIGHTED) for rate in RATES),
+        *(of_transcripts(f"weighted_{rate}", [Damaged(rate)]) for rate in RATES),
+        *(
+            of_transcripts(f"agreeing_{rate}", [Damaged(rate), Damaged(rate, draw=1)], *AGREEING)
+            for rate in RATES[1:]
+        ),
+    ),
+    "recognizer": (
+        Row(OWN),
+        Row(ORACLE),
+        of_transcripts("reference", [Damaged(0)], *UNWEIGHTED),
+        of_transcripts("whisper_labels", [Heard("whisper")], *UNWEIGHTED),
+        of_transcripts("whisper", [Heard("whisper")]),
+        of_transcripts("scored", [Heard("whisper")], *SCORED),
+        of_transcripts("both", [Heard("whisper")], *BOTH),
+    ),
+}
+
+
+def damaged(words: Sequence[str], vocabulary: Sequence[str], percent: int, seed: int) -> list[str]:
+    """Replace, delete or insert a word, each a third of the time, at `percent` of the places.
+
+    New words are drawn from the vocabulary evenly; a replacement is another word.
+    """
+    generator = np.random.default_rng(seed)
+    found = []
+    for word in words:
+        kind = generator.integers(3) if 100 * generator.random() < percent else None
+        drawn = vocabulary[generator.integers(len(vocabulary))]
+        while kind == 0 and drawn == word:
+            drawn = vocabulary[generator.integers(len(vocabulary))]
+        found += {None: [word], 0: [drawn], 1: [], 2: [word, drawn]}[kind]
+    return found
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """Experiment: a corpus with its fixed speakers, one seed, and the folder of its runs."""
+
+    corpus: Corpus
+    fold: Fold
+    folder: Path
+    seed: int
+    recipe: str
+    overrides: tuple[str, ...]
+    arpa: str
+
+    def settings(self, row: Row) -> list[str]:
+        """Return the overrides of a row."""
+        shared = [f"{section}.seed={self.seed}" for section in SEEDED]
+        shared += [f"evaluation.arpa='{ARPA}'", "evaluation.language_model_text=''"]
+        shared += [*self.overrides, *row.overrides]
+        return [*shared, *(self.oracle_settings(shared) if row.name == ORACLE else ())]
+
+    def oracle_settings(self, shared: Sequence[str]) -> Iterator[str]:
+        """Yield what gives the oracle as many frames as the student, and other models few."""
+        student = self.read(shared).student
+        num_sub_epochs = student.num_passes * student.num_sub_epochs
+        hours = student.num_passes * self.corpus.hours(self.fold.unlabelled)
+        hours += (
+            num_sub_epochs / student.num_labelled_shares * self.corpus.hours(self.fold.labelled)
+        )
+        epochs = round(hours / self.corpus.hours(self.transcribed.labelled))
+        whole = round(epochs * student.num_whole_utterance_sub_epochs / num_sub_epochs)
+        yield from (
+            f"baseline.num_epochs={epochs}",
+            f"baseline.num_chunked_epochs={epochs - whole}",
+        )
+        yield from ("teacher.num_epochs=1", "teacher.num_chunked_epochs=1")
+        yield from ("student.num_passes=1", "student.num_whole_utterance_sub_epochs=1")
+
+    def read(self, overrides: Sequence[str]) -> Recipe:
+        """Read the recipe with overrides."""
+        return read_recipe(recipe_path(self.recipe), overrides)
+
+    @property
+    def transcribed(self) -> Fold:
+        """Return the speakers as the oracle hears them."""
+        return self.fold.transcribed(self.corpus.words())
+
+    def run(self, row: Row) -> str:
+        """Return the run of a row."""
+        return str(self.folder / row.name)
+
+    def command(self, row: Row) -> list[str]:
+        """Return the command that makes or resumes the row's run."""
+        data = self.folder / f"{row.name}_data"
+        command = [sys.executable, "-m", "jobs.run", "--recipe", self.recipe]
+        command += ["--run", self.run(row), "--kaldi-dir", str(data)]
+        for step in (each for each in STEPS if each not in (CERTIFY, REPORT)):
+            command += ["--only", step]
+        for each in row.recognizers:
+            command += ["--transcripts", f"{each.name}={data / each.name}.jsonl"]
+        return command + [part for each in self.settings(row) for part in ("--set", each)]
+
+    def write_data(self, row: Row) -> None:
+        """Write the row's data directory; the audio remains where it is."""
+        data = self.folder / f"{row.name}_data"
+        self.corpus.write(self.transcribed if row.name == ORACLE else self.fold, data)
+        if not self.fold.dev:
+            (data / "dev.speakers").unlink()
+        (data / ARPA).write_text(self.arpa)
+        for each in row.recognizers:
+            lines = [f"{json.dumps(line)}\n" for line in self.lines(each)]
+            (data / f"{each.name}.jsonl").write_text("".join(lines))
+
+    def lines(self, recognizer: Recognizer) -> list[dict[str, Any]]:
+        """Return what a recognizer heard in the unlabelled utterances."""
+        unlabelled = self.references()
+        if isinstance(recognizer, Heard):
+            text = (self.corpus.folder / f"{recognizer.name}.jsonl").read_text()
+            lines = [json.loads(line) for line in text.splitlines()]
+            return [line for line in lines if line["utterance_id"] in unlabelled]
+        vocabulary = sorted(lexicon_words(self.corpus))
+        percent, name = recognizer.percent, recognizer.name
+        return [
+            {
+                "utterance_id": key,
+                "pred_text": " ".join(
+                    damaged(words, vocabulary, percent, sampling_priority(self.seed, name + key))
+                ),
+            }
+            for key, words in unlabelled.items()
+        ]
+
+    def references(self) -> Texts:
+        """Return the transcripts of the unlabelled speakers."""
+        speaker_of = self.corpus.speaker_of
+        return {
+            key: words
+            for key, words in self.corpus.text_of.items()
+            if speaker_of[key] in self.fold.unlabelled
+        }
+
+    def label_errors(self, row: Row) -> float | None:
+        """Return the word error rate of the row's first recognizer, percent; None without one.
+
+        Case and punctuation are no errors here, and digits are.
+        """
+        if not row.recognizers:
+            return None
+        heard = {line["utterance_id"]: line["pred_text"] for line in self.lines(row.recognizers[0])}
+        references = self.references()
+        found = [
+            word_errors(plain(" ".join(words)), plain(heard[key]))
+            for key, words in references.items()
+        ]
+        words = sum(map(len, references.values()))
+        return 100 * sum(each.errors for each in found) / words
+
+    def errors(self, row: Row) -> list[UtteranceErrors] | None:
+        """Return the word errors of the row's models on held-out speech; None before evaluation."""
+        run_uri = self.run(row)
+        store = ObjectStore((run_uri,))
+        if not is_finished(store, run_uri, EVALUATION_STEP):
+            return None
+        outputs = read_manifest(store, run_uri, EVALUATION_STEP).outputs
+        (written,) = [o for o in outputs if Path(o.key).name.startswith(EVALUATION_ERRORS)]
+        return read_errors(read_output(store, run_uri, written))
+
+
+def plain(text: str) -> list[str]:
+    """Return the words without case and punctuation."""
+    return re.sub(r"[^\w' ]", " ", text.upper()).split()
+
+
+def named(found: Sequence[UtteranceErrors], model: str, row: str) -> dict[str, UtteranceErrors]:
+    """Return the errors of one model alone, under the name of its row, by utterance."""
+    return {each.utterance_id: replace(each, errors={row: each.errors[model]}) for each in found}
+
+
+def pooled(by_seed: Sequence[Mapping[str, Sequence[UtteranceErrors]]]) -> Resamples:
+    """Add up, by speaker, the errors of the rows that all seeds have, and draw speakers.
+
+    Baseline and teacher are those of the row `own`, and the oracle is its run's baseline.
+    """
+    utterances: list[UtteranceErrors] = []
+    for rows in by_seed:
+        columns = [named(rows[OWN], name, name) for name in (BASELINE, TEACHER)]
+        columns += [
+            named(found, BASELINE if row == ORACLE else STUDENT, row) for row, found in rows.items()
+        ]
+        for key, first in columns[0].items():
+            errors = {name: e for column in columns for name, e in column[key].errors.items()}
+            utterances.append(replace(first, errors=errors))
+    return resample(SpeakerCounts.of(utterances))
+
+
+def table(drawn: Resamples, labels: Mapping[str, float | None]) -> list[dict[str, Any]]:
+    """Return a record of each model: the errors of its labels, WER, WERR and recovery, percent."""
+    # Where the oracle gains nothing, there is nothing to recover.
+    gains = ORACLE in drawn.errors and drawn.errors[ORACLE][0] < drawn.errors[BASELINE][0]
+    records = []
+    for name in drawn.errors:
+        record: dict[str, Any] = {"row": name, "label_errors": labels.get(name)}
+        record["wer"] = asdict(drawn.word_error_rate(name))
+        if name != BASELINE:
+            record["werr"] = asdict(drawn.reduction(BASELINE, name))
+        if gains and name not in (BASELINE, ORACLE):
+            record["recovery"] = asdict(drawn.recovery(BASELINE, name, ORACLE))
+        records.append(record)
+    return records
+
+
+def shown(records: Sequence[Mapping[str, Any]]) -> str:
+    """Return the records as a table of Markdown."""
+    lines = ["| | labels | WER | WERR | recovery |", "| --- | --- | --- | --- | --- |"]
+    for record in records:
+        labels = record["label_errors"]
+        cells = [record["row"], "" if labels is None else f"{labels:.1f}"]
+        for name in ("wer", "werr", "recovery"):
+            found = Estimate(**record[name]) if name in record else None
+            cells.append(f"{found.value:.1f} ({found.low:.1f}..{found.high:.1f})" if found else "")
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def fixed_fold(kaldi_dir: Path) -> Fold:
+    """Read the speakers of each subset."""
+
+    def speakers(subset: str) -> tuple[str, ...]:
+        path = kaldi_dir / f"{subset}.speakers"
+        return tuple(path.read_text().split()) if path.exists() else ()
+
+    return Fold(*map(speakers, ("labelled", "unlabelled", "heldout", "dev")))
+
+
+def lexicon_words(corpus: Corpus) -> set[str]:
+    """Return the words that have pronunciations."""
+    lines = (corpus.folder / "lexicon.txt").read_text().splitlines()
+    return {line.split()[0] for line in lines if line.strip()}
+
+
+def language_model(corpus: Corpus, fold: Fold, order: int) -> str:
+    """Estimate a Kneser-Ney model of the labelled transcripts, over the lexicon."""
+    speaker_of = corpus.speaker_of
+    known = lexicon_words(corpus)
+    sentences = [
+        [word for word in words if word in known]
+        for key, words in corpus.text_of.items()
+        if speaker_of[key] in fold.labelled
+    ]
+    return kneser_ney_arpa(sentences, sorted(known), order)
+
+
+def parsed() -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.benchmarks.transcripts",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("experiment", choices=EXPERIMENTS)
+    parser.add_argument("--kaldi-dir", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--recipe", default="recorded")
+    parser.add_argument("--rows", nargs="+", help="rows to make; own is always made")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[17, 18, 19])
+    parser.add_argument("--arpa", type=Path, help="the language model of all decoding")
+    parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE")
+    arguments = parser.parse_args()
+    known = [row.name for row in EXPERIMENTS[arguments.experiment]]
+    if unknown := {*(arguments.rows or ())} - {*known}:
+        parser.error(f"--rows {' '.join(sorted(unknown))}: known: {', '.join(known)}")
+    return arguments
+
+
+def experiments(arguments: argparse.Namespace) -> list[Experiment]:
+    """Return the experiment of each seed."""
+    corpus, fold = Corpus(arguments.kaldi_dir), fixed_fold(arguments.kaldi_dir)
+    order = read_recipe(recipe_path(arguments.recipe), arguments.set).evaluation.ngram_order
+    arpa = arguments.arpa.read_text() if arguments.arpa else language_model(corpus, fold, order)
+    return [
+        Experiment(
+            corpus,
+            fold,
+            arguments.out / arguments.experiment / f"seed_{seed}",
+            seed,
+            arguments.recipe,
+            tuple(arguments.set),
+            arpa,
+        )
+        for seed in arguments.seeds
+    ]
+
+
+def collected(found: Sequence[Experiment], rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """Return the records of the rows that every seed has evaluated; none without `own`."""
+    by_seed = [{row.name: each.errors(row) for row in rows} for each in found]
+    complete = [row for row in rows if all(errors[row.name] is not None for errors in by_seed)]
+    if OWN not in {row.name for row in complete}:
+        return []
+    kept = [{row.name: errors[row.name] or [] for row in complete} for errors in by_seed]
+    labels = {row.name: found[0].label_errors(row) for row in complete}
+    return table(pooled(kept), labels)
+
+
+def main() -> None:
+    """Make the rows that are asked for, then print all that is there."""
+    arguments = parsed()
+    found, rows = experiments(arguments), EXPERIMENTS[arguments.experiment]
+    chosen = [row for row in rows if row.name in (OWN, *(arguments.rows or [r.name for r in rows]))]
+    for each in found:
+        for row in chosen:
+            if each.errors(row) is None:
+                each.write_data(row)
+                subprocess.run(each.command(row), check=True)
+            records = collected(found, rows)
+            (arguments.out / f"{arguments.experiment}.json").write_text(
+                json.dumps(records, indent=1)
+            )
+    print(shown(records))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,152 @@
+"""What recognizers heard is joined with utterances, from manifests and from lines of its own."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.records import Hypothesis
+from pipeline.steps.ingestion import transcripts
+from tests.job_programs import RunJob
+from tests.jobs.ingestion.manifest_corpus import Corpus, row, write_lines
+from tests.small_corpus import tone, wav
+
+pytestmark = pytest.mark.usefixtures("without_spark")
+
+IDS = ("ann-1", "ann-2", "bob-1")
+WHISPER = {
+    "ann-1": Hypothesis("whisper", "Hello, 2 worlds.", -0.25),
+    "bob-1": Hypothesis("whisper", "\u201cHi.\u201d"),
+}
+
+
+@pytest.fixture
+def spoken(corpus: Corpus) -> Corpus:
+    for name in IDS:
+        (corpus.audio / f"{name}.wav").write_bytes(wav(tone(1, 1)))
+    return corpus
+
+
+def manifest(corpus: Corpus, **more: Any) -> str:
+    rows = [row(f"{name}.wav", 1.0, **more) for name in IDS]
+    return write_lines(corpus.audio.parent / "m.jsonl", rows)
+
+
+def heard(corpus: Corpus) -> dict[str, tuple[Hypothesis, ...]]:
+    return {each.utterance_id: each.hypotheses for each in corpus.records()}
+
+
+def test_lines_are_joined_by_ids_and_paths(spoken: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However few records are joined at a time; other lines and fields are passed over."""
+    monkeypatch.setattr(transcripts, "JOINED_RECORDS", 2)
+    lines = [
+        {"utterance_id": "ann-1", "pred_text": WHISPER["ann-1"].text, "score": -0.25, "no": [1]},
+        {"audio_filepath": "audio/bob-1.wav", "pred_text": WHISPER["bob-1"].text},
+        {"audio_filepath": "audio/ann-2.wav", "text": "A REFERENCE"},
+        {"utterance_id": "zoe-1", "pred_text": "nobody"},
+        {"pred_text": "of nothing"},
+    ]
+    at = write_lines(spoken.audio.parent / "whisper.jsonl.gz", lines)
+    other = write_lines(
+        spoken.audio.parent / "b.jsonl", [{"utterance_id": "ann-1", "pred_text": ""}]
+    )
+    given = ("--transcripts", f"whisper={at}", "--transcripts", f"b={other}")
+    made = spoken.ingest("--manifest", manifest(spoken), "--format", "table", *given)
+    assert heard(spoken) == {
+        "ann-1": (WHISPER["ann-1"], Hypothesis("b", "")),
+        "ann-2": (),
+        "bob-1": (WHISPER["bob-1"],),
+    }
+    assert made.statistics["hypotheses"] == {"b": 1, "whisper": 2}
+    assert made.config["transcripts"] == [f"whisper={at}", f"b={other}"]
+    assert at in made.inputs
+
+
+def test_a_path_is_of_no_segment(spoken: Corpus) -> None:
+    """One text of a recording is not that of each of its segments."""
+    rows = [row("ann-1.wav", 0.5, start_s=0.1), row("bob-1.wav", 1.0)]
+    at = write_lines(
+        spoken.audio.parent / "w.jsonl",
+        [{"audio_filepath": f"audio/{name}.wav", "pred_text": name} for name in IDS],
+    )
+    path = write_lines(spoken.audio.parent / "m.jsonl", rows)
+    spoken.ingest("--manifest", path, "--format", "table", "--transcripts", f"w={at}")
+    assert heard(spoken) == {"ann-1": (), "bob-1": (Hypothesis("w", "bob-1"),)}
+
+
+def test_manifests_carry_a_recognizers_text(spoken: Corpus) -> None:
+    """In NeMo's fields, or in columns by other names; the text of unlabelled speech is dropped."""
+    rows = [
+        {"audio_filepath": f"audio/{name}.wav", "duration": 1, "text": "no", "pred_text": name}
+        for name in IDS
+    ]
+    spoken.ingest("--manifest", write_lines(spoken.audio.parent / "nemo.jsonl", rows))
+    assert [each.text for each in spoken.records()] == [None] * 3
+    texts = {each.text for found in heard(spoken).values() for each in found}
+    assert texts == {*IDS}
+
+
+def test_columns_name_a_recognizers_text(spoken: Corpus) -> None:
+    """A score in a table of text is a number."""
+    path = spoken.audio.parent / "calls.csv"
+    path.write_text("file,heard,sure\naudio/ann-1.wav,Hello,-0.5\n")
+    columns = "audio_uri=file,pred_text=heard,score=sure"
+    spoken.ingest("--manifest", str(path), "--format", "table", "--columns", columns)
+    assert list(heard(spoken).values()) == [(Hypothesis("pred_text", "Hello", -0.5),)]
+
+
+def test_a_version_has_what_was_heard(spoken: Corpus) -> None:
+    """The text is of the utterance, in whichever placement it sounds."""
+    at = write_lines(spoken.audio.parent / "w.jsonl", [{"utterance_id": "ann-1", "pred_text": "a"}])
+    given = ("--transcripts", f"w={at}", "--placements", "clean")
+    spoken.ingest("--manifest", manifest(spoken), "--format", "table", *given)
+    found = heard(spoken)
+    assert found["ann-1-clean"] == (Hypothesis("w", "a"),)
+    assert found["bob-1-clean"] == ()
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        (['{"utterance_id": "ann-1", "pred_text": "a"'], "correct the line"),
+        ([{"utterance_id": "ann-1", "pred_text": "a"}] * 2, "two lines of ann-1: keep one"),
+        ([{"utterance_id": "ann-1", "pred_text": 3}], "ann-1: .*need an object"),
+        ([{"utterance_id": "ann-1", "pred_text": "a", "score": "b"}], "need a finite number"),
+        ([{"utterance_id": "zoe-1", "pred_text": "a"}], "no line is of an utterance"),
+        ([{"utterance_id": "ann-1", "text": "a"}], "no line is of an utterance"),
+    ],
+)
+def test_lines_that_are_none_are_named(spoken: Corpus, lines: list[object], said: str) -> None:
+    """Nothing is ingested with them."""
+    at = write_lines(spoken.audio.parent / "w.jsonl", lines)
+    found = spoken.job(
+        "ingest", "--manifest", manifest(spoken), "--format", "table", "--transcripts", f"w={at}"
+    )
+    assert found.code != 0
+    assert re.search(said, found.err)
+
+
+@pytest.mark.parametrize("given", ["w", "=a.jsonl", "a b=c.jsonl", "w=", "w=missing.jsonl"])
+def test_options_that_name_nothing(spoken: Corpus, given: str) -> None:
+    """The option is named."""
+    found = spoken.job("ingest", "--manifest", manifest(spoken), "--transcripts", given)
+    assert found.code in (1, 2)
+    assert given.partition("=")[2] in found.err
+
+
+def test_a_directory_has_transcripts_beside_it(
+    kaldi_dir: Path, tmp_path: Path, run_job: RunJob
+) -> None:
+    """By the utterance's id, or by the file that wav.scp names."""
+    corpus = Corpus(tmp_path, run_job)
+    lines: list[object] = [
+        {"utterance_id": "ann-1", "pred_text": "Hello.", "score": -0.5},
+        {"audio_filepath": str(kaldi_dir / "audio" / "ann-2.flac"), "pred_text": "World"},
+    ]
+    at = write_lines(kaldi_dir / "whisper.jsonl", lines)
+    made = corpus.ingest("--kaldi-dir", str(kaldi_dir), "--transcripts", f"whisper={at}")
+    found = {each.utterance_id: each for each in corpus.records("labelled")}
+    assert found["ann-1"].hypotheses == (Hypothesis("whisper", "Hello.", -0.5),)
+    assert found["ann-2"].hypotheses == (Hypothesis("whisper", "World"),)
+    assert made.statistics["hypotheses"] == {"whisper": 2}

@@ -1,0 +1,254 @@
+"""Rescored lattices, against sentences and paths one by one."""
+
+from collections import Counter
+from dataclasses import replace
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from tests.training.decode.small_lattices import (
+    BACKOFF,
+    COSTS,
+    START,
+    WORDS,
+    Ngrams,
+    lattice_of_all,
+    lattices,
+    ngrams,
+    paths_of,
+)
+from training.decode import rescoring
+from training.decode.const_fst import ConstFst
+from training.decode.rescoring import (
+    SEARCH_ARC,
+    Rescored,
+    arc_posteriors,
+    best_arcs,
+    rescore,
+    word_confidences,
+    words_and_senones,
+)
+
+ALL_PATHS = 1e6
+
+
+def rescored(
+    lattice: np.ndarray,
+    first: Ngrams,
+    large: Ngrams,
+    scale: float = 1.0,
+    penalty: float = 0.0,
+    beam: float = ALL_PATHS,
+    **options: int,
+) -> Rescored:
+    return rescore(
+        lattice,
+        first.grammar(),
+        large.grammar(),
+        backoff_word=BACKOFF,
+        scale=scale,
+        insertion_penalty=penalty,
+        beam=beam,
+        **options,
+    )
+
+
+def best_words(lattice: np.ndarray, words: tuple[str, ...]) -> tuple[str, ...]:
+    return words_and_senones(lattice[best_arcs(lattice)], words).words
+
+
+def best_cost(lattice: np.ndarray) -> float:
+    path = lattice[best_arcs(lattice)]
+    return float((path["graph_cost"] + path["acoustic_cost"]).sum(dtype=np.float64))
+
+
+@given(
+    ngrams(),
+    ngrams(),
+    arrays(np.float32, st.tuples(st.integers(1, 3), st.just(4)), elements=COSTS),
+    st.sampled_from((0.0, 0.5, 1.0, 2.0)),
+    st.sampled_from((-2.0, 0.0, 1.5)),
+)
+def test_best_path_is_the_best_of_all_sentences(
+    first: Ngrams, large: Ngrams, spoken: np.ndarray, scale: float, penalty: float
+) -> None:
+    found = rescored(lattice_of_all(first, spoken), first, large, scale, penalty).lattice
+    costs: dict[tuple[int, ...], float] = {}
+    for each in product((0, *WORDS), repeat=len(spoken)):
+        words = tuple(word for word in each if word)
+        cost = sum(spoken[range(len(each)), each]) + len(words) * penalty
+        cost += scale * large.sentence_cost(words)
+        costs[words] = min(cost, costs.get(words, np.inf))
+    words = tuple(map(int, best_words(found, ("0", "1", "2", "3"))))
+    assert best_cost(found) == costs[words] == min(costs.values())
+
+
+@given(lattices(), ngrams(), ngrams(), st.sampled_from((0.5, 1.0, 2.0)), COSTS)
+def test_all_paths_stay_at_their_new_costs(
+    lattice: np.ndarray, first: Ngrams, large: Ngrams, scale: float, penalty: float
+) -> None:
+    def after(words: tuple[int, ...], cost: float) -> float:
+        change = scale * large.sentence_cost(words) - first.sentence_cost(words)
+        return cost + change + len(words) * penalty
+
+    found = rescored(lattice, first, large, scale, penalty).lattice
+    assert Counter((p.words, p.labels, p.cost) for p in paths_of(found)) == Counter(
+        (p.words, p.labels, after(p.words, p.cost)) for p in paths_of(lattice)
+    )
+
+
+@given(lattices(), ngrams(), COSTS)
+def test_the_first_grammar_changes_nothing_but_the_beam_prunes(
+    lattice: np.ndarray, first: Ngrams, beam: float
+) -> None:
+    paths = list(paths_of(lattice))
+    limit = min(path.cost for path in paths) + beam
+    found = list(paths_of(rescored(lattice, first, first, beam=beam + 1e-3).lattice))
+    # An arc stays if any path through it is within the beam, so that others may stay, too.
+    within = Counter((p.words, p.labels, p.cost) for p in found if p.cost <= limit)
+    assert within == Counter((p.words, p.labels, p.cost) for p in paths if p.cost <= limit)
+    assert within.total() or not beam
+
+
+@given(lattices(), ngrams(), ngrams())
+def test_lattice_is_numbered_and_sorted(lattice: np.ndarray, first: Ngrams, large: Ngrams) -> None:
+    found = rescored(lattice, first, large, beam=4.0).lattice
+    rescoring.check_lattice(found)
+    states = np.arange(found["target"].max() + 1)
+    assert np.array_equal(np.unique(found["source"]), states[:-1])
+    assert np.array_equal(np.unique(found["target"]), states[1:])
+
+
+@given(lattices(), ngrams(), st.integers(1, 30))
+def test_too_many_arcs_narrow_the_beam(lattice: np.ndarray, first: Ngrams, bound: int) -> None:
+    shortest = min(len(path.arcs) for path in paths_of(lattice))
+    whole = rescored(lattice, first, first)
+    try:
+        found = rescored(lattice, first, first, max_arcs=bound)
+    except ValueError as error:
+        assert "too many arcs" in str(error)  # noqa: PT017
+        assert bound < len(whole.lattice)
+        return
+    assert shortest <= len(found.lattice) <= bound
+    assert best_cost(found.lattice) == best_cost(whole.lattice)
+    assert (found.beam < whole.beam) == (bound < len(whole.lattice))
+
+
+@given(lattices(), st.sampled_from((0.25, 1.0)))
+def test_posteriors_are_shares_of_paths(lattice: np.ndarray, scale: float) -> None:
+    paths = list(paths_of(lattice))
+    weights = np.exp(-scale * np.array([path.cost for path in paths]))
+    expected = np.zeros(len(lattice))
+    for path, weight in zip(paths, weights / weights.sum(), strict=True):
+        expected[list(path.arcs)] += weight
+    np.testing.assert_allclose(arc_posteriors(lattice, scale), expected, atol=1e-12)
+
+
+@given(lattices().filter(lambda lattice: lattice["label"].any()), st.sampled_from((0.25, 1.0)))
+def test_confidence_is_the_probability_of_paths_with_the_word(
+    lattice: np.ndarray, scale: float
+) -> None:
+    def last_words(arcs: list[tuple]) -> list[int]:
+        """Return the last word written at each frame."""
+        found, word = [], 0
+        for _, _, label, written, _, _ in arcs:
+            word = written or word
+            found += [word] if label else []
+        return found
+
+    rows, paths = lattice.tolist(), list(paths_of(lattice))
+    weights = np.exp(-scale * np.array([path.cost for path in paths]))
+    words_of = np.array([last_words([rows[number] for number in path.arcs]) for path in paths])
+    chosen = best_arcs(lattice)
+    num_frames, frame, begins = words_of.shape[1], 0, []
+    for number in chosen.tolist():
+        begins += [(rows[number][3], min(frame, num_frames - 1))] if rows[number][3] else []
+        frame += rows[number][2] > 0
+    ends = [*(begin for _, begin in begins), num_frames][1:]
+    expected = [
+        np.mean([weights @ (words_of[:, at] == word) for at in range(begin, max(end, begin + 1))])
+        for (word, begin), end in zip(begins, ends[: len(begins)], strict=True)
+    ]
+    clipped = np.clip(np.array(expected) / weights.sum(), 1e-4, 1 - 1e-4)
+    np.testing.assert_allclose(word_confidences(lattice, chosen, scale), clipped, atol=6e-5)
+
+
+def test_unfinished_paths_have_no_end_of_a_sentence() -> None:
+    changed = [
+        best_cost(rescored(TWO_WORDS, unigrams(1, 2), longer, ends_sentence=ends).lattice)
+        for longer in (unigrams(1, 2), Ngrams({(1,): 1.0, (2,): 1.0, (6,): 3.5}, {(): 0.0}))
+        for ends in (True, False)
+    ]
+    assert changed == [2.5, 2.5, 5.5, 2.5]
+
+
+TWO_WORDS = np.array(
+    [(0, 1, 1, 1, 2.0, 1.0), (0, 1, 1, 2, 1.0, 1.0), (1, 2, 0, 0, 0.5, 0.0)], SEARCH_ARC
+)
+
+
+def unigrams(*words: int) -> Ngrams:
+    costs: dict[tuple[int, ...], float] = {(word,): 1.0 for word in words}
+    return Ngrams({**costs, (6,): 0.5}, {(): 0.0})
+
+
+def test_sentences_that_the_large_grammar_lacks_are_left_out() -> None:
+    found = rescored(TWO_WORDS, unigrams(1, 2), unigrams(1))
+    assert best_words(found.lattice, ("", "one", "two")) == ("one",)
+    assert len(found.lattice) == 2
+    with pytest.raises(ValueError, match="none of its sentences: need its words"):
+        rescored(TWO_WORDS, unigrams(1, 2), unigrams(3))
+
+
+def test_word_that_the_first_grammar_lacks_is_an_error() -> None:
+    with pytest.raises(ValueError, match="lacks a word of it: build both again"):
+        rescored(TWO_WORDS, unigrams(1), unigrams(1, 2))
+
+
+def broken(grammar: ConstFst, field: str, value: int) -> ConstFst:
+    arrays = {"arcs": grammar.arcs.copy(), "states": grammar.states.copy()}
+    name = "arcs" if field == "target" else "states"
+    arrays[name][field] = value
+    return replace(grammar, **arrays)
+
+
+@pytest.mark.parametrize(("field", "value"), [("target", 99), ("target", -1), ("first_arc", 99)])
+def test_broken_grammar_is_an_error(field: str, value: int) -> None:
+    twice = np.array([(0, 1, 1, 1, 0, 0), (1, 2, 1, 1, 0, 0), (2, 3, 0, 0, 0, 0)], SEARCH_ARC)
+    sound = unigrams(1, 2).grammar()
+    with pytest.raises(ValueError, match="do not exist: build it again"):
+        rescore(
+            twice,
+            sound,
+            broken(sound, field, value),
+            backoff_word=BACKOFF,
+            scale=1.0,
+            insertion_penalty=0.0,
+            beam=1.0,
+        )
+
+
+def test_grammar_that_backs_off_in_a_circle_is_an_error() -> None:
+    circle = Ngrams({(START, 1): 1.0, (6,): 1.0}, {(START,): 0.0, (): 0.0}).grammar()
+    arcs = circle.arcs.copy()
+    arcs["target"][arcs["input_label"] == BACKOFF] = circle.start
+    with pytest.raises(ValueError, match="do not exist: build it again"):
+        rescore(
+            TWO_WORDS,
+            unigrams(1, 2).grammar(),
+            replace(circle, arcs=arcs),
+            backoff_word=BACKOFF,
+            scale=1.0,
+            insertion_penalty=0.0,
+            beam=1.0,
+        )
+
+
+def test_without_a_compiler_an_error_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rescoring, "_C", None)
+    with pytest.raises(ValueError, match="install a C compiler"):
+        rescored(TWO_WORDS, unigrams(1, 2), unigrams(1, 2))

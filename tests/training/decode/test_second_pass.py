@@ -1,0 +1,102 @@
+"""A lattice of a small model's graph, rescored, has the words of the large model's own graph."""
+
+import numpy as np
+import pytest
+
+from tests.training.decode.toy_language import (
+    oracle_log_likelihoods,
+    senones_of,
+    toy_lexicon,
+    toy_tree,
+)
+from training.decode import search
+from training.decode.decoder import DecoderConfig, best_path, decode, find_lattice
+from training.decode.grammar import GrammarWeights, ngram_grammar
+from training.decode.graph import DecodingGraph, decoding_graph, grammar_graph, word_ids
+from training.decode.ngrams import witten_bell, witten_bell_arpa
+from training.decode.search import TooManyArcsError
+from training.decode.second_pass import SecondPass
+
+TREE, LEXICON = toy_tree(), toy_lexicon()
+SENTENCES = [["see", "a", "cab"], ["a", "bee"], ["cabs"], ["sake", "a"]]
+WIDE = DecoderConfig(1000.0, lattice_beam=60.0)
+FIRST = ngram_grammar(witten_bell(SENTENCES, LEXICON.pronunciations, 1), word_ids(LEXICON))
+
+
+@pytest.fixture(scope="module")
+def graph() -> DecodingGraph:
+    return grammar_graph(LEXICON, TREE, FIRST)
+
+
+def noisy(words: list[str], seed: int) -> np.ndarray:
+    """Scores of three frames a senone, which other senones often beat."""
+    senones = [each for each in senones_of(words, TREE) for _ in range(3)]
+    noise = np.random.default_rng(seed).normal(size=(len(senones), TREE.num_senones), scale=2)
+    scores = oracle_log_likelihoods(senones, TREE.num_senones, 2.5) + noise
+    return scores.astype(np.float32)
+
+
+def second_pass(graph: DecodingGraph, order: int, weights: GrammarWeights) -> SecondPass:
+    large = ngram_grammar(witten_bell(SENTENCES, LEXICON.pronunciations, order), word_ids(LEXICON))
+    return SecondPass(FIRST, large, graph.words, weights, beam=60.0)
+
+
+@pytest.mark.parametrize("order", [1, 2])
+@pytest.mark.parametrize("weights", [GrammarWeights(), GrammarWeights(2.0, 1.5)])
+def test_rescored_words_are_those_of_the_large_models_graph(
+    graph: DecodingGraph, order: int, weights: GrammarWeights
+) -> None:
+    """Of 20 noisy sentences each, at any scale and penalty; the models differ in some."""
+    arpa = witten_bell_arpa(SENTENCES, LEXICON.pronunciations, order)
+    own = decoding_graph(LEXICON, TREE, arpa, weights)
+    num_changed = 0
+    for seed in range(20):
+        scores = noisy(SENTENCES[seed % 4], seed)
+        lattice = find_lattice(graph, scores, WIDE)
+        assert lattice is not None
+        assert lattice.ends_sentence
+        found = second_pass(graph, order, weights).hypothesis(lattice)
+        expected = best_path(own, scores, WIDE)
+        assert expected is not None
+        assert found.path.words == expected.words
+        assert found.path.senones.tolist() == expected.senones.tolist()
+        assert second_pass(graph, order, weights).best(lattice).words == expected.words
+        assert len(found.confidences) == len(expected.words)
+        assert ((found.confidences > 0) & (found.confidences < 1)).all()
+        num_changed += list(expected.words) != decode(graph, scores, WIDE)
+    assert (num_changed > 0) == ((order, weights) != (1, GrammarWeights()))
+
+
+def test_unfinished_paths_are_rescored(graph: DecodingGraph) -> None:
+    """Where no path ends a sentence, the words so far have confidences, and no </s> its cost."""
+    senones = [each for each in senones_of(["see", "sake"], TREE) for _ in range(3)][:-6]
+    scores = oracle_log_likelihoods(senones, TREE.num_senones, 60.0)
+    lattice = find_lattice(graph, scores, DecoderConfig(5.0, lattice_beam=5.0))
+    assert lattice is not None
+    assert not lattice.ends_sentence
+    found = second_pass(graph, 2, GrammarWeights()).hypothesis(lattice)
+    assert found.path.words[:1] == ("see",)
+    assert found.path.senones.tolist() == senones
+    assert len(found.confidences) == len(found.path.words)
+
+
+def test_speech_without_a_frame_has_no_lattice(graph: DecodingGraph) -> None:
+    assert find_lattice(graph, np.zeros((0, TREE.num_senones), np.float32), WIDE) is None
+
+
+def test_a_lattice_too_large_has_a_narrower_beam(
+    graph: DecodingGraph, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has the best path still; what does not fit within any beam is an error."""
+    scores = noisy(["see", "a", "cab", "a"] * 8, 0)
+    whole = find_lattice(graph, scores, WIDE)
+    assert whole is not None
+    monkeypatch.setattr(search, "MAX_LATTICE_ARCS", len(whole.arcs) // 2)
+    narrow = find_lattice(graph, scores, WIDE)
+    assert narrow is not None
+    assert len(narrow.arcs) < len(whole.arcs) // 2
+    same = second_pass(graph, 1, GrammarWeights())
+    assert same.best(narrow).words == same.best(whole).words
+    monkeypatch.setattr(search, "MAX_LATTICE_ARCS", 10)
+    with pytest.raises(TooManyArcsError, match="lower its beam"):
+        find_lattice(graph, scores, WIDE)

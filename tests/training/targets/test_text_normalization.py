@@ -1,0 +1,162 @@
+"""What recognizers write is read as the lexicon's words: pairs checked by hand, and invariants."""
+
+import re
+import unicodedata
+from itertools import chain
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from training.decode.lexicon import Lexicon
+from training.targets.text_normalization import MAX_READINGS, Normalizer, Reading
+
+ENGLISH = """
+A I THE AND OF IN ON AT MAY PAID PERCENT PER CENT POINT DOLLAR DOLLARS CENTS POUND POUNDS PENNY
+PENCE MISTER MISSUS DOCTOR DRIVE SAINT STREET NUMBER PAGE OH ZERO ONE TWO THREE FOUR FIVE SIX SEVEN
+EIGHT NINE TEN ELEVEN TWELVE THIRTEEN FOURTEEN EIGHTEEN NINETEEN TWENTY THIRTY FORTY FIFTY SIXTY
+SIXTIES SEVENTEEN HUNDRED THOUSAND MILLION FIRST SECOND TWENTIETH FOURTEENTH O'CLOCK M B C S U X'S
+DON'T SHE'S DOGS' LOUIS CHAPTER WELL KNOWN NO HELLO 'TIS JOHN'S CAFE POLISH polish TO DOT COM FOR
+EXAMPLE THAT IS
+"""
+GERMAN = """
+am dritte dritten dritter Mai achtzehn hundert drei zahlte Herr Müller zwei fünfzig Euro und Cent
+Doktor Komma fünf Prozent tausend um zehn Uhr dreißig ein zwanzig zum Beispiel Straße ist groß
+"""
+FRENCH = """
+le premier mai mille huit cent trois monsieur dupont paya vingt et euros cinquante centimes pour
+virgule cinq madame saint louis quatorze dix heures trente l' homme aujourd'hui soixante onze
+"""
+
+
+def lexicon_of(words: str) -> Lexicon:
+    return Lexicon(dict.fromkeys(words.split(), (("AX",),)))
+
+
+NORMALIZERS = {
+    name: Normalizer(lexicon_of(words), name)
+    for name, words in (("en", ENGLISH), ("de", GERMAN), ("fr", FRENCH))
+}
+WORDS = {name: words.split() for name, words in (("en", ENGLISH), ("de", GERMAN), ("fr", FRENCH))}
+
+
+@pytest.mark.parametrize(
+    ("language", "text", "spoken"),
+    [
+        ("en", "“Hello,” she\u2019s said; don\u00b4t!", "HELLO SHE'S said DON'T"),
+        ("en", "Mr. & Mrs. Hill paid $20.", "MISTER AND MISSUS hill PAID TWENTY DOLLARS"),
+        ("en", "Dr. St. John's", "DOCTOR SAINT JOHN'S"),
+        ("en", "$1", "ONE DOLLAR"),
+        ("en", "£1.01", "ONE POUND AND ONE PENNY"),
+        ("en", "$ 2.50", "TWO DOLLARS AND FIFTY CENTS"),
+        ("en", "$5 million, or 3.5%", "FIVE MILLION DOLLARS or THREE POINT FIVE PERCENT"),
+        ("en", "1803", "EIGHTEEN OH THREE"),
+        ("en", "1900 2007", "NINETEEN HUNDRED TWO THOUSAND AND SEVEN"),
+        ("en", "1,803", "ONE THOUSAND EIGHT HUNDRED AND THREE"),
+        ("en", "the 1960s", "THE NINETEEN SIXTIES"),
+        ("en", "the 2nd of May, the 20th", "THE SECOND OF MAY THE TWENTIETH"),
+        ("en", "at 10:30 a.m., at 5:00", "AT TEN THIRTY A M AT FIVE O'CLOCK"),
+        ("en", "No. 5, no.", "NUMBER FIVE NO"),
+        ("en", "Chapter XIV", "CHAPTER FOURTEEN"),
+        ("en", "the BBC, the U.S.", "THE B B C THE U S"),
+        ("en", "well-known — well--known", "WELL KNOWN WELL KNOWN"),
+        ("en", "[Music] (laughs) ♪ hello", "HELLO"),
+        ("en", "CAFÉ", "CAFE"),
+        ("en", "'Tis the dogs' X's", "'TIS THE DOGS' X'S"),
+        ("en", "B2B", "B TWO B"),
+        ("en", "007", "ZERO ZERO SEVEN"),
+        ("en", "b@c.com", "B AT C COM"),
+        ("en", "e.g. 10%", "FOR EXAMPLE TEN PERCENT"),
+        ("de", "Am 3. Mai 1803", "am dritte Mai achtzehn hundert drei"),
+        ("de", "Hr. Müller zahlte 2,50 €", "Herr Müller zahlte zwei Euro und fünfzig Cent"),
+        ("de", "DR. MÜLLER: 5 %", "Doktor Müller fünf Prozent"),
+        ("de", "2.000, um 10:30", "zwei tausend um zehn Uhr dreißig"),
+        ("de", "z.B. 23", "zum Beispiel drei und zwanzig"),
+        ("de", "Die STRASSE ist groß", "die Straße ist groß"),
+        ("fr", "Le 1er mai 1803", "le premier mai mille huit cent trois"),
+        ("fr", "M. Dupont paya 20,50 €", "monsieur dupont paya vingt euros et cinquante centimes"),
+        (
+            "fr",
+            "3,5 % ; Mme St Louis XIV",
+            "trois virgule cinq pour cent madame saint louis quatorze",
+        ),
+        ("fr", "L\u2019homme aujourd\u2019hui", "l' homme aujourd'hui"),
+        ("fr", "10 000", "dix mille"),
+        ("fr", "71", "soixante et onze"),
+    ],
+)
+def test_pairs(language: str, text: str, spoken: str) -> None:
+    """The first reading of each text."""
+    found = NORMALIZERS[language](text)
+    assert " ".join(chain.from_iterable(readings[0] for readings in found)) == spoken
+
+
+@pytest.mark.parametrize(
+    ("language", "text", "others"),
+    [
+        (
+            "en",
+            "1803",
+            {"ONE THOUSAND EIGHT HUNDRED AND THREE", "ONE THOUSAND EIGHT HUNDRED THREE"},
+        ),
+        ("en", "100", {"A HUNDRED", "ONE OH OH"}),
+        ("en", "Dr.", {"DRIVE"}),
+        ("en", "10%", {"TEN PER CENT"}),
+        ("en", "XIV", {"THE FOURTEENTH", "FOURTEENTH"}),
+        ("en", "Polish", {"polish"}),
+        ("de", "3.", {"dritten", "dritter", "drei"}),
+    ],
+)
+def test_what_may_be_said_otherwise(language: str, text: str, others: set[str]) -> None:
+    """Other readings follow the first."""
+    (readings,) = NORMALIZERS[language](text)
+    assert others <= {" ".join(each) for each in readings[1:]}
+
+
+@pytest.mark.parametrize("language", NORMALIZERS)
+@given(data=st.data())
+def test_words_of_the_lexicon_stay(language: str, data: st.DataObject) -> None:
+    """Each as it is, in one reading: normalization twice is normalization once."""
+    words = data.draw(st.lists(st.sampled_from(WORDS[language]), max_size=6))
+    assert NORMALIZERS[language](" ".join(words)) == [((word,),) for word in words]
+
+
+SYMBOLS = st.sampled_from("0123456789.,:-'\u2019$£€%&@#°§()[]<>/ \u00a0\u2014ABCabcXIVéßñ٣²½中")
+
+
+@pytest.mark.parametrize("language", NORMALIZERS)
+@given(text=st.text(SYMBOLS | st.characters(exclude_categories=["Cs"]), max_size=12))
+def test_all_words_are_the_lexicons_or_letters(language: str, text: str) -> None:
+    """Of any text: no digit, symbol or blank is left, and no reading is empty."""
+    for readings in NORMALIZERS[language](text):
+        assert 1 <= len(readings) <= MAX_READINGS
+        assert len(set(readings)) == len(readings)
+        for word in chain.from_iterable(readings):
+            assert word in WORDS[language] or is_letters(word), (text, word)
+
+
+def is_letters(word: str) -> bool:
+    return bool(word) and all(
+        each == "'" or each.isalpha() or unicodedata.category(each)[0] == "M" for each in word
+    )
+
+
+@given(st.integers(0, 10**18))
+def test_numbers_are_read_whatever_their_size(number: int) -> None:
+    """As words of num2words, or digit by digit."""
+    (readings,) = NORMALIZERS["en"](f"{number}")
+    assert readings
+    assert not any(re.search(r"\d", word) for word in chain.from_iterable(readings))
+
+
+def test_a_language_without_numbers_is_named() -> None:
+    """The message has the languages that there are."""
+    with pytest.raises(ValueError, match=r"language = 'xx': need one of num2words: .*, en, .*, vi"):
+        Normalizer(lexicon_of("a"), "xx")
+
+
+def test_a_language_without_rules_has_numbers() -> None:
+    """Dutch, of which there is no rule here; a number that is one word may be the lexicon's two."""
+    lexicon = lexicon_of("drie honderd vijf")
+    expected: list[tuple[Reading, ...]] = [(("drie", "honderd", "vijf"),)]
+    assert [readings[:1] for readings in Normalizer(lexicon, "nl")("305")] == expected

@@ -1,0 +1,237 @@
+"""Rescore lattices by a larger grammar; find best paths, and how probable their words are.
+
+A first pass searches the graph HCLG of a small grammar. Here its language model's costs are
+subtracted from the lattice, and a large grammar's added: 003 II-A2 composes with the large one
+while it searches; this does so with the words that the search kept. Only sums of costs along whole
+paths have a meaning: determinization has moved costs, and labels of words, along HCLG's paths.
+
+A grammar backs off from a history only where it lists no such word, as ARPA has it. A path of HCLG
+may back off wherever that is cheaper; its difference from the grammar's own cost stays in the
+path's. Bigrams that are interpolated have none.
+"""
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float64, Int64
+
+from pipeline.compiled_library import compiled_library
+from training.decode.const_fst import ARC, STATE, ConstFst
+from training.decode.decoder import BestPath
+from training.decode.search import SEARCH_ARC
+
+MAX_ARCS = 2**21
+"""A rescored lattice grows to so many arcs, of 24 bytes, before a narrower beam is tried."""
+
+POSTERIOR_SCALE = 0.5
+"""The factor of costs in the confidence of words, which lattices overstate without (0121)."""
+
+LEAST_CONFIDENCE = 1e-4
+
+_BEAM_STEP = 0.75
+_LEAST_BEAM = 1e-6
+
+_NO_MEMORY, _TOO_MANY_ARCS, _NO_PATH, _UNKNOWN_WORD, _BROKEN_GRAMMAR = -1, -2, -3, -4, -5
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rescored:
+    """Rescored is a lattice of SEARCH_ARC, and the beam that its number of arcs allowed."""
+
+    lattice: np.ndarray
+    beam: float
+
+
+def rescore(
+    lattice: np.ndarray,
+    first: ConstFst,
+    large: ConstFst,
+    *,
+    backoff_word: int,
+    scale: float,
+    insertion_penalty: float,
+    beam: float,
+    ends_sentence: bool = True,
+    max_arcs: int = MAX_ARCS,
+) -> Rescored:
+    """Replace the words' costs in the grammar `first` by `scale` times those in `large`.
+
+    A grammar has a state for each history, whose arcs are sorted by word; the arc of
+    `backoff_word` leads to the shorter history. It begins in the history of <s>; a final cost is
+    that of </s>, which the lattice's ends have where it `ends_sentence`: a search that reached no
+    final state has a lattice of unfinished paths. The penalty is added at each word.
+
+    States of the result are those of the lattice, each once for each pair of histories. Paths
+    beyond the `beam` are left out: frame by frame by their cost so far, with the lattice's own cost
+    of the rest, and at last by their whole cost. A beam that leaves more than `max_arcs` arcs is
+    narrowed. ValueError where `first` lacks a word of the lattice, and where `large` has none of
+    its sentences.
+    """
+    library = _library()
+    check_lattice(lattice)
+    num_states = int(lattice["target"].max()) + 1
+    grammars = [_Grammar.of(each, backoff_word) for each in (first, large)]
+    arcs = np.empty(max_arcs, SEARCH_ARC)
+    found = _TOO_MANY_ARCS
+    while beam >= _LEAST_BEAM:
+        found = library.rescore(
+            *(lattice.ctypes.data, len(lattice), num_states),
+            *(ctypes.byref(grammar) for grammar in grammars),
+            *(scale, insertion_penalty, beam, ends_sentence),
+            *(arcs.ctypes.data, max_arcs),
+        )
+        if found != _TOO_MANY_ARCS:
+            break
+        beam *= _BEAM_STEP
+    return Rescored(arcs[: _counted(found)].copy(), beam)
+
+
+def check_lattice(lattice: np.ndarray) -> None:
+    """Assert what SEARCH_ARC says of a lattice's states and arcs."""
+    assert lattice.dtype == SEARCH_ARC, lattice.dtype
+    assert lattice.flags.c_contiguous, "arcs in a row"
+    assert len(lattice), "a lattice has a path"
+    sources, targets = lattice["source"], lattice["target"]
+    assert sources[0] == 0, "the start is state 0"
+    assert (np.diff(sources) >= 0).all(), "arcs are sorted by source"
+    assert (sources < targets).all(), "arcs lead to larger states"
+    assert lattice["word"].min() >= 0, "words have ids"
+
+
+def best_arcs(lattice: np.ndarray) -> Int64[np.ndarray, " arcs"]:
+    """Return the numbers of the arcs on the best path, in order; of equal paths, the first."""
+    library = _library()
+    check_lattice(lattice)
+    num_states = int(lattice["target"].max()) + 1
+    path = np.empty(num_states, np.int64)
+    found = library.best_arcs(lattice.ctypes.data, len(lattice), num_states, path.ctypes.data)
+    return path[: _counted(found)][::-1].copy()
+
+
+def words_and_senones(path: np.ndarray, words: Sequence[str]) -> BestPath:
+    """Return the words on a path's arcs, of a table of words, and the senone of every frame."""
+    labels = path["label"][path["label"] > 0]
+    said = tuple(words[word] for word in path["word"].tolist() if word)
+    return BestPath(said, labels.astype(np.int64) - 1)
+
+
+def arc_posteriors(lattice: np.ndarray, scale: float = 1.0) -> Float64[np.ndarray, " arcs"]:
+    """Return each arc's probability: that of the paths through it, by exp(-`scale` cost)."""
+    library = _library()
+    check_lattice(lattice)
+    num_states = int(lattice["target"].max()) + 1
+    posteriors = np.empty(len(lattice))
+    _counted(
+        library.arc_posteriors(
+            lattice.ctypes.data, len(lattice), num_states, scale, posteriors.ctypes.data
+        )
+    )
+    return posteriors
+
+
+def word_confidences(
+    lattice: np.ndarray, path: Int64[np.ndarray, " arcs"], scale: float = POSTERIOR_SCALE
+) -> Float64[np.ndarray, " words"]:
+    """Return the confidence of each word on a path, whose arcs have these numbers.
+
+    On a path a word lasts from the frame at which it is written to that of the next word, or to the
+    end: so labels that are early or late are so on all paths alike. The posterior of a word at a
+    frame is the probability of the paths on which it lasts there (Wessel, Schlueter, Macherey and
+    Ney, "Confidence measures for large vocabulary continuous speech recognition", 2001). Confidence
+    is its mean over the frames of the word on the path, or over the frame at which it is written,
+    if the next one is there, too.
+
+    It is between 0.0001 and 0.9999, as normalized cross-entropy is infinite where a word is wrong
+    at 1 or right at 0, and has four digits, as the last bits differ between CPUs.
+    """
+    library = _library()
+    posteriors = arc_posteriors(lattice, scale)
+    num_states = int(lattice["target"].max()) + 1
+    arcs = lattice[path]
+    num_read = np.cumsum(arcs["label"] > 0)
+    num_frames = int(num_read[-1])
+    assert num_frames, "speech has frames"
+    writes = np.flatnonzero(arcs["word"])
+    starts = np.minimum((num_read - (arcs["label"] > 0))[writes], num_frames - 1)
+    ends = np.maximum(np.append(starts[1:], num_frames), starts + 1)
+    lasting: dict[int, Float64[np.ndarray, " frames"]] = {}
+    for word in set(arcs["word"][writes].tolist()):
+        lasting[word] = np.zeros(num_frames)
+        arguments = lattice.ctypes.data, posteriors.ctypes.data, len(lattice), num_states, word
+        _counted(library.word_posteriors(*arguments, lasting[word].ctypes.data))
+    found = [
+        lasting[word][start:end].mean()
+        for word, start, end in zip(
+            arcs["word"][writes].tolist(), starts.tolist(), ends.tolist(), strict=True
+        )
+    ]
+    confidences: Float64[np.ndarray, " words"] = np.array(found, np.float64)
+    return confidences.clip(LEAST_CONFIDENCE, 1 - LEAST_CONFIDENCE).round(4)
+
+
+_pointer, _number, _double = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
+
+
+class _Grammar(ctypes.Structure):
+    _fields_ = (
+        ("histories", _pointer),
+        ("arcs", _pointer),
+        ("num_histories", _number),
+        ("num_arcs", _number),
+        ("start", ctypes.c_int32),
+        ("backoff_word", ctypes.c_int32),
+    )
+
+    @classmethod
+    def of(cls, grammar: ConstFst, backoff_word: int) -> "_Grammar":
+        """Point to a grammar's arrays, which may be mapped."""
+        histories, arcs = grammar.states, grammar.arcs
+        assert (histories.dtype, arcs.dtype) == (STATE, ARC), "a grammar's arrays"
+        assert histories.flags.c_contiguous, "states in a row"
+        assert arcs.flags.c_contiguous, "arcs in a row"
+        pointers = histories.ctypes.data, arcs.ctypes.data
+        return cls(*pointers, len(histories), len(arcs), grammar.start, backoff_word)
+
+
+def _counted(found: int) -> int:
+    """Return what a function of the library counted, or raise its error."""
+    if found >= 0:
+        return found
+    if found == _NO_MEMORY:
+        raise MemoryError("no memory for a lattice: lower lattice_beam")
+    errors = {
+        _TOO_MANY_ARCS: "its best path alone has too many arcs: allow more arcs",
+        _NO_PATH: "the large language model has none of its sentences: need its words and </s>",
+        _UNKNOWN_WORD: "the first pass's language model lacks a word of it: build both again",
+        _BROKEN_GRAMMAR: "a grammar's states or arcs do not exist: build it again",
+    }
+    raise ValueError(f"a lattice cannot be rescored: {errors[found]}")
+
+
+def _library() -> ctypes.CDLL:
+    if _C is None:
+        raise ValueError(
+            "lattices need the C library training.decode._rescoring, which was not compiled: "
+            "install a C compiler, and then the package again"
+        )
+    return _C
+
+
+def _typed(library: ctypes.CDLL | None) -> ctypes.CDLL | None:
+    """Declare the functions of a build of the C file; calls release the GIL."""
+    if library is None:
+        return None
+    lattice = _pointer, _number, _number
+    options = _double, _double, _double, ctypes.c_int32
+    library.rescore.argtypes = *lattice, _pointer, _pointer, *options, _pointer, _number
+    library.best_arcs.argtypes = *lattice, _pointer
+    library.arc_posteriors.argtypes = *lattice, _double, _pointer
+    library.word_posteriors.argtypes = _pointer, *lattice, ctypes.c_int32, _pointer
+    for name in ("rescore", "best_arcs", "arc_posteriors", "word_posteriors"):
+        getattr(library, name).restype = _number
+    return library
+
+
+_C = _typed(compiled_library("training.decode._rescoring"))

@@ -1,0 +1,112 @@
+"""Keep graphs and grammars in a run: files in OpenFst's const format, which workers map.
+
+They are stored as they are mapped, not compressed: the digest in the manifest is that of the file
+which a host verifies, and a host fetches 200 MB once, in less time than gzip would unpack it.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+from infra.store.object_store import ObjectStore
+from pipeline.records import Tally
+from pipeline.runs.commit import StepContext
+from pipeline.runs.manifest import Output, output_on_host, read_manifest, read_output
+from pipeline.runs.names import GRAPH_STEP
+from training.decode.const_fst import ConstFst
+from training.decode.grammar import GrammarWeights
+from training.decode.graph import DecodingGraph
+from training.decode.second_pass import SecondPass
+from training.settings import MAX_ORDER
+from training.settings.decoding import DecodingSettings
+
+FST_SUFFIX = ".fst"
+
+
+def put_fst(context: StepContext, name: str, fst: ConstFst) -> Output:
+    """Store a graph or a grammar."""
+    return context.put_output(name, FST_SUFFIX, fst.to_bytes(), Tally())
+
+
+def put_words(context: StepContext, words: tuple[str, ...]) -> Output:
+    """Store a word table, from which a graph's and a grammar's ids are."""
+    data = json.dumps(words, ensure_ascii=False).encode()
+    return context.put_output("words", ".json", data, Tally())
+
+
+@dataclass(frozen=True, slots=True)
+class StoredGraph:
+    """StoredGraph names the graph of a run that all tasks search, and its word table."""
+
+    store: ObjectStore
+    run_uri: str
+    fst: Output
+    words: Output
+    num_senones: int
+
+    def read(self) -> DecodingGraph:
+        """Map the graph; a host has its pages once, for all processes."""
+        words = json.loads(read_output(self.store, self.run_uri, self.words))
+        fst = ConstFst.mapped(output_on_host(self.store, self.run_uri, self.fst))
+        return DecodingGraph(fst, tuple(words), self.num_senones)
+
+
+@lru_cache(maxsize=1)
+def open_graph(stored: StoredGraph) -> DecodingGraph:
+    """Map the graph, or return it if this process mapped it last."""
+    return stored.read()
+
+
+@lru_cache(maxsize=MAX_ORDER + 1)
+def _open_grammar(store: ObjectStore, run_uri: str, output: Output) -> ConstFst:
+    """Map a grammar, or return it if this process mapped it not long ago."""
+    return ConstFst.mapped(output_on_host(store, run_uri, output))
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltGraphs:
+    """BuiltGraphs are what a run's graph step made: the graph of the first pass, and grammars.
+
+    `first_pass` is the grammar of the graph, and `rescoring` are those of n-gram models by order; a
+    model of the user's own is that of each order. All are at scale 1, without insertion penalty.
+    """
+
+    graph: StoredGraph
+    first_pass: Output
+    rescoring: Mapping[int, Output]
+
+    @classmethod
+    def of(cls, store: ObjectStore, run_uri: str) -> "BuiltGraphs":
+        """Read what the run has; ObjectNotFound where its step has not run."""
+        built = read_manifest(store, run_uri, GRAPH_STEP)
+        fst, words, first_pass, *grammars = built.outputs
+        num_senones = built.statistic("num_senones", int)
+        places = built.statistic("grammars", dict[str, int])
+        rescoring = {int(order): grammars[place] for order, place in places.items()}
+        return cls(StoredGraph(store, run_uri, fst, words, num_senones), first_pass, rescoring)
+
+    @property
+    def has_own_order(self) -> bool:
+        """Return whether one grammar is that of all orders."""
+        return len(set(self.rescoring.values())) == 1
+
+    def grammar(self, output: Output) -> ConstFst:
+        """Map one of the grammars."""
+        return _open_grammar(self.graph.store, self.graph.run_uri, output)
+
+    def second_pass(self, settings: DecodingSettings, beam: float) -> SecondPass:
+        """Map what rescores lattices at some settings; ValueError for an order without grammar."""
+        if settings.ngram_order not in self.rescoring:
+            orders = ", ".join(map(str, sorted(self.rescoring)))
+            raise ValueError(
+                f"ngram_order = {settings.ngram_order}: the run has grammars of {orders}: name one "
+                "of these, or build_graph into a new --run by a recipe that names it"
+            )
+        return SecondPass(
+            self.grammar(self.first_pass),
+            self.grammar(self.rescoring[settings.ngram_order]),
+            open_graph(self.graph).words,
+            GrammarWeights(settings.language_model_scale, settings.insertion_penalty),
+            beam,
+        )

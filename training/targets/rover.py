@@ -1,0 +1,163 @@
+"""Join recognizers' words into the slots of an alignment graph, each word with its confidence.
+
+Several transcripts are aligned one after the other to a network of words, as ROVER does it without
+times (J. Fiscus 1997). A word's confidence is alpha N(w) / N + (1 - alpha) C(w), as his score of
+voting: its share of the N recognizers, and the mean of the scores of those that have it.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from training.decode.transcript_graph import Slot
+from training.targets.text_normalization import Reading, Readings
+
+SUBSTITUTION, INSERTION = 4, 3
+"""The costs of NIST's alignments, of a deletion too."""
+
+SILENT_CONFIDENCE = 0.5
+"""C of a recognizer that has no word where others have one, which has no score there."""
+
+LEAST, MOST = 0.01, 0.99
+"""The bounds of a confidence: neither word nor garbage is impossible."""
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """Heard: the readings of a recognizer's text; `confidence` is how probably a word is right."""
+
+    readings: Sequence[Readings]
+    confidence: float
+
+
+@dataclass(frozen=True, slots=True)
+class SlotWords:
+    """SlotWords: readings at a place of a transcript, and the confidence of each; () is no word."""
+
+    confidences: dict[Reading, float]
+
+    def slot(self, known: Collection[str], min_confidence: float) -> Slot:
+        """Return the slot, without unknown words, and empty if no reading is trusted enough."""
+        trust = min(max(self.trust, LEAST), MOST)
+        total = sum(self.confidences.values())
+        costs = {
+            reading: -math.log(confidence / total * trust)
+            for reading, confidence in self.confidences.items()
+            if confidence > 0 and all(word in known for word in reading)
+        }
+        is_trusted = self.trust >= min_confidence and any(costs)
+        return Slot(costs if is_trusted else {}, -math.log(1 - trust))
+
+    @property
+    def words(self) -> set[str]:
+        """The words of all readings."""
+        return {word for reading in self.confidences for word in reading}
+
+    def has_words_of(self, known: Collection[str]) -> bool:
+        """Return whether a reading has words, all of which are known."""
+        return any(each and all(word in known for word in each) for each in self.confidences)
+
+    @property
+    def trust(self) -> float:
+        """The confidence of the best reading."""
+        return max(self.confidences.values())
+
+
+def slot_words(heard: Sequence[Heard], alpha: float) -> list[SlotWords]:
+    """Return the slots of one recognizer's readings, or those of several by ROVER."""
+    if len(heard) == 1:
+        confidence = alpha + (1 - alpha) * heard[0].confidence
+        return [SlotWords(dict.fromkeys(each, confidence)) for each in heard[0].readings]
+    columns = rover(chosen_words([each.readings for each in heard]))
+    return [_voted(column, [each.confidence for each in heard], alpha) for column in columns]
+
+
+def _voted(column: Sequence[str | None], confidences: Sequence[float], alpha: float) -> SlotWords:
+    scores: dict[Reading, list[float]] = defaultdict(list)
+    for word, confidence in zip(column, confidences, strict=True):
+        if word is None:
+            scores[()].append(SILENT_CONFIDENCE)
+        else:
+            scores[word,].append(confidence)
+    return SlotWords(
+        {
+            reading: alpha * len(some) / len(column) + (1 - alpha) * sum(some) / len(some)
+            for reading, some in scores.items()
+        }
+    )
+
+
+def chosen_words(texts: Sequence[Sequence[Readings]]) -> list[list[str]]:
+    """Read each text in one way: of several readings that which another text has, or the first."""
+    firsts = [[word for readings in text for word in readings[0]] for text in texts]
+    found = []
+    for number, text in enumerate(texts):
+        others = [words for other, words in enumerate(firsts) if other != number]
+        found.append(
+            [
+                word
+                for readings in text
+                for word in next(
+                    (each for each in readings if any(_has(words, each) for words in others)),
+                    readings[0],
+                )
+            ]
+        )
+    return found
+
+
+def _has(words: Sequence[str], reading: Reading) -> bool:
+    size = len(reading)
+    return any(tuple(words[at : at + size]) == reading for at in range(len(words) - size + 1))
+
+
+def rover(texts: Sequence[Sequence[str]]) -> list[tuple[str | None, ...]]:
+    """Align the texts, in order, to one network; each of its slots has each text's word, or None.
+
+    A text is aligned to all before it at the least cost, at which a word matches a slot that has
+    it, or no word where another has none.
+    """
+    network: list[tuple[str | None, ...]] = [(word,) for word in texts[0]]
+    for number, text in enumerate(texts[1:], start=1):
+        network = [
+            (*(slot if slot is not None else (None,) * number), word)
+            for slot, word in _aligned(network, text)
+        ]
+    return network
+
+
+def _aligned(
+    network: Sequence[tuple[str | None, ...]], words: Sequence[str]
+) -> list[tuple[tuple[str | None, ...] | None, str | None]]:
+    """Pair slots and words at the least cost: a slot without a word, or a word without a slot."""
+    # costs[i][j] is of the first i slots and j words.
+    skips = [0 if None in slot else INSERTION for slot in network]
+    costs = [[INSERTION * number for number in range(len(words) + 1)]]
+    for words_there, skip in zip(network, skips, strict=True):
+        above = costs[-1]
+        row = [above[0] + skip]
+        for (diagonal, up), word in zip(pairwise(above), words, strict=True):
+            differs = 0 if word in words_there else SUBSTITUTION
+            row.append(min(diagonal + differs, up + skip, row[-1] + INSERTION))
+        costs.append(row)
+    pairs: list[tuple[tuple[str | None, ...] | None, str | None]] = []
+    i, j = len(network), len(words)
+    while i or j:
+        cost = costs[i][j]
+        slot = network[i - 1] if i else None
+        if (
+            slot is not None
+            and j
+            and cost == costs[i - 1][j - 1] + (0 if words[j - 1] in slot else SUBSTITUTION)
+        ):
+            i, j = i - 1, j - 1
+            pairs.append((slot, words[j]))
+        elif slot is not None and cost == costs[i - 1][j] + skips[i - 1]:
+            i -= 1
+            pairs.append((slot, None))
+        else:
+            j -= 1
+            pairs.append((None, words[j]))
+    return pairs[::-1]

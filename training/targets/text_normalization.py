@@ -1,0 +1,514 @@
+"""Spell what a recognizer wrote in words of the lexicon: "Mr. Hill paid $20" as speech has it.
+
+Numbers are read by num2words, in some fifty languages; rules of a language have what that lacks.
+What may be said in several ways, such as 1803 or "St.", has several readings, of which alignment
+chooses. Sproat et al. 2001, "Normalization of non-standard words", has the classes.
+"""
+
+import re
+import unicodedata
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import islice
+from typing import TypeAlias
+
+from num2words import CONVERTER_CLASSES, num2words
+
+from infra.settings import ConfigurationError
+from training.decode.corpus_lexicon import plain_spelling
+from training.decode.lexicon import Lexicon
+
+Reading: TypeAlias = tuple[str, ...]
+"""Words, as they are said one after the other."""
+
+Readings: TypeAlias = tuple[Reading, ...]
+"""What may have been said for some text, the likeliest first; one at least, and none empty."""
+
+MAX_READINGS = 6
+MAX_DIGITS = 15
+"""Longer numbers are read digit by digit."""
+
+YEARS = range(1100, 2100)
+
+
+@dataclass(frozen=True, slots=True)
+class LanguageRules:
+    """LanguageRules: what num2words lacks of a language; the defaults are what all have in common.
+
+    `abbreviations` and `symbols` have their readings, `numbered` those before digits alone, and
+    `currencies` one unit, several, a hundredth of it, and several. `ordinals` is what follows an
+    ordinal number's digits, `dotted` the endings of one whose digits a dot follows. Words that may
+    be `omitted` in a number have a reading without them, and `first_words` replace its first one.
+    With `compounds` a number is one word, with `elides` "l'homme" may be two.
+    """
+
+    abbreviations: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    numbered: Mapping[str, str] = field(default_factory=dict)
+    symbols: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    currencies: Mapping[str, tuple[str, str, str, str]] = field(default_factory=dict)
+    scales: frozenset[str] = frozenset()
+    ordinals: str = r"(?!)"
+    dotted: Sequence[str] = ()
+    decimal_mark: str = "."
+    omitted: frozenset[str] = frozenset()
+    first_words: Mapping[str, str] = field(default_factory=dict)
+    zero: Sequence[str] = ()
+    plural: Callable[[str], str] | None = None
+    before_ordinal: str = ""
+    clock: str = ""
+    compounds: bool = True
+    elides: bool = False
+
+
+def _english_plural(word: str) -> str:
+    return f"{word[:-1]}ies" if word.endswith("y") else f"{word}s"
+
+
+RULES: Mapping[str, LanguageRules] = {
+    "en": LanguageRules(
+        abbreviations={
+            "mr.": ["mister"],
+            "mrs.": ["missus", "misses"],
+            "ms.": ["miss", "mizz"],
+            "messrs.": ["messrs", "messieurs"],
+            "dr.": ["doctor", "drive"],
+            "st.": ["saint", "street"],
+            "prof.": ["professor"],
+            "rev.": ["reverend"],
+            "hon.": ["honorable"],
+            "capt.": ["captain"],
+            "lieut.": ["lieutenant"],
+            "lt.": ["lieutenant"],
+            "col.": ["colonel"],
+            "gen.": ["general"],
+            "sgt.": ["sergeant"],
+            "gov.": ["governor"],
+            "sen.": ["senator"],
+            "jr.": ["junior"],
+            "sr.": ["senior"],
+            "esq.": ["esquire"],
+            "mt.": ["mount"],
+            "ave.": ["avenue"],
+            "vol.": ["volume"],
+            "ch.": ["chapter"],
+            "vs.": ["versus"],
+            "etc.": ["etcetera", "et cetera"],
+            "viz.": ["namely", "viz"],
+            "i.e.": ["i e", "that is"],
+            "e.g.": ["e g", "for example"],
+            "co.": ["company"],
+            "inc.": ["incorporated"],
+            "ltd.": ["limited"],
+            "lb.": ["pound"],
+            "lbs.": ["pounds"],
+            "oz.": ["ounces", "ounce"],
+            "ft.": ["feet", "foot"],
+            "jan.": ["january"],
+            "feb.": ["february"],
+            "aug.": ["august"],
+            "sept.": ["september"],
+            "oct.": ["october"],
+            "nov.": ["november"],
+            "dec.": ["december"],
+        },
+        numbered={"no.": "number", "nos.": "numbers", "p.": "page", "pp.": "pages"},
+        symbols={
+            "&": ["and"],
+            "@": ["at"],
+            "%": ["percent", "per cent"],
+            "+": ["plus"],
+            "=": ["equals"],
+            "#": ["number"],
+            "§": ["section"],
+            "°": ["degrees"],
+            "№": ["number"],
+        },
+        currencies={
+            "$": ("dollar", "dollars", "cent", "cents"),
+            "£": ("pound", "pounds", "penny", "pence"),
+            "€": ("euro", "euros", "cent", "cents"),
+            "¥": ("yen", "yen", "sen", "sen"),
+        },
+        scales=frozenset({"thousand", "million", "billion", "trillion"}),
+        ordinals=r"st|nd|rd|th",
+        omitted=frozenset({"and"}),
+        first_words={"one": "a"},
+        zero=["zero", "oh"],
+        plural=_english_plural,
+        before_ordinal="the",
+        clock="o'clock",
+        compounds=False,
+    ),
+    "de": LanguageRules(
+        abbreviations={
+            "dr.": ["doktor"],
+            "prof.": ["professor"],
+            "hr.": ["herr"],
+            "hrn.": ["herrn"],
+            "fr.": ["frau"],
+            "st.": ["sankt"],
+            "str.": ["straße"],
+            "nr.": ["nummer"],
+            "bzw.": ["beziehungsweise"],
+            "usw.": ["und so weiter"],
+            "z.b.": ["zum beispiel"],
+            "d.h.": ["das heißt"],
+            "ca.": ["circa"],
+            "evtl.": ["eventuell"],
+        },
+        symbols={
+            "&": ["und"],
+            "%": ["prozent"],
+            "+": ["plus"],
+            "=": ["gleich"],
+            "§": ["paragraf"],
+            "°": ["grad"],
+        },
+        currencies={
+            "$": ("dollar", "dollar", "cent", "cent"),
+            "£": ("pfund", "pfund", "penny", "pence"),
+            "€": ("euro", "euro", "cent", "cent"),
+        },
+        scales=frozenset({"million", "millionen", "milliarde", "milliarden"}),
+        dotted=("", "n", "r"),
+        decimal_mark=",",
+        clock="uhr",
+    ),
+    "fr": LanguageRules(
+        abbreviations={
+            "m.": ["monsieur"],
+            "mm.": ["messieurs"],
+            "mme": ["madame"],
+            "mlle": ["mademoiselle"],
+            "dr": ["docteur"],
+            "st": ["saint"],
+            "ste": ["sainte"],
+            "n°": ["numéro"],
+            "etc.": ["et cetera", "etcétéra"],
+            "p.": ["page"],
+        },
+        symbols={"&": ["et"], "%": ["pour cent"], "+": ["plus"], "=": ["égale"], "°": ["degrés"]},
+        currencies={
+            "$": ("dollar", "dollars", "cent", "cents"),
+            "£": ("livre", "livres", "penny", "pence"),
+            "€": ("euro", "euros", "centime", "centimes"),
+        },
+        scales=frozenset({"million", "millions", "milliard", "milliards"}),
+        ordinals=r"ers?|res?|e|ème|èmes|nde?",
+        decimal_mark=",",
+        clock="heures",
+        compounds=False,
+        elides=True,
+    ),
+}
+"""The rules of some languages; others have num2words alone."""
+
+NO_RULES = LanguageRules()
+
+_NOT_SPOKEN = re.compile(r"\[[^\[\]]*\]|<[^<>]*>|\([^()]*\)|[♪♫]+")
+"""What recognizers write of noise, music and speakers."""
+
+_APART = re.compile(r"(?<=[$£€¥§№#])\s+(?=\d)|(?<=\d)\s+(?=[$£€¥%](?!\d))")
+_GROUPED = re.compile(r"\b\d{1,3}(?:[ \u00a0\u202f]\d{3})+\b")
+_ROMAN = re.compile(r"(?=..)X{0,3}(IX|IV|V?I{0,3})")
+_LETTERS = re.compile(r"[^\W\d_]\.(?:[^\W\d_]\.)+")
+_PARTS = re.compile(r"\d+(?:[.,:]\d+)*|[^\W\d_](?:[^\W\d]|['\u2019.])*|\S")
+_ROMAN_VALUES = {"I": 1, "V": 5, "X": 10}
+
+
+class Normalizer:
+    """Normalizer reads text of a language as words of a lexicon, in its spelling.
+
+    ConfigurationError for a language that num2words lacks. Words that the lexicon lacks are letters
+    alone, in lower case.
+    """
+
+    def __init__(self, lexicon: Lexicon, language: str) -> None:
+        check_language(language)
+        self._language = language
+        self._rules = RULES.get(re.split(r"[-_]", language)[0], NO_RULES)
+        self._known = lexicon.pronunciations
+        found: dict[str, list[str]] = defaultdict(list)
+        for word in lexicon.pronunciations:
+            found[plain_spelling(word)].append(word)
+        self._spellings: Mapping[str, Sequence[str]] = found
+        mark = re.escape(self._rules.decimal_mark)
+        other = re.escape("," if self._rules.decimal_mark == "." else ".")
+        self._number = re.compile(
+            rf"(?P<unit>[$£€¥]?)(?P<whole>\d{{1,3}}(?:{other}\d{{3}})+|\d+)(?:{mark}(?P<part>\d+))?"
+            rf"(?:(?P<percent>%)|(?P<after>[$£€¥])|(?P<ordinal>{self._rules.ordinals})|(?P<plural>['\u2019]?s))?"
+        )
+        self._clock = re.compile(r"(?P<hours>[01]?\d|2[0-4]):(?P<minutes>[0-5]\d)")
+
+    def __call__(self, text: str) -> list[Readings]:
+        """Return the readings of the text's words, in order; none for a text without words."""
+        spoken = _NOT_SPOKEN.sub(lambda found: found[0] if found[0] in self._known else " ", text)
+        spoken = _APART.sub("", unicodedata.normalize("NFC", spoken))
+        if self._rules.decimal_mark == ",":
+            spoken = _GROUPED.sub(lambda found: "".join(found[0].split()), spoken)
+        tokens = deque(spoken.split())
+        read: list[Readings] = []
+        while tokens:
+            first = tokens.popleft()
+            following = tokens[0].strip(".,;:!?").casefold() if tokens else ""
+            numbered = self._rules.numbered.get(first.casefold(), "")
+            if numbered and following[:1].isdigit():
+                read.append((self._spoken(numbered),))
+            elif first[:1] in self._rules.currencies and following in self._rules.scales:
+                # "$5 million" are five million dollars.
+                tokens.popleft()
+                read += self._amount(first, following)
+            else:
+                read += self._token(first)
+        return read
+
+    def _token(self, token: str) -> Iterator[Readings]:
+        if token in self._known:
+            yield ((token,),)
+            return
+        core = _stripped(token)
+        written, word = self._abbreviation(token, core), self._word(core)
+        if written or word:
+            yield tuple(islice(dict.fromkeys((*written, *word)), MAX_READINGS))
+        elif (
+            (found := self._dotted(token, core))
+            or (found := self._numeral(core))
+            or (found := self._roman(core))
+        ):
+            yield found
+        else:
+            yield from self._parts(core)
+
+    def _parts(self, core: str) -> Iterator[Readings]:
+        """Yield what a token is made of: words between hyphens, digits beside letters, symbols."""
+        pieces = [each for each in re.split(r"[-\u2010-\u2015\u2212/_|\\~…]+|\.\.+", core) if each]
+        if len(pieces) > 1:
+            for piece in pieces:
+                yield from self._token(piece)
+            return
+        for part in _PARTS.findall(core):
+            if symbol := self._rules.symbols.get(part):
+                yield self._kept(symbol) or ()
+            elif found := self._numeral(part):
+                yield found
+            elif word := self._word(part):
+                yield word
+            elif _LETTERS.fullmatch(f"{part}."):
+                yield (self._spoken(" ".join(part.replace(".", " "))),)
+            elif elided := self._elided(part):
+                yield (elided,)
+            elif "." in part.strip("."):
+                for piece in part.split("."):
+                    yield from self._token(piece) if piece else ()
+            elif letters := _letters(part):
+                yield self._unknown(part, letters)
+
+    def _elided(self, part: str) -> Reading:
+        """Return the lexicon's two words of French's "l'homme"; nothing for other text."""
+        if not self._rules.elides:
+            return ()
+        first, apostrophe, second = part.replace("\u2019", "'").partition("'")
+        words = self._word(first + apostrophe), self._word(second)
+        return (words[0][0][0], words[1][0][0]) if apostrophe and all(words) else ()
+
+    def _word(self, core: str) -> Readings:
+        """Return the lexicon's words for a token that is one, whatever its case and apostrophes."""
+        for spelled in dict.fromkeys((core, core.strip("'\u2019\u2018"), _without_accents(core))):
+            if spelled in self._known:
+                return ((spelled,),)
+            if found := self._spellings.get(plain_spelling(spelled)):
+                return tuple((word,) for word in found[:MAX_READINGS])
+        return ()
+
+    def _abbreviation(self, token: str, core: str) -> Readings:
+        for written in (token, f"{core}.", core) if "." in token else (token, core):
+            if said := self._rules.abbreviations.get(written.strip("\"'(),;:!?“”„").casefold()):
+                return self._kept(said) or ()
+        return ()
+
+    def _unknown(self, part: str, letters: str) -> Readings:
+        """Spell letter by letter what is in capitals, or else keep the letters as a word."""
+        if part.isupper() and 1 < len(part) <= 5:
+            spelled = self._spoken(" ".join(part))
+            if all(word in self._known for word in spelled):
+                return (spelled,)
+        return ((letters,),)
+
+    def _numeral(self, core: str) -> Readings | None:
+        """Return how a number is said, with its unit, as an ordinal, a decade or a time of day."""
+        if found := self._clock.fullmatch(core):
+            return self._kept(self._times(int(found["hours"]), int(found["minutes"])))
+        if not (found := self._number.fullmatch(core)):
+            return None
+        digits = re.sub(r"\D", "", found["whole"])
+        if found["ordinal"]:
+            return self._kept(
+                [self._say(int(digits), "ordinal")] if len(digits) <= MAX_DIGITS else []
+            )
+        unit = found["unit"] or found["after"]
+        if unit in self._rules.currencies:
+            return self._kept(self._money(digits, found["part"], self._rules.currencies[unit]))
+        numbers = self._cardinals(digits, found["part"], is_grouped=digits != found["whole"])
+        if found["percent"]:
+            percents = self._rules.symbols.get("%", [""])
+            numbers = [f"{number} {percent}" for number in numbers for percent in percents]
+        if found["plural"]:
+            if (plural := self._rules.plural) is None:
+                return None
+            pairs = (number.rpartition(" ") for number in numbers)
+            numbers = [f"{before} {plural(last)}" for before, _, last in pairs]
+        return self._kept(numbers)
+
+    def _cardinals(self, digits: str, part: str | None, *, is_grouped: bool = False) -> list[str]:
+        """Return the ways to say a number: as a year, a cardinal, or digit by digit."""
+        one_by_one = [
+            " ".join(
+                zero if digit == "0" else self._say(int(digit), "cardinal") for digit in digits
+            )
+            for zero in self._rules.zero or [self._say(0, "cardinal")]
+        ]
+        if len(digits) > MAX_DIGITS or (digits[0] == "0" and len(digits) > 1):
+            return one_by_one
+        number = int(digits)
+        if part:
+            return [self._say(f"{number}.{part}", "cardinal")]
+        said = [self._say(number, "cardinal")]
+        if number in YEARS and not is_grouped:
+            said.insert(0, self._say(number, "year"))
+        first, _, rest = said[-1].partition(" ")
+        if rest and (other := self._rules.first_words.get(first)):
+            said.append(f"{other} {rest}")
+        without = (
+            " ".join(word for word in each.split() if word not in self._rules.omitted)
+            for each in said
+        )
+        more = one_by_one if len(digits) > 2 and not is_grouped else []
+        return [*dict.fromkeys((*said, *without, *more))]
+
+    def _money(self, digits: str, part: str | None, names: tuple[str, str, str, str]) -> list[str]:
+        one, several, hundredth, hundredths = names
+        amounts = self._cardinals(digits, None, is_grouped=True)
+        unit = one if digits.lstrip("0") == "1" else several
+        said = [f"{amount} {unit}" for amount in amounts]
+        cents = int(f"{part}0"[:2]) if part else 0
+        if not cents:
+            return said
+        small = f"{self._say(cents, 'cardinal')} {hundredth if cents == 1 else hundredths}"
+        joined = [f"{each} {small}" for each in said]
+        (also,) = self._rules.symbols["&"]
+        return [*(f"{each} {also} {small}" for each in said), *joined]
+
+    def _amount(self, token: str, scale: str) -> Iterator[Readings]:
+        _, several, _, _ = self._rules.currencies[token[0]]
+        found = self._number.fullmatch(_stripped(token))
+        if not found or found["ordinal"]:
+            yield from self._token(token)
+            yield from self._token(scale)
+            return
+        digits = re.sub(r"\D", "", found["whole"])
+        numbers = self._cardinals(digits, found["part"], is_grouped=True)
+        yield self._kept([f"{number} {scale} {several}" for number in numbers])
+
+    def _times(self, hours: int, minutes: int) -> list[str]:
+        clock, hour = self._rules.clock, self._say(hours, "cardinal")
+        if not minutes:
+            return [f"{hour} {clock}", hour]
+        minute = self._say(minutes, "cardinal")
+        zero = [f"{hour} {each} {minute}" for each in self._rules.zero[1:]] if minutes < 10 else []
+        between = [f"{hour} {clock} {minute}"] if self._language != "en" and clock else []
+        return [*zero, *between, f"{hour} {minute}"]
+
+    def _dotted(self, token: str, core: str) -> Readings | None:
+        """Return an ordinal number of digits and a dot, or the number at a sentence's end."""
+        if not (self._rules.dotted and token.endswith(".") and core.isdecimal()):
+            return None
+        if len(core) > MAX_DIGITS:
+            return None
+        ordinal = self._say(int(core), "ordinal")
+        endings = (f"{ordinal}{ending}" for ending in self._rules.dotted)
+        return self._kept([*endings, *self._cardinals(core, None)])
+
+    def _roman(self, core: str) -> Readings | None:
+        if not _ROMAN.fullmatch(core):
+            return None
+        values = [_ROMAN_VALUES[each] for each in core]
+        number = sum(
+            -value if value < following else value
+            for value, following in zip(values, [*values[1:], 0], strict=True)
+        )
+        ordinal = self._say(number, "ordinal")
+        before = [f"{self._rules.before_ordinal} {ordinal}"] if self._rules.before_ordinal else []
+        return self._kept([self._say(number, "cardinal"), *before, ordinal])
+
+    def _say(self, number: int | str, kind: str) -> str:
+        said = _say(number, kind, self._language)
+        return " ".join(re.sub(r"[-,\u2010]", " ", said).split())
+
+    def _kept(self, said: Iterable[str]) -> Readings | None:
+        """Return the readings that the lexicon has all words of, or else the first one."""
+        readings = [*dict.fromkeys(self._spoken(each) for each in said if each.strip())]
+        known = [each for each in readings if all(word in self._known for word in each)]
+        return tuple(islice(known or readings[:1], MAX_READINGS)) or None
+
+    def _spoken(self, said: str) -> Reading:
+        """Spell words of the rules and of num2words as the lexicon does; compounds may be parts."""
+        words: list[str] = []
+        for word in said.split():
+            if found := self._word(word):
+                words.append(found[0][0])
+            else:
+                parts = self._compound(word.casefold()) if self._rules.compounds else []
+                words += parts or [_letters(word) or word]
+        return tuple(words)
+
+    def _compound(self, word: str) -> list[str]:
+        """Cut a number that is one word into the lexicon's, the longest first; empty if it cannot.
+
+        Such as German's "achtzehnhundertdrei".
+        """
+        if not word:
+            return []
+        for end in range(len(word), 2, -1):
+            found = self._spellings.get(word[:end])
+            if found and (end == len(word) or (rest := self._compound(word[end:]))):
+                return [found[0], *(rest if end < len(word) else [])]
+        return []
+
+
+@lru_cache(maxsize=4096)
+def _say(number: int | str, kind: str, language: str) -> str:
+    try:
+        return str(num2words(number, lang=language, to=kind))
+    except (NotImplementedError, OverflowError, KeyError, IndexError, TypeError):
+        # Not each language has ordinals and years.
+        return str(num2words(number, lang=language))
+
+
+def check_language(language: str) -> None:
+    """Raise ConfigurationError for a language whose numbers cannot be read."""
+    if language not in CONVERTER_CLASSES:
+        known = ", ".join(sorted(CONVERTER_CLASSES))
+        said = f"targets.transcripts.language = {language!r}"
+        raise ConfigurationError(f"{said}: need one of num2words: {known}")
+
+
+def _stripped(token: str) -> str:
+    """Remove punctuation around a token; what may be a part of a number stays."""
+    return re.sub(r"^[^\w$£€¥§№#&@%+=°'\u2019]+|[^\w$£€¥%°&@+='\u2019]+$", "", token)
+
+
+def _letters(word: str) -> str:
+    """Keep letters, their marks and apostrophes within, in lower case."""
+    kept = "".join(
+        each
+        for each in plain_spelling(word)
+        if each == "'" or each.isalpha() or unicodedata.category(each)[0] == "M"
+    )
+    return kept.strip("'")
+
+
+def _without_accents(word: str) -> str:
+    apart = unicodedata.normalize("NFKD", word)
+    return "".join(each for each in apart if not unicodedata.combining(each))

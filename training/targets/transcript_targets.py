@@ -1,0 +1,254 @@
+"""Targets of transcripts: what recognizers heard, aligned by the teacher, as k best logits.
+
+The words that any recognizer wrote of an utterance are read as the lexicon's, and become a graph of
+readings with garbage beside each. Forward-backward over the teacher's scores gives each senone's
+probability at each frame; frames of garbage, and utterances that cannot be aligned, keep the
+teacher's own targets.
+"""
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import tee
+
+import numpy as np
+from jaxtyping import Float32
+from scipy.special import log_softmax
+
+from infra.store.object_store import ObjectStore
+from pipeline.kbest import (
+    KBest,
+    KBestOfTranscript,
+    KBestWithoutTranscript,
+    TeacherFailure,
+    select_kbest,
+)
+from pipeline.records import Hypothesis
+from pipeline.runs.manifest import read_manifest
+from pipeline.runs.names import ALIGNMENT_STEP
+from pipeline.steps.targets import TeacherInput
+from training.align.labelled import read_lexicon
+from training.align.network_alignment import read_tree
+from training.decode.graph import DecodingGraph
+from training.decode.lexicon import MAX_NAMED, Lexicon
+from training.decode.senones import SenoneTree
+from training.decode.transcript_graph import Garbage
+from training.models.store import log_priors
+from training.sequence_training.forward_backward import (
+    StatePosteriors,
+    interpolated_kbest,
+    state_posteriors,
+)
+from training.sequence_training.lattice_decoder import LatticeError, decode_lattice
+from training.settings.decoding import EvaluationConfig, LatticeTargetsConfig, TranscriptsConfig
+from training.targets.lattice_targets import Score
+from training.targets.rover import Heard, slot_words
+from training.targets.text_normalization import Normalizer
+
+OPENING_COST = -math.log(0.1)
+"""What garbage costs besides its frames, wherever it begins, in nats."""
+
+BEAMS = LatticeTargetsConfig(beam=100.0, max_active=1_000_000, lattice_beam=8.0)
+"""So wide that a path may fall behind by some twenty words, and a graph is small.
+
+At a beam of 20, a path that began wrong could not drop as many words as it had to.
+"""
+
+
+class UnusableTranscriptError(ValueError):
+    """UnusableTranscriptError says why an utterance's targets are not of a transcript."""
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(f"{reason}: {detail}")
+        self.reason, self.detail = reason, detail
+
+
+@dataclass(frozen=True, slots=True)
+class TranscriptPlace:
+    """TranscriptPlace says where the words and senones of a run are, and how texts are read."""
+
+    store: ObjectStore
+    run_uri: str
+    corpus_uri: str
+    config: TranscriptsConfig
+
+
+@dataclass(frozen=True, eq=False)
+class TranscriptAligner:
+    """TranscriptAligner aligns what recognizers heard by the scores of a teacher."""
+
+    lexicon: Lexicon
+    tree: SenoneTree
+    garbage: Garbage
+    normalizer: Normalizer
+    config: TranscriptsConfig
+
+    @classmethod
+    def of(
+        cls, lexicon: Lexicon, tree: SenoneTree, config: TranscriptsConfig
+    ) -> "TranscriptAligner":
+        """Make what all utterances share."""
+        normalizer = Normalizer(lexicon, config.language)
+        return cls(lexicon, tree, Garbage.beside(lexicon, tree), normalizer, config)
+
+    @lru_cache(maxsize=4)  # noqa: B019 - an utterance's offsets follow each other
+    def graph(self, hypotheses: tuple[Hypothesis, ...]) -> DecodingGraph:
+        """Build the graph of some texts; UnusableTranscriptError says why there is none."""
+        config, known = self.config, self.lexicon.pronunciations
+        read = [(each, self.normalizer(each.text)) for each in hypotheses]
+        heard = [
+            Heard(readings, confidence_of(each, config)) for each, readings in read if readings
+        ]
+        if not heard:
+            reason = "empty_transcript" if hypotheses else "no_transcript"
+            raise UnusableTranscriptError(reason, f"no word in {len(hypotheses)} transcripts")
+        words = slot_words(heard, config.agreement)
+        spoken = [each for each in words if any(each.confidences)]
+        unknown = [each for each in spoken if not each.has_words_of(known)]
+        if len(unknown) > config.max_unknown * len(spoken):
+            named = sorted({word for each in unknown for word in each.words if word not in known})
+            raise UnusableTranscriptError(
+                "unknown_words",
+                f"{len(unknown)} of {len(spoken)} words are not in the lexicon: need at most "
+                f"{config.max_unknown:.0%}: {', '.join(map(repr, named[:MAX_NAMED]))}",
+            )
+        slots = [each.slot(known, config.min_confidence) for each in words]
+        if not any(any(slot.readings) for slot in slots):
+            raise UnusableTranscriptError(
+                "low_confidence", f"no word is trusted to {config.min_confidence:g}"
+            )
+        return self.garbage.graph(slots, OPENING_COST)
+
+    def posteriors(
+        self,
+        hypotheses: tuple[Hypothesis, ...],
+        scores: Float32[np.ndarray, "frames senones"],
+        acoustic_scale: float,
+    ) -> StatePosteriors:
+        """Return the senones of the words at each frame; what is missing of 1 is garbage.
+
+        `scores` are scaled log-likelihoods. UnusableTranscriptError says why there are none.
+        """
+        graph = self.graph(hypotheses)
+        frame_cost = acoustic_scale * self.config.garbage_cost
+        try:
+            of_all = self.garbage.scores(scores, frame_cost)
+            found = state_posteriors(decode_lattice(graph, of_all, BEAMS), of_all)
+        except LatticeError as error:
+            raise UnusableTranscriptError("alignment_failed", str(error)) from error
+        is_word = found.senones != self.garbage.senone
+        share = 1 - found.probabilities[is_word].sum() / len(scores)
+        if share > self.config.max_garbage:
+            raise UnusableTranscriptError(
+                "not_aligned",
+                f"{share:.0%} of {len(scores)} frames are garbage: need at most "
+                f"{self.config.max_garbage:.0%}",
+            )
+        return StatePosteriors(
+            found.frames[is_word], found.senones[is_word], found.probabilities[is_word]
+        )
+
+
+def confidence_of(hypothesis: Hypothesis, config: TranscriptsConfig) -> float:
+    """Return the probability that a word is right, by the recognizer's score; 1 without one."""
+    if hypothesis.score is None:
+        return 1.0
+    is_log = config.scores == "log_probability"
+    return min(max(math.exp(min(hypothesis.score, 0.0)) if is_log else hypothesis.score, 0.0), 1.0)
+
+
+@lru_cache(maxsize=1)
+def open_aligner(place: TranscriptPlace) -> TranscriptAligner:
+    """Read this process's lexicon and tree, or return the last ones."""
+    lexicon = read_lexicon(place.store, place.run_uri, place.corpus_uri, [ALIGNMENT_STEP]).parse()
+    return TranscriptAligner.of(lexicon, read_tree(place.store, place.run_uri), place.config)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TranscriptTeacher:
+    """TranscriptTeacher answers the targets step: logits from a device, alignment on this core."""
+
+    score: Score
+    k: int
+    place: TranscriptPlace
+    acoustic_scale: float
+    log_priors: Float32[np.ndarray, " senones"]
+    tail_samples: int = 0
+
+    def __call__(self, inputs: Iterable[TeacherInput]) -> Iterator[KBest | TeacherFailure]:
+        """Yield each utterance's targets, or the teacher's own where no transcript is aligned."""
+        scored, given = tee(inputs)
+        texts = ((each.hypotheses, each.seed) for each in given)
+        for logits, (hypotheses, seed) in zip(self.score(scored), texts, strict=True):
+            if isinstance(logits, TeacherFailure):
+                yield logits
+            else:
+                yield self._targets(logits, hypotheses, seed)
+
+    def _targets(
+        self,
+        logits: Float32[np.ndarray, "_frames senones"],
+        hypotheses: tuple[Hypothesis, ...],
+        seed: int,
+    ) -> KBest | TeacherFailure:
+        columns, config = (self.k, self.tail_samples, seed), self.place.config
+        if config.weight == 0 or not len(logits):
+            return select_kbest(logits, *columns)
+        # Posteriors divided by priors, as a hybrid system decodes (003 II-A).
+        scores = self.acoustic_scale * (log_softmax(logits, axis=1) - self.log_priors)
+        try:
+            found = open_aligner(self.place).posteriors(
+                hypotheses, scores.astype(np.float32), self.acoustic_scale
+            )
+        except UnusableTranscriptError as error:
+            if config.unaligned == "row":
+                return TeacherFailure(str(error))
+            own = select_kbest(logits, *columns)
+            return KBestWithoutTranscript.of(own, error.reason, error.detail)
+        return transcript_kbest(logits, found, config.weight, *columns)
+
+
+def transcript_kbest(
+    logits: Float32[np.ndarray, "frames senones"],
+    words: StatePosteriors,
+    weight: float,
+    k: int,
+    tail_samples: int = 0,
+    seed: int = 0,
+) -> KBestOfTranscript:
+    """Keep the k best of (1 - w) softmax(logits) + w words, frame by frame.
+
+    The posteriors of the words sum to m at a frame, and 1 - m is garbage's: w is weight m, of
+    posteriors that sum to 1. Where m is 0 these are the logits' own k best, to the bit.
+    """
+    masses = np.bincount(words.frames, words.probabilities, minlength=len(logits))
+    shares = words.probabilities / masses[words.frames]
+    weights = weight * np.minimum(masses, 1.0)
+    normalized = StatePosteriors(words.frames, words.senones, shares)
+    kbest = interpolated_kbest(logits, normalized, weights, k, tail_samples, seed)
+    return KBestOfTranscript(
+        kbest.senones,
+        kbest.logits,
+        kbest.log_z,
+        float(weights.mean()),
+        tail_samples=kbest.tail_samples,
+    )
+
+
+def open_transcript_teacher(
+    place: TranscriptPlace,
+    score: Score,
+    k: int,
+    evaluation: EvaluationConfig,
+    tail_samples: int = 0,
+) -> TranscriptTeacher:
+    """Open the teacher of a run, with the priors of the labelled data.
+
+    `score` makes the logits, by servers of `serve_logits`.
+    """
+    stated = read_manifest(place.store, place.run_uri, ALIGNMENT_STEP)
+    counts = stated.statistic("senone_counts", list[int])
+    acoustic_scale = place.config.acoustic_scale or evaluation.acoustic_scale
+    priors = log_priors(counts).numpy()
+    return TranscriptTeacher(score, k, place, acoustic_scale, priors, tail_samples)

@@ -1,0 +1,233 @@
+"""Choose the thresholds of transcripts on development speakers, of whom the truth is known.
+
+What recognizers heard of them is aligned at each candidate, as labelling will align it, and the
+labels are compared with the alignment of the true transcripts: by their cross-entropy, the mean of
+-log of what a label gives to the right senone. Held-out and unlabelled transcripts have no part.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from heapq import nsmallest
+from itertools import product
+
+import numpy as np
+import torch
+from jaxtyping import Float32, Float64, Int64
+from scipy.special import softmax
+
+from pipeline.records import Tally
+from pipeline.runs.commit import Commit, Repetition, StepContext, once
+from pipeline.runs.engine import Distribute, ScratchTasks, StepResult, StepRun, StepSpec, run_step
+from pipeline.runs.manifest import Manifest, Output, read_manifest, read_output
+from pipeline.runs.names import (
+    ALIGNMENT_STEP,
+    DEV,
+    TARGETS_TUNING_STEP,
+    features_step,
+    model_step,
+    task_name,
+)
+from pipeline.sampling import sampling_priority
+from pipeline.shards import FeatureRow, read_features
+from training.align.labelled import read_lexicon, unknown_words_of
+from training.align.network_alignment import batched_log_likelihoods
+from training.decode.decoder import AlignmentError, align
+from training.decode.graph import alignment_graph
+from training.models.store import load_model
+from training.settings.decoding import TranscriptsConfig, transcripts_tuning_settings
+from training.settings.models import ModelConfig
+from training.targets.transcript_targets import (
+    TranscriptAligner,
+    TranscriptPlace,
+    UnusableTranscriptError,
+    open_aligner,
+)
+
+NUM_UTTERANCES = 40
+"""About so many development utterances are aligned, each once a candidate: some ten minutes."""
+
+GARBAGE_COSTS = (2.0, 3.0, 4.0, 6.0)
+MIN_CONFIDENCES = (0.0, 0.7)
+WEIGHTS = (0.5, 0.7, 0.8, 0.9, 0.95)
+"""The values that are tried beside the recipe's, all garbage costs with all confidences."""
+
+LEAST_PROBABILITY = 1e-4
+"""What a label gives to any senone at least, so that no single frame decides."""
+
+
+@dataclass(frozen=True, slots=True)
+class TuningPlace:
+    """TuningPlace says what aligns: a run's model on a device, and how transcripts are read."""
+
+    transcripts: TranscriptPlace
+    acoustic_scale: float
+    model: str
+    form: ModelConfig
+    device: str = "cpu"
+
+    def aligner(self, config: TranscriptsConfig) -> TranscriptAligner:
+        """Return the aligner at a candidate."""
+        return replace(open_aligner(self.transcripts), config=config)
+
+
+@dataclass(frozen=True, slots=True)
+class TrialTask:
+    """TrialTask: a shard of development speech, some utterances of which are aligned."""
+
+    name: str
+    context: StepContext
+    place: TuningPlace
+    features: Output
+    num_utterances: int
+
+
+def candidates(config: TranscriptsConfig) -> list[TranscriptsConfig]:
+    """Return the recipe's settings first, then others with each garbage cost and confidence."""
+    pairs = product(GARBAGE_COSTS, MIN_CONFIDENCES)
+    others = [replace(config, garbage_cost=cost, min_confidence=least) for cost, least in pairs]
+    return list(dict.fromkeys([config, *others]))
+
+
+def weights_of(config: TranscriptsConfig) -> list[float]:
+    """Return the recipe's weight first, then the others."""
+    return list(dict.fromkeys([config.weight, *WEIGHTS]))
+
+
+@once
+def try_candidates(task: TrialTask) -> Commit:
+    """Sum the labels' cross-entropy over the frames, by candidate and weight."""
+    place = task.place
+    config = place.transcripts.config
+    tried, weights = candidates(config), weights_of(config)
+    sums = np.zeros((len(tried), len(weights)))
+    num_frames = 0
+    rows = read_features(read_output(task.context.store, task.context.run_uri, task.features))
+    for row, scores, own, truth in aligned_rows(task, sample(rows, task.num_utterances)):
+        num_frames += len(truth)
+        for number, each in enumerate(tried):
+            words, masses = word_probabilities(place, each, row, scores, truth)
+            for column, weight in enumerate(weights):
+                labels = (1 - weight * masses) * own + weight * words
+                sums[number, column] -= np.log(np.maximum(labels, LEAST_PROBABILITY)).sum()
+    statistics = {"num_frames": num_frames, "cross_entropy": sums.tolist()}
+    record = (task.name, task.context.fingerprint, (), None)
+    return task.context.commit(
+        Commit(*record, tally_in=Tally(), quarantined=Tally(), statistics=statistics)
+    )
+
+
+def sample(rows: Sequence[FeatureRow], number: int) -> list[FeatureRow]:
+    """Draw utterances that recognizers heard, by a hash of their ids."""
+    heard = [row for row in rows if row.hypotheses and (row.text or "").split()]
+    return nsmallest(number, heard, key=lambda row: sampling_priority(0, row.utterance_id))
+
+
+FrameValues = Float64[np.ndarray, " frames"]
+
+
+def aligned_rows(
+    task: TrialTask, rows: Sequence[FeatureRow]
+) -> Iterator[
+    tuple[FeatureRow, Float32[np.ndarray, "_frames senones"], FrameValues, Int64[np.ndarray, " _f"]]
+]:
+    """Yield scaled scores, the teacher's probability of each frame's right senone, and that senone.
+
+    Utterances whose true transcripts cannot be aligned are left out.
+    """
+    place = task.place
+    context, scale = task.context, place.acoustic_scale
+    torch.set_num_threads(1)
+    model = load_model(context.store, context.run_uri, place.model, place.form)
+    trained = model.to(torch.device(place.device))
+    aligner = place.aligner(place.transcripts.config)
+    for position, scores in batched_log_likelihoods(rows, trained, 1.0):
+        row = rows[position]
+        if unknown_words_of(row, aligner.lexicon):
+            continue
+        words = (row.text or "").split()
+        try:
+            truth = align(alignment_graph(aligner.lexicon, aligner.tree, words), scale * scores)
+        except AlignmentError:
+            continue
+        own = softmax(scores.astype(np.float64) + trained.log_priors.numpy(), axis=1)
+        yield row, scale * scores, own[np.arange(len(truth)), truth], truth
+
+
+def word_probabilities(
+    place: TuningPlace,
+    config: TranscriptsConfig,
+    row: FeatureRow,
+    scores: Float32[np.ndarray, "frames senones"],
+    truth: Int64[np.ndarray, " frames"],
+) -> tuple[FrameValues, FrameValues]:
+    """Return what the words give to each frame's right senone, and to all; 0 without alignment."""
+    words, masses = np.zeros(len(truth)), np.zeros(len(truth))
+    try:
+        found = place.aligner(config).posteriors(row.hypotheses, scores, place.acoustic_scale)
+    except UnusableTranscriptError:
+        return words, masses
+    is_right = found.senones == truth[found.frames]
+    np.add.at(words, found.frames[is_right], found.probabilities[is_right])
+    np.add.at(masses, found.frames, found.probabilities)
+    return words, np.minimum(masses, 1.0)
+
+
+def tune_transcripts(place: TuningPlace, distribute: Distribute) -> StepResult:
+    """Choose garbage cost, confidence and weight; without a frame to compare, the recipe's."""
+    transcripts = place.transcripts
+    store, run_uri, config = transcripts.store, transcripts.run_uri, transcripts.config
+    features = features_step(DEV)
+    reads = [features, ALIGNMENT_STEP, model_step(place.model)]
+    lexicon = read_lexicon(store, run_uri, transcripts.corpus_uri, reads)
+
+    def choose(step: StepRun) -> Manifest:
+        shards = read_manifest(store, run_uri, features).outputs
+        scratch = ScratchTasks(step.context, distribute)
+        number = -(-NUM_UTTERANCES // len(shards))
+        tasks = [
+            TrialTask(task_name(count), step.context.scratch, place, shard, number)
+            for count, shard in enumerate(shards)
+        ]
+        found = scratch.run(tasks, try_candidates, "align what recognizers heard")
+        num_frames = sum(each.statistics["num_frames"] for each in found)
+        sums = np.sum([each.statistics["cross_entropy"] for each in found], axis=0)
+        # Of equal ones the first, which is the recipe's.
+        best, column = np.unravel_index(int(sums.argmin()), sums.shape)
+        chosen, weight = candidates(config)[best], weights_of(config)[column]
+        settings = {
+            "garbage_cost": chosen.garbage_cost,
+            "min_confidence": chosen.min_confidence,
+            "weight": weight,
+        }
+        means = {"chosen": float(sums.min()), "recipe": float(sums[0, 0])}
+        statistics = {
+            "settings": settings,
+            "num_frames": num_frames,
+            "cross_entropy": {name: value / max(num_frames, 1) for name, value in means.items()},
+        }
+        return step.lossless(Tally(), (), statistics)
+
+    settings = transcripts_tuning_settings(config, place.acoustic_scale)
+    spec = StepSpec(
+        store,
+        run_uri,
+        TARGETS_TUNING_STEP,
+        settings,
+        reads,
+        lexicon.digests,
+        Repetition.OTHER_LAST_BITS,
+    )
+    return run_step(spec, choose)
+
+
+def tuned_transcripts(config: TranscriptsConfig, tuned: Manifest) -> TranscriptsConfig:
+    """Return the recipe's settings with what was chosen; ValueError if it is not stated."""
+    chosen = tuned.statistic("settings", dict[str, float])
+    if chosen.keys() != {"garbage_cost", "min_confidence", "weight"}:
+        raise ValueError(f"{tuned.step}: settings of {sorted(chosen)}: run the step again")
+    return replace(
+        config,
+        garbage_cost=chosen["garbage_cost"],
+        min_confidence=chosen["min_confidence"],
+        weight=chosen["weight"],
+    )
