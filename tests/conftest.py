@@ -13,6 +13,7 @@ import pytest
 from hypothesis import settings
 
 from tests.array_checks import install_checks
+from tests.fuzzing.outcomes import IS_SEARCH, num_examples
 
 # Before the packages: calls with arrays of another shape or type fail, in xdist's workers too.
 install_checks("pipeline", "training")
@@ -20,11 +21,12 @@ install_checks("pipeline", "training")
 # Collecting the tests makes 700,000 objects and no garbage: to look for some took 2 s of 16.
 gc.disable()
 
-# A deadline would time examples: beside other tests 200 ms have passed for nothing. `make chaos`
-# searches with more examples.
-EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "40"))
-settings.register_profile("untimed", deadline=None, max_examples=EXAMPLES)
-settings.load_profile("untimed")
+# A deadline would time examples: beside other tests 200 ms have passed for nothing. Examples are the
+# same ones in every run, so that a run's outcome is the commit's; `make chaos` searches with others.
+settings.register_profile(
+    "megahour", deadline=None, max_examples=num_examples(40), derandomize=not IS_SEARCH
+)
+settings.load_profile("megahour")
 
 pytest_plugins = [
     "tests.s3_server",

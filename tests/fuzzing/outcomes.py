@@ -20,14 +20,17 @@ MAX_MESSAGE = 1500
 MAX_CPU_S = 20.0
 MEMORY_BYTES = 1 << 30
 
-EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "60"))
-"""Examples of each test; FUZZ_EXAMPLES=5000 looks longer."""
-
 IS_SEARCH = "FUZZ_EXAMPLES" in os.environ
 """A search draws other examples each time; without it, they are the same ones in every run."""
 
+
+def num_examples(usual: int) -> int:
+    """Return the examples of each test: `usual`; FUZZ_EXAMPLES=5000 looks longer."""
+    return int(os.environ.get("FUZZ_EXAMPLES", usual))
+
+
 FUZZ = settings(
-    max_examples=EXAMPLES, derandomize=not IS_SEARCH, suppress_health_check=list(HealthCheck)
+    max_examples=num_examples(60), derandomize=not IS_SEARCH, suppress_health_check=list(HealthCheck)
 )
 """Settings of all tests of changed bytes."""
 

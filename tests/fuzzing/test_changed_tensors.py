@@ -19,7 +19,7 @@ from pipeline.audit.stored_objects import read_contents
 from pipeline.shards import read_lattices, write_lattices
 from pipeline.shards.container import read_first_rows, seal
 from tests.fuzzing.mutations import changed, damaged
-from tests.fuzzing.outcomes import EXAMPLES, FUZZ, REFUSED, outcome
+from tests.fuzzing.outcomes import FUZZ, REFUSED, num_examples, outcome
 from tests.pipeline.shards.test_lattice_shards import rows as lattice_rows
 from tests.pipeline.shards.test_shards import KINDS
 from training.decode.const_fst import ARC, ConstFst
@@ -37,7 +37,7 @@ from training.models.store import TrainedModel, decode_model, encode_model, make
 from training.settings.models import LstmConfig
 from training.tensor_encoding import decode_state, encode_state
 
-fewer = settings(FUZZ, max_examples=max(EXAMPLES // 3, 1))
+fewer = settings(FUZZ, max_examples=num_examples(60) // 3 + 1)
 
 SHARDS: Mapping[str, tuple[Any, bytes]] = {
     **{kind: (read, write(rows)) for kind, (write, read, rows) in KINDS.items()},

@@ -26,12 +26,12 @@ from pipeline.steps.ingestion.lhotse import Lhotse, Shar
 from pipeline.steps.ingestion.manifest_format import FormatOptions, ManifestFormat
 from pipeline.steps.ingestion.tables import CommonVoice, Nemo, Table
 from tests.fuzzing.mutations import ODD_VALUES, changed, changed_json, damaged, repeated_key
-from tests.fuzzing.outcomes import EXAMPLES, FUZZ, REFUSED, outcome
+from tests.fuzzing.outcomes import FUZZ, REFUSED, num_examples, outcome
 from tests.jobs.planning.test_throughputs import CALIBRATION
 from training.evaluate.language_model import LanguageModelFile
 from training.settings.recipe import read_recipe
 
-fewer = settings(FUZZ, max_examples=max(EXAMPLES // 3, 1))
+fewer = settings(FUZZ, max_examples=num_examples(60) // 3 + 1)
 
 REPOSITORY = Path(__file__).parents[2]
 FILES: Mapping[str, tuple[Callable[[str], Any], Path]] = {

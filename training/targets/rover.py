@@ -42,8 +42,9 @@ class SlotWords:
         """Return the slot, without unknown words, and empty if no reading is trusted enough."""
         trust = min(max(self.trust, LEAST), MOST)
         total = sum(self.confidences.values())
+        # In logarithms: the product of a tiny confidence and these can round to zero.
         costs = {
-            reading: -math.log(confidence / total * trust)
+            reading: math.log(total) - math.log(confidence) - math.log(trust)
             for reading, confidence in self.confidences.items()
             if confidence > 0 and all(word in known for word in reading)
         }
