@@ -7,7 +7,7 @@ from jaxtyping import Float64
 
 from training.decode.const_fst import ConstFst
 from training.decode.decoder import BestPath, FoundLattice
-from training.decode.grammar import BACKOFF_WORD, GrammarWeights
+from training.decode.grammar import GrammarWeights
 from training.decode.rescoring import (
     MAX_ARCS,
     best_arcs,
@@ -44,7 +44,7 @@ class SecondPass:
             found.arcs,
             self.first_pass,
             self.grammar,
-            backoff_word=self.words.index(BACKOFF_WORD),
+            backoff_word=len(self.words) - 1,  # word tables end in it
             scale=self.weights.scale,
             insertion_penalty=self.weights.insertion_penalty,
             beam=self.beam,

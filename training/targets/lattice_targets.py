@@ -31,6 +31,17 @@ Score = Callable[[Iterable[TeacherInput]], Iterator[Logits | TeacherFailure]]
 """A stream of utterances to their logits, in the same order."""
 
 
+def targets_of(
+    score: Score,
+    inputs: Iterable[TeacherInput],
+    targets: Callable[[Logits, TeacherInput], KBest | TeacherFailure],
+) -> Iterator[KBest | TeacherFailure]:
+    """Yield what `targets` makes of each utterance's logits, and failures as they are."""
+    scored, given = tee(inputs)
+    for logits, each in zip(score(scored), given, strict=True):
+        yield logits if isinstance(logits, TeacherFailure) else targets(logits, each)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class LatticeTeacher:
     """LatticeTeacher answers the targets step: logits from a device, lattices on this core."""
@@ -45,16 +56,10 @@ class LatticeTeacher:
 
     def __call__(self, inputs: Iterable[TeacherInput]) -> Iterator[KBest | TeacherFailure]:
         """Yield each utterance's targets, or the teacher's own where it has no lattice."""
-        scored, given = tee(inputs)
-        seeds = (each.seed for each in given)
-        for logits, seed in zip(self.score(scored), seeds, strict=True):
-            if isinstance(logits, TeacherFailure):
-                yield logits
-            else:
-                yield self._targets(logits, seed)
+        return targets_of(self.score, inputs, self._targets)
 
-    def _targets(self, logits: Float32[np.ndarray, "_frames senones"], seed: int) -> KBest:
-        columns = self.k, self.tail_samples, seed
+    def _targets(self, logits: Logits, given: TeacherInput) -> KBest:
+        columns = self.k, self.tail_samples, given.seed
         if self.config.weight == 0 or not len(logits):
             return select_kbest(logits, *columns)
         # Posteriors divided by priors, as a hybrid system decodes (003 II-A).

@@ -10,7 +10,6 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import tee
 
 import numpy as np
 from jaxtyping import Float32
@@ -42,7 +41,7 @@ from training.sequence_training.forward_backward import (
 )
 from training.sequence_training.lattice_decoder import LatticeError, decode_lattice
 from training.settings.decoding import EvaluationConfig, LatticeTargetsConfig, TranscriptsConfig
-from training.targets.lattice_targets import Score
+from training.targets.lattice_targets import Logits, Score, targets_of
 from training.targets.rover import Heard, slot_words
 from training.targets.text_normalization import Normalizer
 
@@ -178,28 +177,17 @@ class TranscriptTeacher:
 
     def __call__(self, inputs: Iterable[TeacherInput]) -> Iterator[KBest | TeacherFailure]:
         """Yield each utterance's targets, or the teacher's own where no transcript is aligned."""
-        scored, given = tee(inputs)
-        texts = ((each.hypotheses, each.seed) for each in given)
-        for logits, (hypotheses, seed) in zip(self.score(scored), texts, strict=True):
-            if isinstance(logits, TeacherFailure):
-                yield logits
-            else:
-                yield self._targets(logits, hypotheses, seed)
+        return targets_of(self.score, inputs, self._targets)
 
-    def _targets(
-        self,
-        logits: Float32[np.ndarray, "_frames senones"],
-        hypotheses: tuple[Hypothesis, ...],
-        seed: int,
-    ) -> KBest | TeacherFailure:
-        columns, config = (self.k, self.tail_samples, seed), self.place.config
+    def _targets(self, logits: Logits, given: TeacherInput) -> KBest | TeacherFailure:
+        columns, config = (self.k, self.tail_samples, given.seed), self.place.config
         if config.weight == 0 or not len(logits):
             return select_kbest(logits, *columns)
         # Posteriors divided by priors, as a hybrid system decodes (003 II-A).
         scores = self.acoustic_scale * (log_softmax(logits, axis=1) - self.log_priors)
         try:
             found = open_aligner(self.place).posteriors(
-                hypotheses, scores.astype(np.float32), self.acoustic_scale
+                given.hypotheses, scores.astype(np.float32), self.acoustic_scale
             )
         except UnusableTranscriptError as error:
             if config.unaligned == "row":
