@@ -155,7 +155,7 @@ def check(arguments: argparse.Namespace) -> tuple[Job, Sequence[str]]:
         if not reader.store.list(metadata := join_uri(reader.corpus_uri, METADATA_FOLDER)):
             remedy = "name what to ingest by --kaldi-dir or --manifest, or set corpus.uri"
             raise ConfigurationError(f"{metadata} holds no metadata: {remedy}")
-    require_base(jobs)
+    require_base(jobs, new_lexicon_bytes(by_step[INGEST]))
     notes += _language_notes(by_step, arguments)
     notes += _plan_notes(by_step, arguments.device)
     try:

@@ -21,8 +21,8 @@ install_checks("pipeline", "training")
 # Collecting the tests makes 700,000 objects and no garbage: to look for some took 2 s of 16.
 gc.disable()
 
-# A deadline would time examples: beside other tests 200 ms have passed for nothing. Examples are the
-# same ones in every run, so that a run's outcome is the commit's; `make chaos` searches with others.
+# A deadline would time examples: beside other tests 200 ms have passed for nothing. Each run has
+# the same examples, so that its outcome is the commit's; `make chaos` searches with others.
 settings.register_profile(
     "megahour", deadline=None, max_examples=num_examples(40), derandomize=not IS_SEARCH
 )

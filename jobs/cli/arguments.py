@@ -88,7 +88,10 @@ class Parser(argparse.ArgumentParser):
         super().error(printable(message))
 
 
-RECIPE_NAMES = "demo, recorded, librispeech, placements, hours_1m, htm_2000h, one_bit_309h, decentralized_2000h"
+RECIPE_NAMES = (
+    "demo, recorded, librispeech, placements, hours_1m, htm_2000h, one_bit_309h, "
+    "decentralized_2000h"
+)
 
 
 def add_recipe_arguments(parser: argparse.ArgumentParser, default: str | None = None) -> None:

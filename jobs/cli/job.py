@@ -420,10 +420,11 @@ def conflicts(job: Job, steps: Sequence[str]) -> Mapping[str, list[str]]:
     return {step: named for step, named in found.items() if named}
 
 
-def require_base(jobs: Sequence[Job]) -> None:
+def require_base(jobs: Sequence[Job], new_lexicon: bytes | None) -> None:
     """Raise ConfigurationError if the base of an increment is unfinished, or of another recipe.
 
     A base has all that the run takes over. One that is extended may have features alone.
+    `new_lexicon` is what ingest will write, None if it brings none.
     """
     bases = jobs[0].bases
     if not bases.runs:
@@ -446,7 +447,8 @@ def require_base(jobs: Sequence[Job]) -> None:
     for job in jobs:
         for step in written_steps(recipe, job.name):
             if step in there & now.keys() & of_base.keys():
-                _require_same(job, BaseStep(base, *read_with_digest(job.store, base, step)), now)
+                found = BaseStep(base, *read_with_digest(job.store, base, step))
+                _require_same(job, found, now, new_lexicon)
 
 
 def is_taken_over(step: Written, bases: Bases) -> bool:
@@ -486,13 +488,15 @@ def take_over(job: Job) -> None:
     now = step_configs(job.recipe, job.recipe, has_dev)
     steps = [BaseStep(base, *read_with_digest(job.store, base, each.name)) for each in there]
     for step in steps:
-        _require_same(job, step, now)
+        _require_same(job, step, now, new_lexicon=None)
     record_bases(job.store, job.run_uri, base, "all" if job.bases.extends else "labelled")
     for step in steps:
         step.inherit(job.store, job.run_uri)
 
 
-def _require_same(job: Job, base: BaseStep, now: Mapping[str, Mapping[str, Any]]) -> None:
+def _require_same(
+    job: Job, base: BaseStep, now: Mapping[str, Mapping[str, Any]], new_lexicon: bytes | None
+) -> None:
     """Raise ConfigurationError if a step of the base is not what this run's recipe would make."""
     found, config = base.manifest, now[base.manifest.step]
     may_differ: Collection[str] = ()
@@ -513,7 +517,8 @@ def _require_same(job: Job, base: BaseStep, now: Mapping[str, Mapping[str, Any]]
         raise ConfigurationError(f"{said} with another setting: {setting}: {remedy}")
     if (used := found.inputs.get(LEXICON_FILE)) is not None:
         uri = join_uri(job.corpus_uri, LEXICON_FILE)
-        if (digest := sha256(job.store.get(uri))) != used:
+        data = job.store.get(uri) if new_lexicon is None else new_lexicon
+        if (digest := sha256(data)) != used:
             raise ConfigurationError(
                 f"{said} by another lexicon: {uri}: SHA-256 {used[:12]} -> {digest[:12]}: put the "
                 f"one of the base there, or begin a run without {LABELLED_FROM}"

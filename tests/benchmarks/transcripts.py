@@ -5,10 +5,10 @@ python -m tests.benchmarks.transcripts recognizer --kaldi-dir LIBRISPEECH --out 
 
 `damage` replaces, deletes and inserts words of the unlabelled speakers' transcripts, which then are
 what recognizers heard. `recognizer` reads `whisper.jsonl` of the corpus. Each row is a run of its
-own, DIR/EXPERIMENT/seed_N/ROW: what was heard is part of a corpus, so rows of one seed train the
-same baseline and teacher again. The oracle is a baseline to which the unlabelled speakers are
-transcribed, but for the one of the fewest words. All rows decode with one language model: `--arpa`,
-or that of the labelled transcripts.
+own, DIR/EXPERIMENT/seed_N/ROW, with a corpus of its own, as what was heard is part of it. Baseline
+and teacher are those of the row `own`, which others take over (--labelled-from). The oracle is a
+baseline to which the unlabelled speakers are transcribed, but for the one of the fewest words. All
+rows decode with one language model: `--arpa`, or that of the labelled transcripts.
 
 Rows are those that `--rows` names, or all. A command that was cut off continues where it was. What
 is there is printed as a table, with errors pooled over seeds, and written to DIR/EXPERIMENT.json.
@@ -169,6 +169,8 @@ class Experiment:
     def settings(self, row: Row) -> list[str]:
         """Return the overrides of a row."""
         shared = [f"{section}.seed={self.seed}" for section in SEEDED]
+        shared += ["models.normalization='labelled'"]
+        shared += [f"corpus.uri='{self.folder.absolute() / f'{row.name}_corpus'}'"]
         shared += [f"evaluation.arpa='{ARPA}'", "evaluation.language_model_text=''"]
         shared += [*self.overrides, *row.overrides]
         return [*shared, *(self.oracle_settings(shared) if row.name == ORACLE else ())]
@@ -208,6 +210,8 @@ class Experiment:
         data = self.folder / f"{row.name}_data"
         command = [sys.executable, "-m", "jobs.run", "--recipe", self.recipe]
         command += ["--run", self.run(row), "--kaldi-dir", str(data)]
+        if row.name not in (OWN, ORACLE):
+            command += ["--labelled-from", str(self.folder / OWN)]
         for step in (each for each in STEPS if each not in (CERTIFY, REPORT)):
             command += ["--only", step]
         for each in row.recognizers:

@@ -30,7 +30,9 @@ def num_examples(usual: int) -> int:
 
 
 FUZZ = settings(
-    max_examples=num_examples(60), derandomize=not IS_SEARCH, suppress_health_check=list(HealthCheck)
+    max_examples=num_examples(60),
+    derandomize=not IS_SEARCH,
+    suppress_health_check=list(HealthCheck),
 )
 """Settings of all tests of changed bytes."""
 

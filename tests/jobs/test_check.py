@@ -443,7 +443,10 @@ def test_a_teacher_that_gpus_ask_is_tried_in_bfloat16(
 
 
 SHIPPED = sorted(path.stem for path in (ROOT / "jobs" / "recipes").glob("*.toml"))
-HELP = "demo, recorded, librispeech, placements, hours_1m, htm_2000h, one_bit_309h, decentralized_2000h"
+HELP = (
+    "demo, recorded, librispeech, placements, hours_1m, htm_2000h, one_bit_309h, "
+    "decentralized_2000h"
+)
 
 
 @pytest.mark.parametrize("name", SHIPPED)

@@ -4,6 +4,7 @@ The jobs run in this process, and their Spark tasks in a plain loop; the teacher
 """
 
 import json
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -144,6 +145,15 @@ def require_refusals(runs: Runs, taken: tuple[str, str]) -> None:
     assert said.code == 2
     assert "models/teacher was made with other settings: training.seed: 5 -> 6" in said.err
     assert "begin a run without --labelled-from" in said.err
+    # Ingest would write this lexicon to the run's corpus, which has none yet.
+    kaldi_dir = shutil.copytree(runs.folder / "kaldi", runs.folder / "kaldi2")
+    options = (*taken, "--set", f"corpus.uri='{runs.folder / 'corpus2'}'", "--supervised-ranks=1")
+    options = (*options, "--student-ranks=1", "--kaldi-dir", str(kaldi_dir))
+    assert runs.job("check", "other", *options).code == 0
+    with (kaldi_dir / "lexicon.txt").open("a") as file:
+        file.write("sees S IY S\n")
+    said = runs.job("check", "other", *options)
+    assert (said.code, "by another lexicon" in said.err) == (2, True)
     said = runs.job("select_utterances", "other", *taken, "--set", "models.normalization='all'")
     assert said.code == 2
     assert "models: normalization = 'all': need 'labelled' with --labelled-from" in said.err
