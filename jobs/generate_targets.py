@@ -45,9 +45,18 @@ from pipeline.steps.targets import (
 from training.align.labelled import read_lexicon
 from training.align.network_alignment import read_tree
 from training.evaluate.slices import ModelsToDecode
+from training.evaluate.stored_graphs import BuiltGraphs
 from training.evaluate.tuning import tune
-from training.settings.decoding import OwnTeacherConfig, search_of_targets
-from training.targets.lattice_targets import open_lattice_teacher, search_settings
+from training.settings.decoding import (
+    OwnTeacherConfig,
+    search_of_targets,
+    transcripts_tuning_settings,
+)
+from training.targets.lattice_targets import (
+    LatticeSearch,
+    open_lattice_teacher,
+    search_settings,
+)
 from training.targets.own_teacher import check_untrained
 from training.targets.teacher import PooledTeacher, kept_logits, kept_targets
 from training.targets.text_normalization import check_language
@@ -155,15 +164,27 @@ def prepare_alignment(job: Job, distribute: Distribute) -> list[StepResult]:
     if not (config.tuned and job.recipe.num_teachers and has_transcripts(job, DEV)):
         return []
     model = job.recipe.labelling_models(ONLY_ROUND)[0]
-    scale = config.acoustic_scale or job.recipe.evaluation.acoustic_scale
-    tuning = TuningPlace(place, scale, model, job.recipe.models.of(TEACHER))
-    return [tune_transcripts(tuning, distribute)]
+    settings = transcripts_tuning_settings(job.recipe.targets, job.recipe.evaluation)
+    scale, form = settings["acoustic_scale"], job.recipe.models.of(TEACHER)
+    tuning = TuningPlace(place, scale, model, form, own_lattices(job))
+    return [tune_transcripts(tuning, settings, distribute)]
+
+
+def own_lattices(job: Job) -> LatticeSearch | None:
+    """Return what makes the lattices that say how far transcripts are trusted; None if none do."""
+    config = job.recipe.targets
+    if not config.needs_graph:
+        return None
+    run = (job.store, job.run_uri)
+    settings = search_settings(*run, job.recipe.evaluation, config.lattices)
+    return LatticeSearch(BuiltGraphs.of(*run), settings, config.lattices)
 
 
 def alignment_of(job: Job, tuned: Sequence[StepResult]) -> TargetsSearch:
     """Return what the targets depend on where they are of recognizers' transcripts."""
+    graph = [GRAPH_STEP] if job.recipe.targets.needs_graph else []
     return TargetsSearch(
-        [each.manifest.step for each in tuned],
+        [*graph, *(each.manifest.step for each in tuned)],
         search_of_targets(job.recipe.targets, job.recipe.evaluation),
         (*SEARCH_ENGINES, "num2words"),
         read_lexicon(job.store, job.run_uri, job.corpus_uri, [ALIGNMENT_STEP]).digests,
@@ -236,7 +257,8 @@ def teacher_of(job: Job, labels: Labels) -> Teacher:
         if job.has(TARGETS_TUNING_STEP):
             tuned = read_manifest(job.store, job.run_uri, TARGETS_TUNING_STEP)
             place = replace(place, config=tuned_transcripts(place.config, tuned))
-        return open_transcript_teacher(place, score, config.k, evaluation, config.tail_samples)
+        own, samples = own_lattices(job), config.tail_samples
+        return open_transcript_teacher(place, score, config.k, evaluation, own, samples)
     run, lattices = (job.store, job.run_uri), config.lattices
     settings = search_settings(*run, job.recipe.evaluation, lattices, tuned_model(job))
     return open_lattice_teacher(*run, score, config.k, lattices, settings, config.tail_samples)

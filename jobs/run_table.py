@@ -296,11 +296,11 @@ def _targets(recipe: "Recipe") -> list[Written]:
     of_search = partial(Written, holds_utterances=False, in_increment="inherited")
     tuned_by = (features_step(DEV), ALIGNMENT_STEP, *_labelling(recipe, rounds[0])[:1])
     if recipe.targets.source == "transcripts":
-        config = recipe.targets.transcripts
-        scale = config.acoustic_scale or recipe.evaluation.acoustic_scale
-        tuned = transcripts_tuning_settings(config, scale)
+        tuned = transcripts_tuning_settings(recipe.targets, recipe.evaluation)
+        graph = (GRAPH_STEP,) if recipe.targets.needs_graph else ()
+        tuned_by = (*tuned_by[:2], *graph, *tuned_by[2:])
         search = [of_search(TARGETS_TUNING_STEP, tuned_by, tuned, is_optional=True)]
-        searched = (TARGETS_TUNING_STEP,)
+        searched = (*graph, TARGETS_TUNING_STEP)
     if recipe.targets.source == "lattice":
         tuned_by = (features_step(DEV), ALIGNMENT_STEP, GRAPH_STEP, *tuned_by[2:])
         search = [of_search(TARGETS_TUNING_STEP, tuned_by, _tuning(recipe), is_optional=True)]

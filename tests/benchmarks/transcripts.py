@@ -71,6 +71,9 @@ SCORED = (
 )
 """Utterances are garbage whose tokens have a mean probability below .8, says the recognizer."""
 
+IN_LATTICE = ("targets.transcripts.tuned=false", "targets.transcripts.lattice_agreement=1.0")
+"""A frame counts as far as the run's own lattice has the transcript's senones there."""
+
 BOTH = ("targets.transcripts.tuned=false", "targets.transcripts.weight=0.5")
 """Half is of the transcript, half of the run's own teacher."""
 
@@ -121,6 +124,7 @@ EXPERIMENTS: Mapping[str, tuple[Row, ...]] = {
         Row(ORACLE),
         *(of_transcripts(f"labels_{rate}", [Damaged(rate)], *UNWEIGHTED) for rate in RATES),
         *(of_transcripts(f"weighted_{rate}", [Damaged(rate)]) for rate in RATES),
+        *(of_transcripts(f"in_lattice_{rate}", [Damaged(rate)], *IN_LATTICE) for rate in RATES),
         *(
             of_transcripts(f"agreeing_{rate}", [Damaged(rate), Damaged(rate, draw=1)], *AGREEING)
             for rate in RATES[1:]
@@ -133,6 +137,7 @@ EXPERIMENTS: Mapping[str, tuple[Row, ...]] = {
         of_transcripts("whisper_labels", [Heard("whisper")], *UNWEIGHTED),
         of_transcripts("whisper", [Heard("whisper")]),
         of_transcripts("scored", [Heard("whisper")], *SCORED),
+        of_transcripts("in_lattice", [Heard("whisper")], *IN_LATTICE),
         of_transcripts("both", [Heard("whisper")], *BOTH),
     ),
 }

@@ -13,7 +13,7 @@ from infra.devices.device_client import RequestStream
 from infra.store.object_store import ObjectStore
 from jobs.cli import spark_steps
 from pipeline.runs.manifest import read_manifest
-from pipeline.runs.names import TARGETS_TUNING_STEP, TEACHER, features_step, model_step
+from pipeline.runs.names import GRAPH_STEP, TARGETS_TUNING_STEP, TEACHER, features_step, model_step
 from tests.in_process_teacher import answers_here
 from tests.job_programs import RunJob
 from tests.small_corpus import plain_loop
@@ -26,6 +26,9 @@ from tests.training.targets.unlabelled_toy_run import (
     write_unlabelled_toy_run,
 )
 from tests.whole_path.processes import TINY
+from training.evaluate.graph_building import build_graphs
+from training.settings.decoding import EvaluationConfig
+from training.settings.recipe import read_recipe
 
 SETTINGS = (
     "targets.source='transcripts'",
@@ -98,6 +101,25 @@ def test_transcripts_label_and_development_speakers_choose(
     assert [each["sha256"] for each in again["outputs"]] == [
         each["sha256"] for each in tuned["outputs"]
     ]
+
+
+def test_the_runs_own_lattices_weigh_transcripts(
+    place: tuple[ObjectStore, str, str], generate: Callable[..., Any]
+) -> None:
+    """The graph is an input then, as are the settings of its search; right words weigh less."""
+    _, run_uri, _ = place
+    said = generate()
+    assert said.code == 0, said.err
+    alone = made(run_uri)
+    evaluation = EvaluationConfig(ngram_order=2, acoustic_scale=0.5, beam=13.0, max_active=100)
+    build_graphs(*place, evaluation, (read_recipe(str(TINY)).evaluation.ngram_order,))
+    said = generate("targets.transcripts.lattice_agreement=1.0")
+    assert said.code == 0, said.err
+    weighed = made(run_uri)
+    assert weighed["inputs"].keys() - alone["inputs"].keys() == {GRAPH_STEP}
+    assert "ngram_order" in weighed["config"]["evaluation"]
+    shares = [each["statistics"]["mean_transcript_share"] for each in (weighed, alone)]
+    assert 0 < shares[0] < shares[1]
 
 
 def test_a_run_without_transcripts_is_refused(

@@ -343,7 +343,9 @@ class TranscriptsConfig:
     teacher's own. Speech may be garbage in place of words, whose frames then keep the teacher's
     own: at `garbage_cost` a frame, in nats below the best senone's log-likelihood. A word's
     confidence is `agreement` times the share of the recognizers that have it, and the rest times
-    the mean of their scores; below `min_confidence` it is garbage.
+    the mean of their scores; below `min_confidence` it is garbage. The share `lattice_agreement` of
+    a frame's weight is as large as the alignment and the run's own lattice (`[targets.lattices]`)
+    agree there; at 0 no lattice is made.
 
     Where recognizers heard development speakers and `tuned` says so, these choose `garbage_cost`,
     `min_confidence` and `weight`.
@@ -359,6 +361,7 @@ class TranscriptsConfig:
     scores: Literal["log_probability", "probability"] = "log_probability"
     agreement: Annotated[float, Range(0, 1)] = 0.5
     min_confidence: Annotated[float, Range(0, 1)] = 0.0
+    lattice_agreement: Annotated[float, Range(0, 1)] = 0.0
     max_unknown: Annotated[float, Range(0, 1)] = 0.3
     max_garbage: Annotated[float, Range(0, 1)] = 0.5
     unaligned: Literal["teacher", "row"] = "teacher"
@@ -382,6 +385,12 @@ class LabellingConfig(TargetsConfig):
     rounds: Annotated[int, Range(1, 5)] = 1
     windows: WindowsConfig = WindowsConfig()
     teacher: LabellingTeacher = TrainedTeacherConfig()
+
+    @property
+    def needs_graph(self) -> bool:
+        """Return whether unlabelled speech is decoded."""
+        weighed = self.source == "transcripts" and self.transcripts.lattice_agreement > 0
+        return self.source == "lattice" or weighed
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -420,9 +429,17 @@ def graph_settings(evaluation: EvaluationConfig, orders: Sequence[int]) -> dict[
     return {**{name: resolved[name] for name in of_model}, "ngram_orders": list(orders)}
 
 
-def transcripts_tuning_settings(config: TranscriptsConfig, acoustic_scale: float) -> dict[str, Any]:
+def transcripts_tuning_settings(
+    config: LabellingConfig, evaluation: EvaluationConfig
+) -> dict[str, Any]:
     """Return all that decides the trials, besides the inputs."""
-    return {"transcripts": plain(config), "acoustic_scale": acoustic_scale}
+    found = {
+        "transcripts": plain(config.transcripts),
+        "acoustic_scale": config.transcripts.acoustic_scale or evaluation.acoustic_scale,
+    }
+    if config.needs_graph:
+        found |= {"lattices": plain(config.lattices), **search_of_targets(config, evaluation)}
+    return found
 
 
 def labelling_settings(config: LabellingConfig, evaluation: EvaluationConfig) -> dict[str, Any]:
@@ -435,5 +452,5 @@ def search_of_targets(config: LabellingConfig, evaluation: EvaluationConfig) -> 
     if config.source == "logits":
         return {}
     resolved = plain(evaluation)
-    read = ("acoustic_scale", "ngram_order") if config.source == "lattice" else ("acoustic_scale",)
+    read = ("acoustic_scale", "ngram_order") if config.needs_graph else ("acoustic_scale",)
     return {"evaluation": {name: resolved[name] for name in read}}

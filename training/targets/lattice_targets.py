@@ -22,7 +22,7 @@ from pipeline.steps.targets import TeacherInput
 from training.evaluate.stored_graphs import BuiltGraphs, open_graph
 from training.evaluate.tuning import recipe_settings, tuned_settings
 from training.models.store import log_priors
-from training.sequence_training.forward_backward import interpolated_kbest
+from training.sequence_training.forward_backward import StatePosteriors, interpolated_kbest
 from training.sequence_training.lattice_decoder import LatticeError, decode_posteriors
 from training.settings.decoding import DecodingSettings, EvaluationConfig, LatticeTargetsConfig
 
@@ -43,14 +43,31 @@ def targets_of(
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class LatticeSearch:
+    """LatticeSearch makes lattices by a run's graph, and rescores them, at some settings."""
+
+    graphs: BuiltGraphs
+    settings: DecodingSettings
+    config: LatticeTargetsConfig
+
+    def posteriors(self, log_likelihoods: Float32[np.ndarray, "frames senones"]) -> StatePosteriors:
+        """Return how probable each senone is at each frame; LatticeError without a lattice.
+
+        Log-likelihoods are divided by priors, and not scaled.
+        """
+        scores = self.settings.acoustic_scale * log_likelihoods
+        graph = open_graph(self.graphs.graph)
+        second_pass = self.graphs.second_pass(self.settings, self.config.lattice_beam)
+        return decode_posteriors(graph, scores.astype(np.float32), self.config, second_pass)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class LatticeTeacher:
     """LatticeTeacher answers the targets step: logits from a device, lattices on this core."""
 
     score: Score
     k: int
-    config: LatticeTargetsConfig
-    graphs: BuiltGraphs
-    settings: DecodingSettings
+    search: LatticeSearch
     log_priors: Float32[np.ndarray, " senones"]
     tail_samples: int = 0
 
@@ -59,19 +76,16 @@ class LatticeTeacher:
         return targets_of(self.score, inputs, self._targets)
 
     def _targets(self, logits: Logits, given: TeacherInput) -> KBest:
-        columns = self.k, self.tail_samples, given.seed
-        if self.config.weight == 0 or not len(logits):
+        columns, weight = (self.k, self.tail_samples, given.seed), self.search.config.weight
+        if weight == 0 or not len(logits):
             return select_kbest(logits, *columns)
-        # Posteriors divided by priors, as a hybrid system decodes (003 II-A).
-        scores = self.settings.acoustic_scale * (log_softmax(logits, axis=1) - self.log_priors)
-        graph = open_graph(self.graphs.graph)
-        second_pass = self.graphs.second_pass(self.settings, self.config.lattice_beam)
         try:
-            found = decode_posteriors(graph, scores.astype(np.float32), self.config, second_pass)
+            # Posteriors divided by priors, as a hybrid system decodes (003 II-A).
+            found = self.search.posteriors(log_softmax(logits, axis=1) - self.log_priors)
         except LatticeError as error:
             kbest = select_kbest(logits, *columns)
             return KBestWithoutLattice.of(kbest, "lattice_failed", str(error))
-        return interpolated_kbest(logits, found, self.config.weight, *columns)
+        return interpolated_kbest(logits, found, weight, *columns)
 
 
 def open_lattice_teacher(
@@ -88,8 +102,8 @@ def open_lattice_teacher(
     `score` makes the logits, by servers of `serve_logits`; `settings` are those of the search.
     """
     counts = read_manifest(store, run_uri, ALIGNMENT_STEP).statistic("senone_counts", list[int])
-    priors, graphs = log_priors(counts).numpy(), BuiltGraphs.of(store, run_uri)
-    return LatticeTeacher(score, k, config, graphs, settings, priors, tail_samples)
+    search = LatticeSearch(BuiltGraphs.of(store, run_uri), settings, config)
+    return LatticeTeacher(score, k, search, log_priors(counts).numpy(), tail_samples)
 
 
 def search_settings(

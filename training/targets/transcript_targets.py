@@ -3,7 +3,7 @@
 The words that any recognizer wrote of an utterance are read as the lexicon's, and become a graph of
 readings with garbage beside each. Forward-backward over the teacher's scores gives each senone's
 probability at each frame; frames of garbage, and utterances that cannot be aligned, keep the
-teacher's own targets.
+teacher's own targets. The run's own lattice of an utterance may say how far a frame is trusted.
 """
 
 import math
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
-from jaxtyping import Float32
+from jaxtyping import Float32, Float64
 from scipy.special import log_softmax
 
 from infra.store.object_store import ObjectStore
@@ -41,7 +41,7 @@ from training.sequence_training.forward_backward import (
 )
 from training.sequence_training.lattice_decoder import LatticeError, decode_lattice
 from training.settings.decoding import EvaluationConfig, LatticeTargetsConfig, TranscriptsConfig
-from training.targets.lattice_targets import Logits, Score, targets_of
+from training.targets.lattice_targets import LatticeSearch, Logits, Score, targets_of
 from training.targets.rover import Heard, slot_words
 from training.targets.text_normalization import Normalizer
 
@@ -173,6 +173,7 @@ class TranscriptTeacher:
     place: TranscriptPlace
     acoustic_scale: float
     log_priors: Float32[np.ndarray, " senones"]
+    lattices: LatticeSearch | None
     tail_samples: int = 0
 
     def __call__(self, inputs: Iterable[TeacherInput]) -> Iterator[KBest | TeacherFailure]:
@@ -184,35 +185,76 @@ class TranscriptTeacher:
         if config.weight == 0 or not len(logits):
             return select_kbest(logits, *columns)
         # Posteriors divided by priors, as a hybrid system decodes (003 II-A).
-        scores = self.acoustic_scale * (log_softmax(logits, axis=1) - self.log_priors)
+        log_likelihoods = log_softmax(logits, axis=1) - self.log_priors
+        scores = (self.acoustic_scale * log_likelihoods).astype(np.float32)
         try:
             found = open_aligner(self.place).posteriors(
-                given.hypotheses, scores.astype(np.float32), self.acoustic_scale
+                given.hypotheses, scores, self.acoustic_scale
             )
         except UnusableTranscriptError as error:
             if config.unaligned == "row":
                 return TeacherFailure(str(error))
             own = select_kbest(logits, *columns)
             return KBestWithoutTranscript.of(own, error.reason, error.detail)
-        return transcript_kbest(logits, found, config.weight, *columns)
+        weights = np.full(len(logits), config.weight)
+        if self.lattices:
+            lattice = own_posteriors(self.lattices, log_likelihoods)
+            weights *= trust_of_lattice(found, lattice, len(logits), config.lattice_agreement)
+        return transcript_kbest(logits, found, weights, *columns)
+
+
+def own_posteriors(
+    lattices: LatticeSearch, log_likelihoods: Float32[np.ndarray, "frames senones"]
+) -> StatePosteriors:
+    """Return the state posteriors of the run's own lattice, empty for an utterance without one."""
+    try:
+        return lattices.posteriors(log_likelihoods)
+    except LatticeError:
+        return StatePosteriors(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0))
+
+
+def trust_of_lattice(
+    words: StatePosteriors, own: StatePosteriors, num_frames: int, share: float
+) -> Float64[np.ndarray, " {num_frames}"]:
+    """Return 1 - share + share a of each frame, where a is the mass that both have in common."""
+    return 1 - share + share * overlap(words, own, num_frames)
+
+
+def overlap(
+    words: StatePosteriors, others: StatePosteriors, num_frames: int
+) -> Float64[np.ndarray, " {num_frames}"]:
+    """Return the mass that two distributions over senones share at each frame, 1 if they are equal.
+
+    Both are normalized, frame by frame: it is 1 less their total variation distance.
+    """
+    num_senones = 1 + max(each.senones.max(initial=0) for each in (words, others))
+    sums = []
+    for each in (words, others):
+        masses = np.bincount(each.frames, each.probabilities, num_frames)
+        keys, places = np.unique(each.frames * num_senones + each.senones, return_inverse=True)
+        sums.append((keys, np.bincount(places, each.probabilities / masses[each.frames])))
+    (keys, some), (other_keys, rest) = sums
+    both, ours, theirs = np.intersect1d(keys, other_keys, True, return_indices=True)
+    shared = np.bincount(both // num_senones, np.minimum(some[ours], rest[theirs]), num_frames)
+    return np.minimum(shared, 1.0)
 
 
 def transcript_kbest(
     logits: Float32[np.ndarray, "frames senones"],
     words: StatePosteriors,
-    weight: float,
+    weights: Float64[np.ndarray, " frames"],
     k: int,
     tail_samples: int = 0,
     seed: int = 0,
 ) -> KBestOfTranscript:
     """Keep the k best of (1 - w) softmax(logits) + w words, frame by frame.
 
-    The posteriors of the words sum to m at a frame, and 1 - m is garbage's: w is weight m, of
-    posteriors that sum to 1. Where m is 0 these are the logits' own k best, to the bit.
+    The posteriors of the words sum to m at a frame, and 1 - m is garbage's: w is the frame's weight
+    times m, of posteriors that sum to 1. Where m is 0 these are the logits' own k best, to the bit.
     """
     masses = np.bincount(words.frames, words.probabilities, minlength=len(logits))
     shares = words.probabilities / masses[words.frames]
-    weights = weight * np.minimum(masses, 1.0)
+    weights = weights * np.minimum(masses, 1.0)
     normalized = StatePosteriors(words.frames, words.senones, shares)
     kbest = interpolated_kbest(logits, normalized, weights, k, tail_samples, seed)
     return KBestOfTranscript(
@@ -229,14 +271,15 @@ def open_transcript_teacher(
     score: Score,
     k: int,
     evaluation: EvaluationConfig,
+    lattices: LatticeSearch | None = None,
     tail_samples: int = 0,
 ) -> TranscriptTeacher:
     """Open the teacher of a run, with the priors of the labelled data.
 
-    `score` makes the logits, by servers of `serve_logits`.
+    `score` makes the logits, by servers of `serve_logits`; `lattices` weigh transcripts.
     """
     stated = read_manifest(place.store, place.run_uri, ALIGNMENT_STEP)
     counts = stated.statistic("senone_counts", list[int])
     acoustic_scale = place.config.acoustic_scale or evaluation.acoustic_scale
     priors = log_priors(counts).numpy()
-    return TranscriptTeacher(score, k, place, acoustic_scale, priors, tail_samples)
+    return TranscriptTeacher(score, k, place, acoustic_scale, priors, lattices, tail_samples)

@@ -5,10 +5,11 @@ labels are compared with the alignment of the true transcripts: by their cross-e
 -log of what a label gives to the right senone. Held-out and unlabelled transcripts have no part.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from heapq import nsmallest
 from itertools import product
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,6 +23,7 @@ from pipeline.runs.manifest import Manifest, Output, read_manifest, read_output
 from pipeline.runs.names import (
     ALIGNMENT_STEP,
     DEV,
+    GRAPH_STEP,
     TARGETS_TUNING_STEP,
     features_step,
     model_step,
@@ -34,13 +36,17 @@ from training.align.network_alignment import batched_log_likelihoods
 from training.decode.decoder import AlignmentError, align
 from training.decode.graph import alignment_graph
 from training.models.store import load_model
-from training.settings.decoding import TranscriptsConfig, transcripts_tuning_settings
+from training.sequence_training.forward_backward import StatePosteriors
+from training.settings.decoding import TranscriptsConfig
 from training.settings.models import ModelConfig
+from training.targets.lattice_targets import LatticeSearch
 from training.targets.transcript_targets import (
     TranscriptAligner,
     TranscriptPlace,
     UnusableTranscriptError,
     open_aligner,
+    own_posteriors,
+    trust_of_lattice,
 )
 
 NUM_UTTERANCES = 40
@@ -63,6 +69,7 @@ class TuningPlace:
     acoustic_scale: float
     model: str
     form: ModelConfig
+    lattices: LatticeSearch | None = None
     device: str = "cpu"
 
     def aligner(self, config: TranscriptsConfig) -> TranscriptAligner:
@@ -104,8 +111,11 @@ def try_candidates(task: TrialTask) -> Commit:
     rows = read_features(read_output(task.context.store, task.context.run_uri, task.features))
     for row, scores, own, truth in aligned_rows(task, sample(rows, task.num_utterances)):
         num_frames += len(truth)
+        lattice = None
+        if place.lattices:
+            lattice = own_posteriors(place.lattices, scores / np.float32(place.acoustic_scale))
         for number, each in enumerate(tried):
-            words, masses = word_probabilities(place, each, row, scores, truth)
+            words, masses = word_probabilities(place, each, row, scores, truth, lattice)
             for column, weight in enumerate(weights):
                 labels = (1 - weight * masses) * own + weight * words
                 sums[number, column] -= np.log(np.maximum(labels, LEAST_PROBABILITY)).sum()
@@ -159,8 +169,12 @@ def word_probabilities(
     row: FeatureRow,
     scores: Float32[np.ndarray, "frames senones"],
     truth: Int64[np.ndarray, " frames"],
+    lattice: StatePosteriors | None,
 ) -> tuple[FrameValues, FrameValues]:
-    """Return what the words give to each frame's right senone, and to all; 0 without alignment."""
+    """Return what the words give to each frame's right senone, and to all; 0 without alignment.
+
+    They count as far as the run's own `lattice` agrees, if it is asked.
+    """
     words, masses = np.zeros(len(truth)), np.zeros(len(truth))
     try:
         found = place.aligner(config).posteriors(row.hypotheses, scores, place.acoustic_scale)
@@ -169,15 +183,25 @@ def word_probabilities(
     is_right = found.senones == truth[found.frames]
     np.add.at(words, found.frames[is_right], found.probabilities[is_right])
     np.add.at(masses, found.frames, found.probabilities)
-    return words, np.minimum(masses, 1.0)
+    masses = np.minimum(masses, 1.0)
+    if lattice is None:
+        return words, masses
+    trust = trust_of_lattice(found, lattice, len(truth), config.lattice_agreement)
+    return trust * words, trust * masses
 
 
-def tune_transcripts(place: TuningPlace, distribute: Distribute) -> StepResult:
-    """Choose garbage cost, confidence and weight; without a frame to compare, the recipe's."""
+def tune_transcripts(
+    place: TuningPlace, settings: Mapping[str, Any], distribute: Distribute
+) -> StepResult:
+    """Choose garbage cost, confidence and weight; without a frame to compare, the recipe's.
+
+    `settings` are all that decides the trials.
+    """
     transcripts = place.transcripts
     store, run_uri, config = transcripts.store, transcripts.run_uri, transcripts.config
     features = features_step(DEV)
     reads = [features, ALIGNMENT_STEP, model_step(place.model)]
+    reads += [GRAPH_STEP] if place.lattices else []
     lexicon = read_lexicon(store, run_uri, transcripts.corpus_uri, reads)
 
     def choose(step: StepRun) -> Manifest:
@@ -194,20 +218,19 @@ def tune_transcripts(place: TuningPlace, distribute: Distribute) -> StepResult:
         # Of equal ones the first, which is the recipe's.
         best, column = np.unravel_index(int(sums.argmin()), sums.shape)
         chosen, weight = candidates(config)[best], weights_of(config)[column]
-        settings = {
+        best_settings = {
             "garbage_cost": chosen.garbage_cost,
             "min_confidence": chosen.min_confidence,
             "weight": weight,
         }
         means = {"chosen": float(sums.min()), "recipe": float(sums[0, 0])}
         statistics = {
-            "settings": settings,
+            "settings": best_settings,
             "num_frames": num_frames,
             "cross_entropy": {name: value / max(num_frames, 1) for name, value in means.items()},
         }
         return step.lossless(Tally(), (), statistics)
 
-    settings = transcripts_tuning_settings(config, place.acoustic_scale)
     spec = StepSpec(
         store,
         run_uri,

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from scipy.special import softmax
 
 from infra.settings import canonical_json
@@ -32,22 +34,37 @@ from tests.training.targets.unlabelled_toy_run import (
     write_unlabelled_toy_run,
 )
 from training.decode.graph import alignment_graph
+from training.evaluate.graph_building import build_graphs
+from training.evaluate.stored_graphs import BuiltGraphs
 from training.models.store import load_model
 from training.sequence_training.forward_backward import StatePosteriors, state_posteriors
 from training.sequence_training.lattice_decoder import decode_lattice
-from training.settings.decoding import EvaluationConfig, LatticeTargetsConfig, TranscriptsConfig
+from training.settings.decoding import (
+    EvaluationConfig,
+    FirstPassConfig,
+    LatticeTargetsConfig,
+    TranscriptsConfig,
+)
+from training.targets.lattice_targets import LatticeSearch, search_settings
 from training.targets.teacher import decode_logits, serve_logits, serve_teacher
 from training.targets.transcript_targets import (
     TranscriptAligner,
     TranscriptPlace,
     confidence_of,
     open_transcript_teacher,
+    overlap,
     transcript_kbest,
 )
 
 K = 6
 CONFIG = TargetsConfig(K, 60, 3)
-EVALUATION = EvaluationConfig(ngram_order=2, acoustic_scale=SCALE, beam=13.0, max_active=100)
+EVALUATION = EvaluationConfig(
+    ngram_order=2,
+    acoustic_scale=SCALE,
+    beam=13.0,
+    max_active=100,
+    first_pass=FirstPassConfig(ngram_order=2, pruning=0.0),
+)
 CERTAIN = TranscriptsConfig(weight=1.0, garbage_cost=1000.0, max_garbage=1.0)
 """Garbage never pays, and the targets are the alignment's alone."""
 
@@ -70,14 +87,19 @@ def write_run(folder: Path, texts: Callable[[str], tuple[Hypothesis, ...]]) -> P
     return folder
 
 
-def label(folder: Path, config: TranscriptsConfig, columns: TargetsConfig = CONFIG) -> Manifest:
+def label(
+    folder: Path,
+    config: TranscriptsConfig,
+    columns: TargetsConfig = CONFIG,
+    lattices: LatticeSearch | None = None,
+) -> Manifest:
     """Label into a fresh targets step, by transcripts."""
     store, run_uri = ObjectStore((str(folder),)), str(folder / "run")
     remove_targets(folder)
     function = serve_logits("cpu", run_uri, canonical_json(BIDIRECTIONAL), TEACHER)
     place = TranscriptPlace(store, run_uri, str(folder / "corpus"), config)
     score = partial(stream_alone, function, decode_logits)
-    teacher = open_transcript_teacher(place, score, K, EVALUATION, columns.tail_samples)
+    teacher = open_transcript_teacher(place, score, K, EVALUATION, lattices, columns.tail_samples)
     return generate_targets(store, run_uri, columns, teacher, serially, loss_budget=1.0).manifest
 
 
@@ -236,7 +258,8 @@ def test_garbage_keeps_the_teachers_own_bytes() -> None:
     """Frames without words are the logits' own; others are mixed by what the words have there."""
     logits = np.random.default_rng(0).normal(size=(4, 9)).astype(np.float32)
     words = StatePosteriors(*(np.array(x) for x in ([0, 2, 2], [3, 1, 4])), np.array([1, 0.3, 0.1]))
-    own, found = select_kbest(logits, K), transcript_kbest(logits, words, 0.5, K)
+    own = select_kbest(logits, K)
+    found = transcript_kbest(logits, words, np.full(4, 0.5), K)
     for frame in (1, 3):
         assert found.rows(slice(frame, frame + 1)).logits.tobytes() == own.logits[frame].tobytes()
         assert (found.senones[frame] == own.senones[frame]).all()
@@ -246,6 +269,49 @@ def test_garbage_keeps_the_teachers_own_bytes() -> None:
     shares = np.exp(found.logits[2].astype(float) - float(found.log_z[2]))
     np.testing.assert_allclose(shares, expected[found.senones[2]], atol=2e-3)
     assert found.transcript_share == pytest.approx(0.5 * 1.4 / 4)
+
+
+def lattices_of(folder: Path) -> LatticeSearch:
+    """The toy run's own search, by the n-gram model of its labelled words."""
+    run = (ObjectStore((str(folder),)), str(folder / "run"))
+    build_graphs(*run, str(folder / "corpus"), EVALUATION, (2,))
+    config = LatticeTargetsConfig(beam=40.0, lattice_beam=25.0)
+    return LatticeSearch(BuiltGraphs.of(*run), search_settings(*run, EVALUATION, config), config)
+
+
+def test_what_the_runs_own_lattice_lacks_is_not_trusted(tmp_path: Path) -> None:
+    """Wrong words weigh less than right ones, and at share 0 all are bytes as without lattices."""
+    shares = []
+    for name, texts in (("right", truth), ("wrong", lambda _: (Hypothesis("r", "be be be be"),))):
+        folder = write_run(tmp_path / name, texts)
+        lattices = lattices_of(folder)
+        config = replace(CERTAIN, lattice_agreement=1.0)
+        shares.append(label(folder, config, lattices=lattices).statistics["mean_transcript_share"])
+        alone = digests(label(folder, CERTAIN))
+        assert digests(label(folder, CERTAIN, lattices=lattices)) == alone
+    right, wrong = shares
+    assert 1 > right > wrong > 0
+
+
+@given(st.integers(0, 2**32 - 1))
+def test_overlap_is_one_less_the_total_variation(seed: int) -> None:
+    """Of normalized distributions over six senones at five frames, at some of which is none."""
+    generator = np.random.default_rng(seed)
+    dense = generator.random((2, 5, 6)) * (generator.random((2, 5, 6)) < 0.5)
+    # A frame's senone may be named twice.
+    parts = [StatePosteriors(*np.nonzero(each), each[each > 0]) for each in dense]
+    doubled = [
+        StatePosteriors(*(np.concatenate([x, x]) for x in (p.frames, p.senones, p.probabilities)))
+        for p in parts
+    ]
+    totals = dense.sum(axis=2, keepdims=True)
+    normalized = dense / np.where(totals > 0, totals, 1)
+    both = (totals > 0).all(axis=0)[:, 0]
+    variation = np.abs(normalized[0] - normalized[1]).sum(axis=1) / 2
+    expected = np.where(both, 1 - variation, 0)
+    np.testing.assert_allclose(overlap(*parts, 5), expected, atol=1e-12)
+    np.testing.assert_allclose(overlap(doubled[0], parts[1], 5), expected, atol=1e-12)
+    np.testing.assert_allclose(overlap(parts[0], parts[0], 5), totals[0, :, 0] > 0, atol=1e-12)
 
 
 def test_of_two_recognizers_words_the_spoken_one_is_aligned() -> None:

@@ -9,7 +9,7 @@ import pytest
 from infra.store.object_store import ObjectStore
 from pipeline.records import Hypothesis, Tally
 from pipeline.runs.commit import step_context
-from pipeline.runs.names import DEV, TEACHER, features_step
+from pipeline.runs.names import DEV, GRAPH_STEP, TEACHER, features_step
 from pipeline.shards import FeatureRow, write_features
 from pipeline.steps.features import WITH_HYPOTHESES
 from tests.small_corpus import serially
@@ -19,7 +19,11 @@ from tests.training.targets.unlabelled_toy_run import (
     feature_row,
     write_unlabelled_toy_run,
 )
-from training.settings.decoding import TranscriptsConfig
+from training.evaluate.graph_building import build_graphs
+from training.evaluate.stored_graphs import BuiltGraphs
+from training.evaluate.tuning import recipe_settings
+from training.settings.decoding import EvaluationConfig, LatticeTargetsConfig, TranscriptsConfig
+from training.targets.lattice_targets import LatticeSearch
 from training.targets.transcript_targets import TranscriptPlace
 from training.targets.transcript_tuning import (
     TuningPlace,
@@ -63,7 +67,7 @@ def write_dev(store: ObjectStore, run_uri: str, rows: list[FeatureRow]) -> None:
 def test_right_words_weigh_more_than_wrong_ones(tmp_path: Path, wrong: bool, weight: float) -> None:
     """The chosen labels are nearer to the truth than the recipe's; a second call finds them."""
     place = place_of(tmp_path, wrong)
-    made = tune_transcripts(place, serially)
+    made = tune_transcripts(place, {}, serially)
     stated = made.manifest.statistics
     assert stated["settings"]["weight"] == weight
     assert stated["cross_entropy"]["chosen"] <= stated["cross_entropy"]["recipe"]
@@ -71,7 +75,25 @@ def test_right_words_weigh_more_than_wrong_ones(tmp_path: Path, wrong: bool, wei
     chosen = tuned_transcripts(CONFIG, made.manifest)
     assert chosen.weight == weight
     assert replace(chosen, **plain_settings(CONFIG)) == CONFIG
-    assert tune_transcripts(place, serially).was_finished
+    assert tune_transcripts(place, {}, serially).was_finished
+
+
+def test_thresholds_are_chosen_as_the_lattices_weigh(tmp_path: Path) -> None:
+    """Where the run's own lattices contradict right words, these labels are farther from them."""
+    alone = tune_transcripts(place_of(tmp_path / "alone", wrong=False), {}, serially).manifest
+    place = place_of(tmp_path / "weighed", wrong=False)
+    transcripts = place.transcripts
+    run = (transcripts.store, transcripts.run_uri)
+    evaluation = EvaluationConfig(ngram_order=2, acoustic_scale=SCALE, beam=13.0, max_active=100)
+    build_graphs(*run, transcripts.corpus_uri, evaluation, (2,))
+    config, settings = LatticeTargetsConfig(), recipe_settings(evaluation)
+    lattices = LatticeSearch(BuiltGraphs.of(*run), settings, config)
+    weighed = replace(transcripts, config=replace(CONFIG, lattice_agreement=1.0))
+    place = replace(place, transcripts=weighed, lattices=lattices)
+    found = tune_transcripts(place, {"lattices": True}, serially).manifest
+    assert GRAPH_STEP in found.inputs
+    weighing, without = (each.statistics["cross_entropy"]["chosen"] for each in (found, alone))
+    assert weighing > without
 
 
 def plain_settings(config: TranscriptsConfig) -> dict[str, float]:
@@ -81,7 +103,7 @@ def plain_settings(config: TranscriptsConfig) -> dict[str, float]:
 
 def test_without_a_frame_to_compare_the_recipe_decides(tmp_path: Path) -> None:
     """As where no recognizer heard the development speakers."""
-    made = tune_transcripts(place_of(tmp_path, wrong=False, heard=False), serially)
+    made = tune_transcripts(place_of(tmp_path, wrong=False, heard=False), {}, serially)
     assert made.manifest.statistics["settings"] == plain_settings(CONFIG)
     assert made.manifest.statistics["num_frames"] == 0
 
