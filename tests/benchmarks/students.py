@@ -1,14 +1,15 @@
-"""Train students on recognizers' transcripts: damaged on purpose, and a real recognizer's.
+"""Train students of the same teacher side by side: of hours, of damaged and of real transcripts.
 
-python -m tests.benchmarks.transcripts damage --kaldi-dir AN4 --out DIR
-python -m tests.benchmarks.transcripts recognizer --kaldi-dir LIBRISPEECH --out DIR
+python -m tests.benchmarks.students hours --kaldi-dir DIR --recipe librispeech --out DIR
+python -m tests.benchmarks.students recognizer --kaldi-dir DIR --recipe librispeech --out DIR
+python -m tests.benchmarks.students damage --kaldi-dir DIR --recipe recorded --out DIR
 
+`hours` selects less of the unlabelled speech. `recognizer` reads `whisper.jsonl` of the corpus.
 `damage` replaces, deletes and inserts words of the unlabelled speakers' transcripts, which then are
-what recognizers heard. `recognizer` reads `whisper.jsonl` of the corpus. Each row is a run of its
-own, DIR/EXPERIMENT/seed_N/ROW, with a corpus of its own, as what was heard is part of it. Baseline
-and teacher are those of the row `own`, which others take over (--labelled-from). The oracle is a
-baseline to which the unlabelled speakers are transcribed, but for the one of the fewest words. All
-rows decode with one language model: `--arpa`, or that of the labelled transcripts.
+what recognizers heard. Each row is a run, DIR/seed_N/ROW, with a corpus of its own, as what was
+heard is part of it. All rows take graph, baseline and teacher over from the row `own`, the recipe
+as it is (--labelled-from). The oracle is a baseline to which the unlabelled speakers are
+transcribed, but for the one of the fewest words; it decodes by the language model that `own` made.
 
 Rows are those that `--rows` names, or all. A command that was cut off continues where it was. What
 is there is printed as a table, with errors pooled over seeds, and written to DIR/EXPERIMENT.json.
@@ -17,6 +18,7 @@ is there is printed as a table, with errors pooled over seeds, and written to DI
 import argparse
 import json
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -34,18 +36,22 @@ from pipeline.runs.names import (
     BASELINE,
     EVALUATION_ERRORS,
     EVALUATION_STEP,
+    GRAPH_STEP,
+    SCRATCH_FOLDER,
     STUDENT,
     TEACHER,
+    sequence_trained,
 )
 from pipeline.sampling import sampling_priority
 from tests.benchmarks.rotation.folds import Corpus, Fold
-from training.decode.ngrams import kneser_ney_arpa
 from training.evaluate.scores import Estimate, Resamples, SpeakerCounts, resample
 from training.evaluate.word_errors import UtteranceErrors, read_errors, word_errors
 from training.settings.recipe import Recipe, read_recipe
 
 OWN, ORACLE = "own", "oracle"
+SMBR = sequence_trained("")
 RATES = (0, 5, 10, 20, 30)
+HOURS = (0.5, 1, 2)
 SEEDED = ("aligner", "baseline", "teacher", "student", "targets")
 ARPA = "language_model.arpa"
 
@@ -119,6 +125,11 @@ def of_transcripts(name: str, recognizers: Sequence[Recognizer], *overrides: str
 
 
 EXPERIMENTS: Mapping[str, tuple[Row, ...]] = {
+    "hours": (
+        Row(OWN),
+        Row(ORACLE),
+        *(Row(f"hours_{each:g}", (), (f"selection.hours={each}",)) for each in HOURS),
+    ),
     "damage": (
         Row(OWN),
         Row(ORACLE),
@@ -169,14 +180,12 @@ class Experiment:
     seed: int
     recipe: str
     overrides: tuple[str, ...]
-    arpa: str
 
     def settings(self, row: Row) -> list[str]:
         """Return the overrides of a row."""
         shared = [f"{section}.seed={self.seed}" for section in SEEDED]
         shared += ["models.normalization='labelled'"]
         shared += [f"corpus.uri='{self.folder.absolute() / f'{row.name}_corpus'}'"]
-        shared += [f"evaluation.arpa='{ARPA}'", "evaluation.language_model_text=''"]
         shared += [*self.overrides, *row.overrides]
         return [*shared, *(self.oracle_settings(shared) if row.name == ORACLE else ())]
 
@@ -196,6 +205,7 @@ class Experiment:
         )
         yield from ("teacher.num_epochs=1", "teacher.num_chunked_epochs=1")
         yield from ("student.num_passes=1", "student.num_whole_utterance_sub_epochs=1")
+        yield from (f"evaluation.arpa='{ARPA}'", "evaluation.language_model_text=''")
 
     def read(self, overrides: Sequence[str]) -> Recipe:
         """Read the recipe with overrides."""
@@ -216,7 +226,7 @@ class Experiment:
         command = [sys.executable, "-m", "jobs.run", "--recipe", self.recipe]
         command += ["--run", self.run(row), "--kaldi-dir", str(data)]
         if row.name not in (OWN, ORACLE):
-            command += ["--labelled-from", str(self.folder / OWN)]
+            command += ["--labelled-from", self.run(Row(OWN))]
         for step in (each for each in STEPS if each not in (CERTIFY, REPORT)):
             command += ["--only", step]
         for each in row.recognizers:
@@ -229,7 +239,9 @@ class Experiment:
         self.corpus.write(self.transcribed if row.name == ORACLE else self.fold, data)
         if not self.fold.dev:
             (data / "dev.speakers").unlink()
-        (data / ARPA).write_text(self.arpa)
+        if row.name == ORACLE:
+            (made,) = Path(self.run(Row(OWN)), GRAPH_STEP, SCRATCH_FOLDER).glob("*/arpa-*.arpa")
+            shutil.copy(made, data / ARPA)
         for each in row.recognizers:
             lines = [f"{json.dumps(line)}\n" for line in self.lines(each)]
             (data / f"{each.name}.jsonl").write_text("".join(lines))
@@ -302,14 +314,23 @@ def named(found: Sequence[UtteranceErrors], model: str, row: str) -> dict[str, U
 def pooled(by_seed: Sequence[Mapping[str, Sequence[UtteranceErrors]]]) -> Resamples:
     """Add up, by speaker, the errors of the rows that all seeds have, and draw speakers.
 
-    Baseline and teacher are those of the row `own`, and the oracle is its run's baseline.
+    Baseline and teacher are those of the row `own`, and the oracle is its run's baseline. Models
+    after sMBR have rows of their own.
     """
     utterances: list[UtteranceErrors] = []
     for rows in by_seed:
-        columns = [named(rows[OWN], name, name) for name in (BASELINE, TEACHER)]
-        columns += [
-            named(found, BASELINE if row == ORACLE else STUDENT, row) for row, found in rows.items()
-        ]
+        columns = []
+        for stage in ("", SMBR):
+            of_own = ((OWN, f"{model}{stage}", f"{model}{stage}") for model in (BASELINE, TEACHER))
+            of_rows = (
+                (row, f"{BASELINE if row == ORACLE else STUDENT}{stage}", f"{row}{stage}")
+                for row in rows
+            )
+            columns += [
+                named(rows[row], model, name)
+                for row, model, name in (*of_own, *of_rows)
+                if model in rows[row][0].errors
+            ]
         for key, first in columns[0].items():
             errors = {name: e for column in columns for name, e in column[key].errors.items()}
             utterances.append(replace(first, errors=errors))
@@ -317,17 +338,23 @@ def pooled(by_seed: Sequence[Mapping[str, Sequence[UtteranceErrors]]]) -> Resamp
 
 
 def table(drawn: Resamples, labels: Mapping[str, float | None]) -> list[dict[str, Any]]:
-    """Return a record of each model: the errors of its labels, WER, WERR and recovery, percent."""
-    # Where the oracle gains nothing, there is nothing to recover.
-    gains = ORACLE in drawn.errors and drawn.errors[ORACLE][0] < drawn.errors[BASELINE][0]
+    """Return a record of each model: the errors of its labels, WER, WERR and recovery, percent.
+
+    Models after sMBR are held against the baseline and the oracle after it.
+    """
     records = []
     for name in drawn.errors:
-        record: dict[str, Any] = {"row": name, "label_errors": labels.get(name)}
+        row = name.removesuffix(SMBR)
+        stage = name.removeprefix(row)
+        baseline, oracle = f"{BASELINE}{stage}", f"{ORACLE}{stage}"
+        record: dict[str, Any] = {"row": name, "label_errors": labels.get(row)}
         record["wer"] = asdict(drawn.word_error_rate(name))
-        if name != BASELINE:
-            record["werr"] = asdict(drawn.reduction(BASELINE, name))
-        if gains and name not in (BASELINE, ORACLE):
-            record["recovery"] = asdict(drawn.recovery(BASELINE, name, ORACLE))
+        if name != baseline and baseline in drawn.errors:
+            record["werr"] = asdict(drawn.reduction(baseline, name))
+        # Where the oracle gains nothing, there is nothing to recover.
+        there = {baseline, oracle} <= drawn.errors.keys() and name not in (baseline, oracle)
+        if there and drawn.errors[oracle][0] < drawn.errors[baseline][0]:
+            record["recovery"] = asdict(drawn.recovery(baseline, name, oracle))
         records.append(record)
     return records
 
@@ -361,32 +388,19 @@ def lexicon_words(corpus: Corpus) -> set[str]:
     return {line.split()[0] for line in lines if line.strip()}
 
 
-def language_model(corpus: Corpus, fold: Fold, order: int) -> str:
-    """Estimate a Kneser-Ney model of the labelled transcripts, over the lexicon."""
-    speaker_of = corpus.speaker_of
-    known = lexicon_words(corpus)
-    sentences = [
-        [word for word in words if word in known]
-        for key, words in corpus.text_of.items()
-        if speaker_of[key] in fold.labelled
-    ]
-    return kneser_ney_arpa(sentences, sorted(known), order)
-
-
 def parsed() -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(
-        prog="python -m tests.benchmarks.transcripts",
+        prog="python -m tests.benchmarks.students",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("experiment", choices=EXPERIMENTS)
     parser.add_argument("--kaldi-dir", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--recipe", default="recorded")
+    parser.add_argument("--recipe", required=True)
     parser.add_argument("--rows", nargs="+", help="rows to make; own is always made")
     parser.add_argument("--seeds", type=int, nargs="+", default=[17, 18, 19])
-    parser.add_argument("--arpa", type=Path, help="the language model of all decoding")
     parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE")
     arguments = parser.parse_args()
     known = [row.name for row in EXPERIMENTS[arguments.experiment]]
@@ -398,17 +412,14 @@ def parsed() -> argparse.Namespace:
 def experiments(arguments: argparse.Namespace) -> list[Experiment]:
     """Return the experiment of each seed."""
     corpus, fold = Corpus(arguments.kaldi_dir), fixed_fold(arguments.kaldi_dir)
-    order = read_recipe(recipe_path(arguments.recipe), arguments.set).evaluation.ngram_order
-    arpa = arguments.arpa.read_text() if arguments.arpa else language_model(corpus, fold, order)
     return [
         Experiment(
             corpus,
             fold,
-            arguments.out / arguments.experiment / f"seed_{seed}",
+            arguments.out / f"seed_{seed}",
             seed,
             arguments.recipe,
             tuple(arguments.set),
-            arpa,
         )
         for seed in arguments.seeds
     ]

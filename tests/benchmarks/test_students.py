@@ -7,7 +7,7 @@ import pytest
 
 from jobs.cli.arguments import recipe_path
 from tests.benchmarks.rotation.folds import Corpus
-from tests.benchmarks.transcripts import (
+from tests.benchmarks.students import (
     EXPERIMENTS,
     ORACLE,
     OWN,
@@ -16,7 +16,6 @@ from tests.benchmarks.transcripts import (
     Experiment,
     damaged,
     fixed_fold,
-    language_model,
     pooled,
     shown,
     table,
@@ -58,8 +57,7 @@ def test_two_recognizers_err_apart(an4_dir: Path, tmp_path: Path) -> None:
 
 def of_an4(an4_dir: Path, folder: Path) -> Experiment:
     corpus, fold = Corpus(an4_dir), fixed_fold(an4_dir)
-    arpa = language_model(corpus, fold, 2)
-    return Experiment(corpus, fold, folder, 17, "recorded", ("student.num_passes=4",), arpa)
+    return Experiment(corpus, fold, folder, 17, "recorded", ("student.num_passes=4",))
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
@@ -95,3 +93,19 @@ def test_the_table_counts_what_runs_wrote() -> None:
     assert found["weighted_10"]["recovery"]["value"] == pytest.approx(100 * 7 / 16)
     assert "recovery" not in found[ORACLE]
     assert "| weighted_10 | 10.0 | 32.5 (" in shown(records)
+
+
+def test_models_after_smbr_are_held_against_those_after_it() -> None:
+    """Of runs that have some; the oracle's is its run's baseline after it."""
+    own = [utterance("a1", baseline=9, teacher=8, student=7, baseline_smbr=8, student_smbr=6)]
+    oracle = [utterance("a1", baseline=5, baseline_smbr=4, student_smbr=0)]
+    records = table(pooled([{OWN: own, ORACLE: oracle}]), {})
+    found = {record["row"]: record for record in records}
+    assert list(found) == [
+        *("baseline", "teacher", OWN, ORACLE),
+        *("baseline_smbr", "own_smbr", "oracle_smbr"),
+    ]
+    assert found["own_smbr"]["werr"]["value"] == pytest.approx(25)
+    assert found["own_smbr"]["recovery"]["value"] == pytest.approx(50)
+    assert found[OWN]["recovery"]["value"] == pytest.approx(50)
+    assert "recovery" not in found["baseline_smbr"]
