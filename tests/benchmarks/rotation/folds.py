@@ -12,6 +12,7 @@ from pathlib import Path
 
 import soundfile
 
+from pipeline.runs.names import LANGUAGE_MODEL_FILES
 from pipeline.sampling import sampling_priority
 
 NUM_FOLDS = 6
@@ -89,6 +90,9 @@ class Corpus:
         folder.mkdir(parents=True, exist_ok=True)
         for name in ("text", "utt2spk", "lexicon.txt"):
             (folder / name).write_bytes((self.folder / name).read_bytes())
+        for name in LANGUAGE_MODEL_FILES:
+            if (self.folder / name).exists():
+                (folder / name).write_bytes((self.folder / name).read_bytes())
         lines = [f"{key} {path}\n" for key, path in self.path_of.items()]
         (folder / "wav.scp").write_text("".join(lines))
         for subset, speakers in fold.subsets().items():
