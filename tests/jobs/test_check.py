@@ -12,6 +12,7 @@ import torch
 from infra.store import retry
 from infra.store.object_store import ObjectStore
 from jobs.cli import host
+from jobs.cli.arguments import recipe_path
 from pipeline.audit.step_records import list_run
 from pipeline.runs.increment import Bases, record_bases
 from pipeline.runs.names import LANGUAGE_MODEL_FILES
@@ -23,6 +24,7 @@ from tests.job_programs import RunJob, Said
 from tests.s3_server import set_endpoint
 from tests.small_corpus import write_kaldi_tables
 from tests.whole_path.processes import TINY
+from training.settings.recipe import read_recipe
 
 LEXICON = "A AH S\nB B IY\nC AH S B IY\n"
 PASSWORD = "hunter/2"
@@ -453,6 +455,8 @@ HELP = (
 def test_a_shipped_recipe_is_checked(run_job: RunJob, tmp_path: Path, name: str) -> None:
     """All is well on two ranks, as for a run on this host; the help of jobs names the recipe."""
     write_kaldi_tables(tmp_path, "A AH\nB B IY\n")
+    if text := read_recipe(recipe_path(name)).evaluation.language_model_text:
+        (tmp_path / text).write_bytes(gzip.compress(b"A B\n"))
     given = ("--recipe", name, "--run", str(tmp_path / "run"), "--kaldi-dir", str(tmp_path))
     ranks = ("--supervised-ranks", "2", "--student-ranks", "2")
     said = run_job("check", *given, *ranks)
