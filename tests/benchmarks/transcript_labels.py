@@ -1,14 +1,16 @@
 """Measure labels of transcripts, on a run whose unlabelled speech has true transcripts as oracle.
 
 `python -m tests.benchmarks.transcript_labels --run URI --recipe R --transcripts J --text T`, after
-`realign`: the run's aligner is the teacher. Word errors of the normalized texts are against a Kaldi
-`text`; frames are compared with the alignment of the true transcripts. With `--damage` a share of
-a text's words is replaced, left out or preceded by another word.
+`build_graph`. The teacher is the run's `--model`. Word errors of the normalized texts are against a
+Kaldi `text`; frames are compared with the alignment of the true transcripts. With `--damage` a
+share of a text's words is replaced, left out or preceded by another word. The run's own lattices
+weigh frames at each `--lattice-agreement`.
 """
 
 import argparse
 import json
 import time
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +20,7 @@ from scipy.special import softmax
 from infra.store.object_store import ObjectStore, join_uri
 from pipeline.records import Hypothesis
 from pipeline.runs.manifest import read_manifest, read_output
-from pipeline.runs.names import BOOTSTRAP_STEP, UNLABELLED, features_step
+from pipeline.runs.names import BOOTSTRAP_STEP, TEACHER, UNLABELLED, features_step
 from pipeline.sampling import sampling_priority
 from pipeline.shards import read_features
 from training.align.labelled import read_lexicon
@@ -26,12 +28,20 @@ from training.align.network_alignment import batched_log_likelihoods, read_tree
 from training.decode.decoder import align
 from training.decode.graph import alignment_graph
 from training.decode.lexicon import Lexicon
+from training.evaluate.stored_graphs import BuiltGraphs
 from training.evaluate.word_errors import WordErrors, word_errors
 from training.models.store import load_model
 from training.settings.decoding import TranscriptsConfig
 from training.settings.recipe import read_recipe
+from training.targets.lattice_targets import LatticeSearch, search_settings
 from training.targets.text_normalization import Normalizer
-from training.targets.transcript_targets import TranscriptAligner, UnusableTranscriptError
+from training.targets.transcript_targets import (
+    TranscriptAligner,
+    UnusableTranscriptError,
+    own_posteriors,
+    trust_of_lattice,
+)
+from training.targets.transcript_tuning import LEAST_PROBABILITY as LEAST
 
 SCALE = 0.3
 
@@ -71,7 +81,10 @@ def measure(arguments: argparse.Namespace) -> dict[str, object]:
     run_uri, store = arguments.run, ObjectStore((arguments.run,))
     lexicon = read_lexicon(store, run_uri, join_uri(run_uri, "corpus"), [BOOTSTRAP_STEP]).parse()
     tree, recipe = read_tree(store, run_uri, BOOTSTRAP_STEP), read_recipe(arguments.recipe)
-    trained = load_model(store, run_uri, "aligner", recipe.models.student)
+    trained = load_model(store, run_uri, arguments.model, recipe.models.of(arguments.model))
+    settings = search_settings(store, run_uri, recipe.evaluation, recipe.targets.lattices)
+    graphs = BuiltGraphs.of(store, run_uri)
+    search = LatticeSearch(graphs, settings, recipe.targets.lattices)
     lines = map(json.loads, Path(arguments.transcripts).read_text().splitlines())
     heard = {
         each["utterance_id"]: Hypothesis("r", each["pred_text"], each["score"]) for each in lines
@@ -88,44 +101,50 @@ def measure(arguments: argparse.Namespace) -> dict[str, object]:
     ]
     rows.sort(key=lambda row: sampling_priority(0, row.utterance_id))
     scored = dict(batched_log_likelihoods(rows[: arguments.num], trained, 1.0))
+    lattices = {position: own_posteriors(search, scores) for position, scores in scored.items()}
     vocabulary = sorted(lexicon.pronunciations)
-    for damage in arguments.damage:
-        for cost in arguments.garbage_cost:
-            config = TranscriptsConfig(garbage_cost=cost, max_garbage=1.0, max_unknown=1.0)
-            aligner = TranscriptAligner.of(lexicon, tree, config)
-            frames = own_right = right = 0
-            garbage, seconds, failed = 0.0, 0.0, 0
-            for position, scores in scored.items():
-                row = rows[position]
-                graph = alignment_graph(lexicon, tree, truth[row.utterance_id])
-                senones = align(graph, SCALE * scores)
-                own = softmax(scores + trained.log_priors.numpy(), axis=1)
-                hypothesis = heard[row.utterance_id]
-                text = hypothesis.text
-                if damage:
-                    text = damaged(text, damage, vocabulary, position)
-                given = (Hypothesis("r", text, hypothesis.score),)
-                begin, labels = time.process_time(), own.copy()
-                try:
-                    words = aligner.posteriors(given, SCALE * scores, SCALE)
-                    masses = np.bincount(words.frames, words.probabilities, minlength=len(own))
-                    labels *= (1 - 0.9 * masses)[:, np.newaxis]
-                    labels[words.frames, words.senones] += 0.9 * words.probabilities
-                    garbage += float((1 - masses).sum())
-                except UnusableTranscriptError:
-                    failed += 1
-                seconds += time.process_time() - begin
-                frames += len(own)
-                own_right += int((own.argmax(axis=1) == senones).sum())
-                right += int((labels.argmax(axis=1) == senones).sum())
-            found[f"damage {damage:g}, garbage cost {cost:g}"] = {
-                "utterances": len(scored),
-                "failed": failed,
-                "own_right_percent": 100 * own_right / frames,
-                "right_percent": 100 * right / frames,
-                "garbage_percent": 100 * garbage / frames,
-                "x_real_time": 0.03 * frames / seconds,
-            }
+    trials = product(arguments.damage, arguments.garbage_cost, arguments.lattice_agreement)
+    for damage, cost, agreement in trials:
+        config = TranscriptsConfig(garbage_cost=cost, max_garbage=1.0, max_unknown=1.0)
+        aligner = TranscriptAligner.of(lexicon, tree, config)
+        frames = own_right = right = 0
+        garbage, seconds, lost, failed = 0.0, 0.0, 0.0, 0
+        for position, scores in scored.items():
+            row = rows[position]
+            graph = alignment_graph(lexicon, tree, truth[row.utterance_id])
+            senones = align(graph, SCALE * scores)
+            own = softmax(scores + trained.log_priors.numpy(), axis=1)
+            hypothesis = heard[row.utterance_id]
+            text = hypothesis.text
+            if damage:
+                text = damaged(text, damage, vocabulary, position)
+            given = (Hypothesis("r", text, hypothesis.score),)
+            begin, labels = time.process_time(), own.copy()
+            try:
+                words = aligner.posteriors(given, SCALE * scores, SCALE)
+                trust = trust_of_lattice(words, lattices[position], len(own), agreement)
+                masses = np.bincount(words.frames, words.probabilities, minlength=len(own))
+                labels *= (1 - 0.9 * trust * masses)[:, np.newaxis]
+                weights = 0.9 * trust[words.frames] * words.probabilities
+                labels[words.frames, words.senones] += weights
+                garbage += float((1 - masses).sum())
+            except UnusableTranscriptError:
+                failed += 1
+            seconds += time.process_time() - begin
+            frames += len(own)
+            own_right += int((own.argmax(axis=1) == senones).sum())
+            right += int((labels.argmax(axis=1) == senones).sum())
+            right_labels = labels[np.arange(len(own)), senones]
+            lost -= float(np.log(np.maximum(right_labels, LEAST)).sum())
+        found[f"damage {damage:g}, garbage cost {cost:g}, lattice agreement {agreement:g}"] = {
+            "utterances": len(scored),
+            "failed": failed,
+            "own_right_percent": 100 * own_right / frames,
+            "right_percent": 100 * right / frames,
+            "cross_entropy": lost / frames,
+            "garbage_percent": 100 * garbage / frames,
+            "x_real_time": 0.03 * frames / seconds,
+        }
     return found
 
 
@@ -137,6 +156,8 @@ def main() -> None:
     parser.add_argument("--num", type=int, default=24)
     parser.add_argument("--damage", type=float, nargs="*", default=[0.0, 0.2])
     parser.add_argument("--garbage-cost", type=float, nargs="*", default=[3.0, 1000.0])
+    parser.add_argument("--lattice-agreement", type=float, nargs="*", default=[0.0, 0.5, 1.0])
+    parser.add_argument("--model", default=TEACHER)
     print(json.dumps(measure(parser.parse_args()), indent=1))
 
 
