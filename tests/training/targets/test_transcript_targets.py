@@ -27,6 +27,7 @@ from tests.in_process_teacher import in_process, stream_alone
 from tests.small_corpus import serially
 from tests.training.decode.toy_language import senones_of, toy_lexicon
 from tests.training.sequence_training.toy_run import SCALE, TREE, sentence_row
+from tests.training.targets.test_lattice_targets import EVALUATION
 from tests.training.targets.unlabelled_toy_run import (
     BIDIRECTIONAL,
     SHARDS,
@@ -39,12 +40,7 @@ from training.evaluate.stored_graphs import BuiltGraphs
 from training.models.store import load_model
 from training.sequence_training.forward_backward import StatePosteriors, state_posteriors
 from training.sequence_training.lattice_decoder import decode_lattice
-from training.settings.decoding import (
-    EvaluationConfig,
-    FirstPassConfig,
-    LatticeTargetsConfig,
-    TranscriptsConfig,
-)
+from training.settings.decoding import LatticeTargetsConfig, TranscriptsConfig
 from training.targets.lattice_targets import LatticeSearch, search_settings
 from training.targets.teacher import decode_logits, serve_logits, serve_teacher
 from training.targets.transcript_targets import (
@@ -58,13 +54,6 @@ from training.targets.transcript_targets import (
 
 K = 6
 CONFIG = TargetsConfig(K, 60, 3)
-EVALUATION = EvaluationConfig(
-    ngram_order=2,
-    acoustic_scale=SCALE,
-    beam=13.0,
-    max_active=100,
-    first_pass=FirstPassConfig(ngram_order=2, pruning=0.0),
-)
 CERTAIN = TranscriptsConfig(weight=1.0, garbage_cost=1000.0, max_garbage=1.0)
 """Garbage never pays, and the targets are the alignment's alone."""
 

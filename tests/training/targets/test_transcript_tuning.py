@@ -14,6 +14,7 @@ from pipeline.shards import FeatureRow, write_features
 from pipeline.steps.features import WITH_HYPOTHESES
 from tests.small_corpus import serially
 from tests.training.sequence_training.toy_run import SCALE, finish, sentence_row
+from tests.training.targets.test_lattice_targets import EVALUATION
 from tests.training.targets.unlabelled_toy_run import (
     BIDIRECTIONAL,
     feature_row,
@@ -22,7 +23,7 @@ from tests.training.targets.unlabelled_toy_run import (
 from training.evaluate.graph_building import build_graphs
 from training.evaluate.stored_graphs import BuiltGraphs
 from training.evaluate.tuning import recipe_settings
-from training.settings.decoding import EvaluationConfig, LatticeTargetsConfig, TranscriptsConfig
+from training.settings.decoding import LatticeTargetsConfig, TranscriptsConfig
 from training.targets.lattice_targets import LatticeSearch
 from training.targets.transcript_targets import TranscriptPlace
 from training.targets.transcript_tuning import (
@@ -84,9 +85,8 @@ def test_thresholds_are_chosen_as_the_lattices_weigh(tmp_path: Path) -> None:
     place = place_of(tmp_path / "weighed", wrong=False)
     transcripts = place.transcripts
     run = (transcripts.store, transcripts.run_uri)
-    evaluation = EvaluationConfig(ngram_order=2, acoustic_scale=SCALE, beam=13.0, max_active=100)
-    build_graphs(*run, transcripts.corpus_uri, evaluation, (2,))
-    config, settings = LatticeTargetsConfig(), recipe_settings(evaluation)
+    build_graphs(*run, transcripts.corpus_uri, EVALUATION, (2,))
+    config, settings = LatticeTargetsConfig(), recipe_settings(EVALUATION)
     lattices = LatticeSearch(BuiltGraphs.of(*run), settings, config)
     weighed = replace(transcripts, config=replace(CONFIG, lattice_agreement=1.0))
     place = replace(place, transcripts=weighed, lattices=lattices)
