@@ -4,6 +4,7 @@ megahour bootstrap --recipe demo --run runs/demo
 """
 
 from infra.log_lines import log
+from infra.store.object_store import ObjectStore
 from jobs.cli.command_line import Step, StepResults, main
 from jobs.cli.job import Job, require_moments
 from jobs.cli.spark_steps import distribute_on_spark
@@ -21,6 +22,7 @@ from training.align.bootstrap import (
 from training.decode.corpus_lexicon import CorpusLexicon
 from training.decode.lexicon import Lexicon
 from training.evaluate.language_model import LanguageModelFile
+from training.settings.decoding import SpelledText
 from training.settings.recipe import Recipe, check_phones, check_senones
 
 
@@ -53,17 +55,20 @@ def run(job: Job) -> StepResults:
             distribute,
             recipe.alignment.versions,
             rule,
-            _text_words(job, lexicon) if recipe.corpus.num_text_words else NO_WORDS_OF_TEXT,
+            text_words(job.store, job.corpus_uri, recipe.spelled_text, lexicon),
         )
     check_tree(recipe, bootstrapped.manifest)
     return [bootstrapped]
 
 
-def _text_words(job: Job, lexicon: Lexicon) -> TextWords:
+def text_words(
+    store: ObjectStore, corpus_uri: str, settings: SpelledText, lexicon: Lexicon
+) -> TextWords:
     """Choose the most frequent words of the language model's text that the lexicon lacks."""
-    settings = job.recipe.spelled_text
+    if not settings.num_text_words:
+        return NO_WORDS_OF_TEXT
     name = settings.language_model_text
-    file = LanguageModelFile.read(job.store, job.corpus_uri, name)
+    file = LanguageModelFile.read(store, corpus_uri, name)
     counts = file.unknown_words(lexicon.pronunciations)
     words = sorted(counts, key=lambda word: (-counts[word], word))[: settings.num_text_words]
     log(f"{name}: {len(words)} of {len(counts)} words that {LEXICON_FILE} lacks are pronounced too")

@@ -10,13 +10,15 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 
+from infra.store.object_store import join_uri
+from jobs.bootstrap import text_words
 from pipeline.audit.verify import verify_run
 from pipeline.filterbank import NUM_BINS
 from pipeline.records import Tally
 from pipeline.runs.commit import step_context
 from pipeline.runs.engine import LossBudgetExceededError
 from pipeline.runs.ledger import QUARANTINED, read_lines
-from pipeline.runs.manifest import Manifest, read_manifest, read_output
+from pipeline.runs.manifest import Manifest, read_manifest, read_output, sha256
 from pipeline.runs.names import BOOTSTRAP_STEP
 from pipeline.shards import FeatureRow, read_partition
 from tests.small_corpus import serially
@@ -30,11 +32,12 @@ from tests.training.align.labelled_run import (
 )
 from training.align import bootstrap as bootstrap_module
 from training.align import shard_alignment
-from training.align.bootstrap import MS_PER_HOUR, TextWords, bootstrap, draw_places, draw_rows
+from training.align.bootstrap import MS_PER_HOUR, bootstrap, draw_places, draw_rows
 from training.align.labelled import read_lexicon
 from training.align.lda_mllt import CEPSTRA
 from training.align.network_alignment import read_tree
 from training.align.realignment import read_tree_features
+from training.decode.corpus_lexicon import CorpusLexicon
 from training.settings.decoding import BootstrapConfig, SpelledText
 
 LOUD, QUIET = 30, 3
@@ -222,18 +225,23 @@ def test_letters_pronounce_unknown_words(tmp_path: Path) -> None:
 
 
 def test_letters_pronounce_words_of_a_text_too(tmp_path: Path) -> None:
-    """The manifest has the text's digest and the number of words beside their phones."""
+    """The most frequent two that the lexicon lacks; the manifest has the text's digest."""
     place = write_labelled(tmp_path, shards())
-    text = TextWords(SpelledText("lm.txt", 2), ("sees", "backs"), {"language_model_text": "abc"})
+    data = b"sees backs sees\nbees backs sees\n"
+    place[0].put(join_uri(place[2], "lm.txt"), data)
+    lexicon = CorpusLexicon.read(place[0], place[2], "letters").parse()
+    assert "bees" not in lexicon.pronunciations
+    text = text_words(place[0], place[2], SpelledText("lm.txt", 2), lexicon)
     settings = BootstrapConfig(num_iterations=2, max_gaussians=1)
     manifest = bootstrap(
         *place, settings, SMALL_TREE, 0.0, serially, unknown_words="letters", text=text
     ).manifest
-    assert manifest.inputs["language_model_text"] == "abc"
+    assert manifest.inputs["language_model_text"] == sha256(data)
     assert (manifest.config["language_model_text"], manifest.config["num_text_words"]) == (
         "lm.txt",
         2,
     )
+    assert manifest.statistics["made_pronunciations"].keys() == {"sees", "backs"}
     assert {"sees", "backs"} <= read_lexicon(*place, []).parse().pronunciations.keys()
 
 
