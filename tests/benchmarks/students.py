@@ -210,7 +210,7 @@ class Experiment:
             f"baseline.num_epochs={epochs}",
             f"baseline.num_chunked_epochs={epochs - whole}",
         )
-        yield from ("teacher.num_epochs=1", "teacher.num_chunked_epochs=1")
+        yield from ("teacher.ensemble=1", "teacher.num_epochs=1", "teacher.num_chunked_epochs=1")
         yield "sequence_training.student=false"
         # The lexicon may have no word of theirs alone.
         yield "corpus.unknown_words='letters'"
