@@ -13,12 +13,7 @@ from pipeline.runs.manifest import Manifest, sha256, subsets_of_run
 from pipeline.runs.names import DEV, DEV_ALIGNMENT_STEP, LABELLED, LEXICON_FILE, features_step
 from pipeline.steps.selection.buckets import subsets_of
 from pipeline.steps.selection.select import metadata_uri
-from training.align.bootstrap import (
-    NO_WORDS_OF_TEXT,
-    TextWords,
-    bootstrap,
-    check_transcripts,
-)
+from training.align.bootstrap import NO_WORDS_OF_TEXT, TextWords, bootstrap, check_transcripts
 from training.decode.corpus_lexicon import CorpusLexicon
 from training.decode.lexicon import Lexicon
 from training.evaluate.language_model import LanguageModelFile
