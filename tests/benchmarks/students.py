@@ -11,8 +11,12 @@ heard is part of it. All rows take graph, baseline and teacher over from the row
 as it is (--labelled-from). The oracle is a baseline to which the unlabelled speakers are
 transcribed, but for the one of the fewest words; it decodes by the language model that `own` made.
 
-Rows are those that `--rows` names, or all. A command that was cut off continues where it was. What
-is there is printed as a table, with errors pooled over seeds, and written to DIR/EXPERIMENT.json.
+Rows are those that `--rows` names, or all. A command that was cut off continues where it was. A
+row's errors by speaker are written to DIR/seed_N/ROW.jsonl, and a row that has this file is not
+made again: seeds may be made on several days, and their files collected. All rows that every seed
+has are printed as a table, with errors pooled over seeds. Without --kaldi-dir nothing is made:
+
+python -m tests.benchmarks.students recognizer --out DIR
 """
 
 import argparse
@@ -38,7 +42,7 @@ from jobs.run_table import (
     STEPS,
     TRAIN_STUDENT,
 )
-from pipeline.runs.manifest import is_finished, read_manifest, read_output
+from pipeline.runs.manifest import read_manifest, read_output
 from pipeline.runs.names import (
     BASELINE,
     EVALUATION_ERRORS,
@@ -52,7 +56,13 @@ from pipeline.runs.names import (
 from pipeline.sampling import sampling_priority
 from tests.benchmarks.rotation.folds import Corpus, Fold
 from training.evaluate.scores import Estimate, Resamples, SpeakerCounts, resample
-from training.evaluate.word_errors import UtteranceErrors, read_errors, word_errors
+from training.evaluate.word_errors import (
+    UtteranceErrors,
+    WordErrors,
+    read_errors,
+    word_errors,
+    write_errors,
+)
 from training.settings.recipe import Recipe, read_recipe
 
 OWN, ORACLE = "own", "oracle"
@@ -302,15 +312,54 @@ class Experiment:
         words = sum(map(len, references.values()))
         return 100 * sum(each.errors for each in found) / words
 
-    def errors(self, row: Row) -> list[UtteranceErrors] | None:
-        """Return the word errors of the row's models on held-out speech; None before evaluation."""
+    def measure(self, row: Row) -> None:
+        """Write the word errors of the row's models on held-out speech, which its run evaluated."""
         run_uri = self.run(row)
         store = ObjectStore((run_uri,))
-        if not is_finished(store, run_uri, EVALUATION_STEP):
-            return None
         outputs = read_manifest(store, run_uri, EVALUATION_STEP).outputs
         (written,) = [o for o in outputs if Path(o.key).name.startswith(EVALUATION_ERRORS)]
-        return read_errors(read_output(store, run_uri, written))
+        errors = by_speaker(read_errors(read_output(store, run_uri, written)))
+        Measured(self.label_errors(row), errors).write(self.folder / f"{row.name}.jsonl")
+
+
+def by_speaker(utterances: Sequence[UtteranceErrors]) -> list[UtteranceErrors]:
+    """Add up each speaker's utterances, one placement's at a time, under the speaker's id."""
+    found: dict[tuple[str, str], UtteranceErrors] = {}
+    for each in utterances:
+        key = each.speaker_id, each.placement
+        before = found.get(key, replace(each, duration_ms=0, errors={}))
+        errors = {
+            model: before.errors.get(model, WordErrors()) + errors
+            for model, errors in each.errors.items()
+        }
+        duration_ms = before.duration_ms + each.duration_ms
+        name = " ".join(filter(None, key))
+        found[key] = replace(each, utterance_id=name, duration_ms=duration_ms, errors=errors)
+    return list(found.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Measured: the word error rate of a row's labels, percent, and its models' errors by speaker.
+
+    A row without recognizer has no rate. The file has a line for it, and one for each speaker.
+    """
+
+    label_errors: float | None
+    speakers: Sequence[UtteranceErrors]
+
+    @classmethod
+    def read(cls, path: Path) -> "Measured":
+        """Read what `write` wrote."""
+        about, _, errors = path.read_bytes().partition(b"\n")
+        return cls(json.loads(about)["label_errors"], read_errors(errors))
+
+    def write(self, path: Path) -> None:
+        """Write the file, whole or not at all."""
+        about = json.dumps({"label_errors": self.label_errors}).encode()
+        beside = path.with_suffix(".part")
+        beside.write_bytes(about + b"\n" + write_errors(self.speakers))
+        beside.replace(path)
 
 
 def plain(text: str) -> list[str]:
@@ -408,9 +457,9 @@ def parsed() -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("experiment", choices=EXPERIMENTS)
-    parser.add_argument("--kaldi-dir", type=Path, required=True)
+    parser.add_argument("--kaldi-dir", type=Path, help="corpus; without it nothing is made")
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--recipe", required=True)
+    parser.add_argument("--recipe", default="librispeech")
     parser.add_argument("--rows", nargs="+", help="rows to make; own is always made")
     parser.add_argument("--seeds", type=int, nargs="+", default=[17, 18, 19])
     parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE")
@@ -421,6 +470,11 @@ def parsed() -> argparse.Namespace:
     return arguments
 
 
+def seed_folder(out: Path, seed: int) -> Path:
+    """Return where a seed's runs and results are."""
+    return out / f"seed_{seed}"
+
+
 def experiments(arguments: argparse.Namespace) -> list[Experiment]:
     """Return the experiment of each seed."""
     corpus, fold = Corpus(arguments.kaldi_dir), fixed_fold(arguments.kaldi_dir)
@@ -428,7 +482,7 @@ def experiments(arguments: argparse.Namespace) -> list[Experiment]:
         Experiment(
             corpus,
             fold,
-            arguments.out / f"seed_{seed}",
+            seed_folder(arguments.out, seed),
             seed,
             arguments.recipe,
             tuple(arguments.set),
@@ -437,32 +491,34 @@ def experiments(arguments: argparse.Namespace) -> list[Experiment]:
     ]
 
 
-def collected(found: Sequence[Experiment], rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """Return the records of the rows that every seed has evaluated; none without `own`."""
-    by_seed = [{row.name: each.errors(row) for row in rows} for each in found]
-    complete = [row for row in rows if all(errors[row.name] is not None for errors in by_seed)]
-    if OWN not in {row.name for row in complete}:
+def collected(folders: Sequence[Path], names: Sequence[str]) -> list[dict[str, Any]]:
+    """Return the records of the rows that each seed's folder has; none without `own`."""
+    complete = [
+        name for name in names if all((each / f"{name}.jsonl").exists() for each in folders)
+    ]
+    if OWN not in complete:
         return []
-    kept = [{row.name: errors[row.name] or [] for row in complete} for errors in by_seed]
-    labels = {row.name: found[0].label_errors(row) for row in complete}
-    return table(pooled(kept), labels)
+    by_seed = [
+        {name: Measured.read(each / f"{name}.jsonl") for name in complete} for each in folders
+    ]
+    errors = [{name: each.speakers for name, each in rows.items()} for rows in by_seed]
+    labels = {name: each.label_errors for name, each in by_seed[0].items()}
+    return table(pooled(errors), labels)
 
 
 def main() -> None:
     """Make the rows that are asked for, then print all that is there."""
     arguments = parsed()
-    found, rows = experiments(arguments), EXPERIMENTS[arguments.experiment]
+    rows = EXPERIMENTS[arguments.experiment]
     chosen = [row for row in rows if row.name in (OWN, *(arguments.rows or [r.name for r in rows]))]
-    for each in found:
+    for each in experiments(arguments) if arguments.kaldi_dir else ():
         for row in chosen:
-            if each.errors(row) is None:
+            if not (each.folder / f"{row.name}.jsonl").exists():
                 each.write_data(row)
                 subprocess.run(each.command(row), check=True)
-            records = collected(found, rows)
-            (arguments.out / f"{arguments.experiment}.json").write_text(
-                json.dumps(records, indent=1)
-            )
-    print(shown(records))
+                each.measure(row)
+    folders = [seed_folder(arguments.out, seed) for seed in arguments.seeds]
+    print(shown(collected(folders, [row.name for row in rows])))
 
 
 if __name__ == "__main__":

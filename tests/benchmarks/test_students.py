@@ -14,6 +14,9 @@ from tests.benchmarks.students import (
     RATES,
     Damaged,
     Experiment,
+    Measured,
+    by_speaker,
+    collected,
     damaged,
     fixed_fold,
     pooled,
@@ -109,3 +112,21 @@ def test_models_after_smbr_are_held_against_those_after_it() -> None:
     assert found["own_smbr"]["recovery"]["value"] == pytest.approx(50)
     assert found[OWN]["recovery"]["value"] == pytest.approx(50)
     assert "recovery" not in found["baseline_smbr"]
+
+
+def test_files_of_rows_make_the_table_of_their_utterances(tmp_path: Path) -> None:
+    """Errors by speaker suffice for it; a row that one seed lacks is left out."""
+    names = ("a1", "a2", "b1", "c1")
+    own = [utterance(key, baseline=9 - n, teacher=n, student=n + 1) for n, key in enumerate(names)]
+    row = [
+        replace(each, errors={**each.errors, "student": WordErrors(0, 1, 0, 10)}) for each in own
+    ]
+    folders = [tmp_path / "seed_17", tmp_path / "seed_27"]
+    for folder in folders:
+        folder.mkdir()
+        Measured(None, by_speaker(own)).write(folder / "own.jsonl")
+        Measured(6.7, by_speaker(row)).write(folder / "whisper.jsonl")
+    Measured(0.0, by_speaker(row)).write(folders[0] / "reference.jsonl")
+    rows = collected(folders, [OWN, "reference", "whisper"])
+    assert rows == table(pooled([{OWN: own, "whisper": row}] * 2), {"whisper": 6.7})
+    assert collected([*folders, tmp_path], [OWN]) == []

@@ -79,7 +79,8 @@ def measure(arguments: argparse.Namespace) -> dict[str, object]:
     """Return the word errors, and of each damage and garbage cost the labels' right frames."""
     torch.set_num_threads(1)
     run_uri, store = arguments.run, ObjectStore((arguments.run,))
-    lexicon = read_lexicon(store, run_uri, join_uri(run_uri, "corpus"), [BOOTSTRAP_STEP]).parse()
+    stored = read_lexicon(store, run_uri, join_uri(run_uri, "corpus"), [BOOTSTRAP_STEP])
+    lexicon = stored.parse()
     tree, recipe = read_tree(store, run_uri, BOOTSTRAP_STEP), read_recipe(arguments.recipe)
     trained = load_model(store, run_uri, arguments.model, recipe.models.of(arguments.model))
     settings = search_settings(store, run_uri, recipe.evaluation, recipe.targets.lattices)
@@ -106,7 +107,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, object]:
     trials = product(arguments.damage, arguments.garbage_cost, arguments.lattice_agreement)
     for damage, cost, agreement in trials:
         config = TranscriptsConfig(garbage_cost=cost, max_garbage=1.0, max_unknown=1.0)
-        aligner = TranscriptAligner.of(lexicon, tree, config)
+        aligner = TranscriptAligner.of(lexicon, tree, config, stored.unknown_words)
         frames = own_right = right = 0
         garbage, seconds, lost, failed = 0.0, 0.0, 0.0, 0
         for position, scores in scored.items():

@@ -8,13 +8,14 @@ J.-M. Boite 1994). So a wrong word, or one that is missing, bends none of its ne
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count, pairwise
+from types import MappingProxyType
 
 import numpy as np
 from jaxtyping import Float32
 
 from training.decode.const_fst import ARC, ConstFst
 from training.decode.graph import EPSILON, DecodingGraph, senone_graph, word_table
-from training.decode.lexicon import SILENCE_ID, Lexicon
+from training.decode.lexicon import SILENCE_ID, Lexicon, Pronunciation
 from training.decode.senones import Node, SenoneTree, Split
 
 GARBAGE = "<garbage>"
@@ -71,14 +72,22 @@ class Garbage:
         best = scores.max(axis=1, keepdims=True) - np.float32(frame_cost)
         return np.concatenate([scores, best], axis=1)
 
-    def graph(self, slots: Sequence[Slot], opening_cost: float) -> DecodingGraph:
-        """Build HCLG of a transcript; ValueError for words that the lexicon lacks.
+    def graph(
+        self,
+        slots: Sequence[Slot],
+        opening_cost: float,
+        spelled: Mapping[str, Pronunciation] = MappingProxyType({}),
+    ) -> DecodingGraph:
+        """Build HCLG of a transcript; ValueError for words without pronunciation.
 
+        `spelled` are pronunciations of words that the lexicon lacks.
         Between two words, or before the first and after the last, speech may be garbage at
         `opening_cost`, and then slots may be dropped. So each way to drop some is one path.
         """
         words = {word for slot in slots for reading in slot.readings for word in reading}
-        spoken = self.lexicon.restricted_to((*words, GARBAGE))
+        known = self.lexicon.restricted_to((*words - spelled.keys(), GARBAGE)).pronunciations
+        made = {word: (spelled[word],) for word in words & spelled.keys()}
+        spoken = Lexicon({**known, **made})
         table = word_table(spoken)
         ids = {word: number for number, word in enumerate(table)}
 

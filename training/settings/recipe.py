@@ -65,6 +65,7 @@ class CorpusConfig:
     An utterance to align with a word that the lexicon lacks is a ledger row; or the word is SPN, or
     a word of the decoder too, whose letters make a pronunciation. So are `num_text_words` of the
     most frequent other words of `evaluation.language_model_text`, which hypotheses then may have.
+    By their letters words that recognizers heard are aligned, too, else such a word is garbage.
     """
 
     uri: Uri = ""

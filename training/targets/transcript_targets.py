@@ -30,7 +30,8 @@ from pipeline.steps.targets import TeacherInput
 from training.align.labelled import read_lexicon
 from training.align.network_alignment import read_tree
 from training.decode.graph import DecodingGraph
-from training.decode.lexicon import MAX_NAMED, Lexicon
+from training.decode.letter_to_sound import LetterToSound
+from training.decode.lexicon import MAX_NAMED, Lexicon, Pronunciation
 from training.decode.senones import SenoneTree
 from training.decode.transcript_graph import Garbage
 from training.models.store import log_priors
@@ -40,7 +41,12 @@ from training.sequence_training.forward_backward import (
     state_posteriors,
 )
 from training.sequence_training.lattice_decoder import LatticeError, decode_lattice
-from training.settings.decoding import EvaluationConfig, LatticeTargetsConfig, TranscriptsConfig
+from training.settings.decoding import (
+    EvaluationConfig,
+    LatticeTargetsConfig,
+    TranscriptsConfig,
+    UnknownWordsRule,
+)
 from training.targets.lattice_targets import LatticeSearch, Logits, Score, targets_of
 from training.targets.rover import Heard, slot_words
 from training.targets.text_normalization import Normalizer
@@ -82,19 +88,25 @@ class TranscriptAligner:
     garbage: Garbage
     normalizer: Normalizer
     config: TranscriptsConfig
+    letters: LetterToSound | None
 
     @classmethod
     def of(
-        cls, lexicon: Lexicon, tree: SenoneTree, config: TranscriptsConfig
+        cls,
+        lexicon: Lexicon,
+        tree: SenoneTree,
+        config: TranscriptsConfig,
+        unknown_words: UnknownWordsRule = "row",
     ) -> "TranscriptAligner":
-        """Make what all utterances share."""
+        """Make what all utterances share; by the rule "letters" unknown words are pronounced."""
         normalizer = Normalizer(lexicon, config.language)
-        return cls(lexicon, tree, Garbage.beside(lexicon, tree), normalizer, config)
+        letters = LetterToSound.of(lexicon) if unknown_words == "letters" else None
+        return cls(lexicon, tree, Garbage.beside(lexicon, tree), normalizer, config, letters)
 
     @lru_cache(maxsize=4)  # noqa: B019 - an utterance's offsets follow each other
     def graph(self, hypotheses: tuple[Hypothesis, ...]) -> DecodingGraph:
         """Build the graph of some texts; UnusableTranscriptError says why there is none."""
-        config, known = self.config, self.lexicon.pronunciations
+        config, lexicon = self.config, self.lexicon.pronunciations
         read = [(each, self.normalizer(each.text)) for each in hypotheses]
         heard = [
             Heard(readings, confidence_of(each, config)) for each, readings in read if readings
@@ -103,6 +115,9 @@ class TranscriptAligner:
             reason = "empty_transcript" if hypotheses else "no_transcript"
             raise UnusableTranscriptError(reason, f"no word in {len(hypotheses)} transcripts")
         words = slot_words(heard, config.agreement)
+        heard_words = {word for each in words for word in each.words}
+        spelled = self._spelled(heard_words - lexicon.keys())
+        known = {word for word in heard_words if word in lexicon or word in spelled}
         spoken = [each for each in words if any(each.confidences)]
         unknown = [each for each in spoken if not each.has_words_of(known)]
         if len(unknown) > config.max_unknown * len(spoken):
@@ -117,7 +132,18 @@ class TranscriptAligner:
             raise UnusableTranscriptError(
                 "low_confidence", f"no word is trusted to {config.min_confidence:g}"
             )
-        return self.garbage.graph(slots, OPENING_COST)
+        return self.garbage.graph(slots, OPENING_COST, spelled)
+
+    def _spelled(self, words: Iterable[str]) -> dict[str, Pronunciation]:
+        """Pronounce words that the lexicon lacks by their letters, as far as these have sounds."""
+        if self.letters is None:
+            return {}
+        # The normalizer writes them in lower case, and the lexicon's letters may be capitals.
+        found = {
+            word: self.letters.pronounce(word) or self.letters.pronounce(word.upper())
+            for word in words
+        }
+        return {word: phones for word, phones in found.items() if phones}
 
     def posteriors(
         self,
@@ -160,8 +186,9 @@ def confidence_of(hypothesis: Hypothesis, config: TranscriptsConfig) -> float:
 @lru_cache(maxsize=1)
 def open_aligner(place: TranscriptPlace) -> TranscriptAligner:
     """Read this process's lexicon and tree, or return the last ones."""
-    lexicon = read_lexicon(place.store, place.run_uri, place.corpus_uri, [ALIGNMENT_STEP]).parse()
-    return TranscriptAligner.of(lexicon, read_tree(place.store, place.run_uri), place.config)
+    stored = read_lexicon(place.store, place.run_uri, place.corpus_uri, [ALIGNMENT_STEP])
+    tree = read_tree(place.store, place.run_uri)
+    return TranscriptAligner.of(stored.parse(), tree, place.config, stored.unknown_words)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

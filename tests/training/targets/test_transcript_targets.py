@@ -35,12 +35,13 @@ from tests.training.targets.unlabelled_toy_run import (
     write_unlabelled_toy_run,
 )
 from training.decode.graph import alignment_graph
+from training.decode.lexicon import Lexicon
 from training.evaluate.graph_building import build_graphs
 from training.evaluate.stored_graphs import BuiltGraphs
 from training.models.store import load_model
 from training.sequence_training.forward_backward import StatePosteriors, state_posteriors
 from training.sequence_training.lattice_decoder import decode_lattice
-from training.settings.decoding import LatticeTargetsConfig, TranscriptsConfig
+from training.settings.decoding import LatticeTargetsConfig, TranscriptsConfig, UnknownWordsRule
 from training.targets.lattice_targets import LatticeSearch, search_settings
 from training.targets.teacher import decode_logits, serve_logits, serve_teacher
 from training.targets.transcript_targets import (
@@ -205,11 +206,17 @@ def spoken(words: list[str]) -> tuple[np.ndarray, np.ndarray]:
     return scores, np.repeat(np.arange(-1, len(words) + 1), [3 * size for size in sizes])
 
 
-def masses_of(words: list[str], text: str, **settings: Any) -> np.ndarray:
+def masses_of(
+    words: list[str],
+    text: str,
+    lexicon: Lexicon | None = None,
+    rule: UnknownWordsRule = "row",
+    **settings: Any,
+) -> np.ndarray:
     """Return by word, silence at both ends too, how much of its frames the text's words have."""
     scores, numbers = spoken(words)
     config = TranscriptsConfig(max_garbage=1.0, max_unknown=1.0, **settings)
-    aligner = TranscriptAligner.of(toy_lexicon(), TREE, config)
+    aligner = TranscriptAligner.of(lexicon or toy_lexicon(), TREE, config, rule)
     found = aligner.posteriors((Hypothesis("r", text),), scores, 1.0)
     masses = np.bincount(found.frames, found.probabilities, minlength=len(scores))
     return np.array([masses[numbers == each].mean() for each in np.unique(numbers)])
@@ -230,6 +237,18 @@ def test_wrong_words_bend_no_neighbours(text: str, kept: list[float]) -> None:
     found = masses_of(["see", "cab", "sake", "a"], text, garbage_cost=3.0)
     # At a word's edge a phone beside silence, which garbage is for it, may have another senone.
     np.testing.assert_allclose(found, kept, atol=0.35)
+
+
+@pytest.mark.parametrize("spelled", [str, str.upper])
+def test_letters_pronounce_what_recognizers_heard(spelled: Callable[[str], str]) -> None:
+    """By the rule "letters" a word that the lexicon lacks has frames, whatever the case of both."""
+    known = {spelled(word): said for word, said in toy_lexicon().pronunciations.items()}
+    found = {
+        rule: masses_of(["see", "cab", "sake"], "see caab sake", Lexicon(known), rule)
+        for rule in ("row", "letters")
+    }
+    np.testing.assert_allclose(found["row"], [1, 1, 0, 1, 1], atol=0.35)
+    np.testing.assert_allclose(found["letters"], 1, atol=0.01)
 
 
 def test_a_cost_of_garbage_bends_them() -> None:
