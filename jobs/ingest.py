@@ -35,6 +35,7 @@ from jobs.lexicon_sources import put_lexicon
 from jobs.run_table import INGEST
 from jobs.synthesis.corpus import draw_acoustics
 from pipeline.audio.placements import PLACEMENTS, Acoustics
+from pipeline.runs.names import UNLABELLED
 from pipeline.steps.ingestion.ingest_manifests import ingest_manifests
 from pipeline.steps.ingestion.kaldi_directory import (
     UNDETERMINED_LOCALE,
@@ -70,6 +71,10 @@ def _ingest_directory(job: Job) -> StepResults:
     path = Path(job.arguments.kaldi_dir)
     if not path.is_dir():
         raise ValueError(f"--kaldi-dir {path} is not a directory: correct the path")
+    speakers, normalization = path / f"{UNLABELLED}.speakers", job.recipe.models.normalization
+    if not speakers.exists() and normalization != "labelled":
+        remedy = "add it, or set models.normalization = 'labelled' for labelled speech alone"
+        raise ValueError(f"{speakers}: missing, and models.normalization = 'all': {remedy}")
     announce_lexicon(job)
     ingestion = DirectoryIngestion(
         path,
@@ -120,9 +125,10 @@ def draw(seed: int, subsets: Collection[str]) -> dict[str, Acoustics]:
 STEP = Step(
     name=INGEST,
     description="Copy a Kaldi data directory into the store as a corpus of audio objects and "
-    "metadata. Required are wav.scp, text, utt2spk, lexicon.txt, labelled.speakers, "
-    "unlabelled.speakers and heldout.speakers; optional are dev.speakers, utt2placement, utt2time, "
-    "utt2dur, spk2locale, utt2lang, language_model.txt and language_model.arpa, also with .gz. "
+    "metadata. Required are wav.scp, text, utt2spk, lexicon.txt, labelled.speakers and "
+    "heldout.speakers; optional are dev.speakers, utt2placement, utt2time, utt2dur, spk2locale, "
+    "utt2lang, language_model.txt and language_model.arpa, also with .gz. Without "
+    "unlabelled.speakers baseline and teacher alone are trained and scored. "
     "Utterances without a usable record or file become ledger rows. With --placements each "
     "utterance is stored once for each of its placements in simulated rooms, with noise. With "
     "--manifest the audio stays where it is, in S3 or on local paths below corpus.audio_prefixes, "

@@ -9,7 +9,7 @@ python -m tests.benchmarks.students damage --kaldi-dir DIR --recipe recorded --o
 what recognizers heard. Each row is a run, DIR/seed_N/ROW, with a corpus of its own, as what was
 heard is part of it. All rows take graph, baseline and teacher over from the row `own`, the recipe
 as it is (--labelled-from). The oracle is a baseline to which the unlabelled speakers are
-transcribed, but for the one of the fewest words; it decodes by the language model that `own` made.
+transcribed; it decodes by the language model that `own` made.
 
 Rows are those that `--rows` names, or all. A command that was cut off continues where it was. A
 row's errors by speaker are written to DIR/seed_N/ROW.jsonl, and a row that has this file is not
@@ -233,7 +233,8 @@ class Experiment:
     @property
     def transcribed(self) -> Fold:
         """Return the speakers as the oracle hears them."""
-        return self.fold.transcribed(self.corpus.words())
+        fold = self.fold
+        return replace(fold, labelled=(*fold.labelled, *fold.unlabelled), unlabelled=())
 
     def run(self, row: Row) -> str:
         """Return the run of a row."""
@@ -258,9 +259,10 @@ class Experiment:
     def write_data(self, row: Row) -> None:
         """Write the row's data directory; the audio remains where it is."""
         data = self.folder / f"{row.name}_data"
-        self.corpus.write(self.transcribed if row.name == ORACLE else self.fold, data)
-        if not self.fold.dev:
-            (data / "dev.speakers").unlink()
+        fold = self.transcribed if row.name == ORACLE else self.fold
+        self.corpus.write(fold, data)
+        for subset in (name for name, speakers in fold.subsets().items() if not speakers):
+            (data / f"{subset}.speakers").unlink()
         if row.name == ORACLE:
             (made,) = Path(self.run(Row(OWN)), GRAPH_STEP, SCRATCH_FOLDER).glob("*/arpa-*.arpa")
             shutil.copy(made, data / ARPA)

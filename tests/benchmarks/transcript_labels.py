@@ -4,13 +4,15 @@
 `build_graph`. The teacher is the run's `--model`. Word errors of the normalized texts are against a
 Kaldi `text`; frames are compared with the alignment of the true transcripts. With `--damage` a
 share of a text's words is replaced, left out or preceded by another word. The run's own lattices
-weigh frames at each `--lattice-agreement`.
+weigh frames at each `--lattice-agreement`. True words that the lexicon lacks are aligned by their
+letters; those that were heard are garbage, or aligned so too, by each `--unknown-words`.
 """
 
 import argparse
 import json
 import time
-from itertools import product
+from dataclasses import replace
+from itertools import chain, product
 from pathlib import Path
 
 import numpy as np
@@ -78,8 +80,9 @@ def damaged(text: str, share: float, vocabulary: list[str], seed: int) -> str:
 def measure(arguments: argparse.Namespace) -> dict[str, object]:
     """Return the word errors, and of each damage and garbage cost the labels' right frames."""
     torch.set_num_threads(1)
-    run_uri, store = arguments.run, ObjectStore((arguments.run,))
-    stored = read_lexicon(store, run_uri, join_uri(run_uri, "corpus"), [BOOTSTRAP_STEP])
+    run_uri, corpus_uri = arguments.run, arguments.corpus or join_uri(arguments.run, "corpus")
+    store = ObjectStore((run_uri, corpus_uri))
+    stored = read_lexicon(store, run_uri, corpus_uri, [BOOTSTRAP_STEP])
     lexicon = stored.parse()
     tree, recipe = read_tree(store, run_uri, BOOTSTRAP_STEP), read_recipe(arguments.recipe)
     trained = load_model(store, run_uri, arguments.model, recipe.models.of(arguments.model))
@@ -92,27 +95,33 @@ def measure(arguments: argparse.Namespace) -> dict[str, object]:
     }
     spoken = (line.split() for line in Path(arguments.text).read_text().splitlines())
     truth = {name: words for name, *words in spoken}
+    complete = replace(stored, unknown_words="letters").pronounced(chain(*truth.values())).parse()
     found: dict[str, object] = {"normalized": normalized_errors(heard, truth, lexicon)}
     shards = read_manifest(store, run_uri, features_step(UNLABELLED)).outputs
     rows = [
         row
         for shard in shards[:: max(1, len(shards) // 8)]
         for row in read_features(read_output(store, run_uri, shard))
-        if not lexicon.unaligned(truth[row.utterance_id])
+        if not complete.unaligned(truth[row.utterance_id])
     ]
     rows.sort(key=lambda row: sampling_priority(0, row.utterance_id))
     scored = dict(batched_log_likelihoods(rows[: arguments.num], trained, 1.0))
     lattices = {position: own_posteriors(search, scores) for position, scores in scored.items()}
     vocabulary = sorted(lexicon.pronunciations)
-    trials = product(arguments.damage, arguments.garbage_cost, arguments.lattice_agreement)
-    for damage, cost, agreement in trials:
+    trials = product(
+        arguments.damage,
+        arguments.garbage_cost,
+        arguments.lattice_agreement,
+        arguments.unknown_words,
+    )
+    for damage, cost, agreement, rule in trials:
         config = TranscriptsConfig(garbage_cost=cost, max_garbage=1.0, max_unknown=1.0)
-        aligner = TranscriptAligner.of(lexicon, tree, config, stored.unknown_words)
+        aligner = TranscriptAligner.of(lexicon, tree, config, rule)
         frames = own_right = right = 0
         garbage, seconds, lost, failed = 0.0, 0.0, 0.0, 0
         for position, scores in scored.items():
             row = rows[position]
-            graph = alignment_graph(lexicon, tree, truth[row.utterance_id])
+            graph = alignment_graph(complete, tree, truth[row.utterance_id])
             senones = align(graph, SCALE * scores)
             own = softmax(scores + trained.log_priors.numpy(), axis=1)
             hypothesis = heard[row.utterance_id]
@@ -137,7 +146,8 @@ def measure(arguments: argparse.Namespace) -> dict[str, object]:
             right += int((labels.argmax(axis=1) == senones).sum())
             right_labels = labels[np.arange(len(own)), senones]
             lost -= float(np.log(np.maximum(right_labels, LEAST)).sum())
-        found[f"damage {damage:g}, garbage cost {cost:g}, lattice agreement {agreement:g}"] = {
+        name = f"damage {damage:g}, garbage cost {cost:g}, lattice agreement {agreement:g}, {rule}"
+        found[name] = {
             "utterances": len(scored),
             "failed": failed,
             "own_right_percent": 100 * own_right / frames,
@@ -158,7 +168,9 @@ def main() -> None:
     parser.add_argument("--damage", type=float, nargs="*", default=[0.0, 0.2])
     parser.add_argument("--garbage-cost", type=float, nargs="*", default=[3.0, 1000.0])
     parser.add_argument("--lattice-agreement", type=float, nargs="*", default=[0.0, 0.5, 1.0])
+    parser.add_argument("--unknown-words", nargs="*", default=["row", "letters"])
     parser.add_argument("--model", default=TEACHER)
+    parser.add_argument("--corpus", default="", help="URI; default: <run>/corpus")
     print(json.dumps(measure(parser.parse_args()), indent=1))
 
 

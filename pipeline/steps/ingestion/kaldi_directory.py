@@ -1,8 +1,9 @@
 """Copy a Kaldi data directory into the store as a corpus of audio and metadata.
 
-Needed: wav.scp, text, utt2spk, lexicon.txt, {labelled,unlabelled,heldout}.speakers. Optional:
-dev.speakers, utt2placement, utt2time (ISO 8601 with an offset), utt2dur (seconds), spk2locale or
-utt2lang, and language_model.txt and language_model.arpa, also with .gz, which evaluation may use.
+Needed: wav.scp, text, utt2spk, lexicon.txt, labelled.speakers, heldout.speakers. Optional:
+unlabelled.speakers, dev.speakers, utt2placement, utt2time (ISO 8601 with an offset), utt2dur
+(seconds), spk2locale or utt2lang, and language_model.txt and language_model.arpa, also with .gz,
+which evaluation may use.
 
 Utterances may first be simulated in placements. The whole corpus is planned before anything is
 written: metadata objects, audio files, and ledger rows for what cannot be ingested.
@@ -56,12 +57,12 @@ from pipeline.runs.names import (
     AUDIO_FOLDER,
     DEV,
     DEV_SHARE_SETTING,
+    HELDOUT,
     INGEST_STEP,
     LABELLED,
     LANGUAGE_MODEL_FILES,
     LEXICON_FILE,
     METADATA_FOLDER,
-    SUBSETS,
     UNLABELLED,
 )
 from pipeline.sampling import sampling_priority
@@ -253,7 +254,7 @@ def _read_subsets(path: Path, speakers: Collection[str]) -> dict[str, str]:
     subset_of: dict[str, str] = {}
     for subset in ALL_SUBSETS:
         file = path / f"{subset}.speakers"
-        if subset == DEV and not file.exists():
+        if subset in (DEV, UNLABELLED) and not file.exists():
             continue
         lines = (line.strip(" \t\r") for line in _text(file).split("\n"))
         listed = [line for line in lines if line]
@@ -293,7 +294,7 @@ def file_bytes(file: Path) -> bytes:
     try:
         return file.read_bytes().removeprefix(codecs.BOM_UTF8)
     except FileNotFoundError as error:
-        needed = f"text, utt2spk, wav.scp, lexicon.txt, {', '.join(SUBSETS)}.speakers"
+        needed = "text, utt2spk, wav.scp, lexicon.txt, labelled.speakers, heldout.speakers"
         raise ValueError(f"{file}: missing; a data directory needs {needed}") from error
 
 
@@ -365,11 +366,11 @@ class PlannedCopy:
 
     @property
     def records(self) -> dict[str, list[Utterance]]:
-        """The records by subset; a corpus without development speakers has no such subset."""
+        """The records by subset; development and unlabelled speakers need not be there."""
         by_subset: dict[str, list[Utterance]] = {subset: [] for subset in ALL_SUBSETS}
         for audio, record in self.copies:
             by_subset[audio.utterance.subset].append(record)
-        return {s: some for s, some in by_subset.items() if some or s in SUBSETS}
+        return {s: some for s, some in by_subset.items() if some or s in (LABELLED, HELDOUT)}
 
     @property
     def statistics(self) -> dict[str, Any]:

@@ -15,7 +15,9 @@ from pipeline.steps.ingestion.kaldi_directory import (
     plan_copy,
     read_kaldi_directory,
 )
+from tests.job_programs import RunJob
 from tests.jobs.ingestion.conftest import append, copied, write
+from tests.whole_path.processes import TINY
 
 
 def metadata(corpus: Path) -> Iterator[tuple[str, Utterance]]:
@@ -209,3 +211,20 @@ def test_speakers_in_no_list_are_counted(kaldi_dir: Path, tmp_path: Path) -> Non
     summary = copied(kaldi_dir, corpus)
     assert summary.plan.statistics["unlisted"] == 1
     assert len(list(corpus.glob("audio/*/*.flac"))) == 6
+
+
+def test_labelled_speech_alone_needs_no_unlabelled_speakers(
+    run_job: RunJob, kaldi_dir: Path, tmp_path: Path
+) -> None:
+    """Unless its models normalize by those, which is said before anything is stored."""
+    (kaldi_dir / "unlabelled.speakers").unlink()
+    run = tmp_path / "run"
+    given = ("--recipe", str(TINY), "--run", str(run), "--kaldi-dir", str(kaldi_dir))
+    said = run_job("ingest", *given)
+    assert said.code == 1
+    assert "unlabelled.speakers: missing, and models.normalization = 'all': add it, or" in said.err
+    assert not (run / "corpus").exists()
+    said = run_job("ingest", *given, "--set", "models.normalization='labelled'")
+    assert said.code == 0, said.err
+    subsets = {each.name for each in (run / "corpus" / "metadata").iterdir()}
+    assert subsets == {"labelled", "heldout"}
