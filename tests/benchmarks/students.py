@@ -9,7 +9,8 @@ python -m tests.benchmarks.students damage --kaldi-dir DIR --recipe recorded --o
 what recognizers heard. Each row is a run, DIR/seed_N/ROW, with a corpus of its own, as what was
 heard is part of it. All rows take graph, baseline and teacher over from the row `own`, the recipe
 as it is (--labelled-from). The oracle is a baseline to which the unlabelled speakers are
-transcribed; it decodes by the language model that `own` made.
+transcribed, and `train_clean_5` one to which LibriSpeech's of that subset are; both decode by the
+language model that `own` made.
 
 Rows are those that `--rows` names, or all. A command that was cut off continues where it was. A
 row's errors by speaker are written to DIR/seed_N/ROW.jsonl, and a row that has this file is not
@@ -65,7 +66,15 @@ from training.evaluate.word_errors import (
 )
 from training.settings.recipe import Recipe, read_recipe
 
-OWN, ORACLE = "own", "oracle"
+OWN, ORACLE, TRAIN_CLEAN_5 = "own", "oracle", "train_clean_5"
+TEST_CLEAN = "f0121 f1221 f1580 f4970 f5142 f6829 m1089 m1320 m4077 m5105 m5639 m8224"
+TRANSCRIBED = {ORACLE: frozenset[str](), TRAIN_CLEAN_5: frozenset(TEST_CLEAN.split())}
+"""Rows of transcribed speech alone, and the unlabelled speakers that they do without.
+
+Of LibriSpeech's, all but these are of train-clean-5, on whose 28 speakers Kaldi's mini_librispeech
+trains.
+"""
+
 SMBR = sequence_trained("")
 RATES = (0, 5, 10, 20, 30)
 HOURS = (0.5, 1, 2)
@@ -161,6 +170,7 @@ EXPERIMENTS: Mapping[str, tuple[Row, ...]] = {
     "recognizer": (
         Row(OWN),
         Row(ORACLE),
+        Row(TRAIN_CLEAN_5),
         of_transcripts("reference", [Damaged(0)], *UNWEIGHTED),
         of_transcripts("whisper_labels", [Heard("whisper")], *UNWEIGHTED),
         of_transcripts("whisper", [Heard("whisper")]),
@@ -204,17 +214,17 @@ class Experiment:
         shared += ["models.normalization='labelled'"]
         shared += [f"corpus.uri='{self.folder.absolute() / f'{row.name}_corpus'}'"]
         shared += [*self.overrides, *row.overrides]
-        return [*shared, *(self.oracle_settings(shared) if row.name == ORACLE else ())]
+        return [*shared, *(self.of_transcribed(row, shared) if row.name in TRANSCRIBED else ())]
 
-    def oracle_settings(self, shared: Sequence[str]) -> Iterator[str]:
-        """Yield what gives the oracle as many frames as the student, and its teacher few."""
+    def of_transcribed(self, row: Row, shared: Sequence[str]) -> Iterator[str]:
+        """Yield what gives the baseline as many frames as the student has, and its teacher few."""
         student = self.read(shared).student
         num_sub_epochs = student.num_passes * student.num_sub_epochs
         hours = student.num_passes * self.corpus.hours(self.fold.unlabelled)
         hours += (
             num_sub_epochs / student.num_labelled_shares * self.corpus.hours(self.fold.labelled)
         )
-        epochs = round(hours / self.corpus.hours(self.transcribed.labelled))
+        epochs = round(hours / self.corpus.hours(self.fold_of(row).labelled))
         whole = round(epochs * student.num_whole_utterance_sub_epochs / num_sub_epochs)
         yield from (
             f"baseline.num_epochs={epochs}",
@@ -230,11 +240,12 @@ class Experiment:
         """Read the recipe with overrides."""
         return read_recipe(recipe_path(self.recipe), overrides)
 
-    @property
-    def transcribed(self) -> Fold:
-        """Return the speakers as the oracle hears them."""
-        fold = self.fold
-        return replace(fold, labelled=(*fold.labelled, *fold.unlabelled), unlabelled=())
+    def fold_of(self, row: Row) -> Fold:
+        """Return the speakers as a row hears them."""
+        if row.name not in TRANSCRIBED:
+            return self.fold
+        heard = (each for each in self.fold.unlabelled if each not in TRANSCRIBED[row.name])
+        return replace(self.fold, labelled=(*self.fold.labelled, *heard), unlabelled=())
 
     def run(self, row: Row) -> str:
         """Return the run of a row."""
@@ -246,7 +257,7 @@ class Experiment:
         command = [sys.executable, "-m", "jobs.run", "--recipe", self.recipe]
         command += ["--run", self.run(row), "--kaldi-dir", str(data)]
         left_out = {CERTIFY, REPORT}
-        if row.name == ORACLE:
+        if row.name in TRANSCRIBED:
             left_out |= {GENERATE_TARGETS, REPARTITION, TRAIN_STUDENT}
         elif row.name != OWN:
             command += ["--labelled-from", self.run(Row(OWN))]
@@ -259,11 +270,11 @@ class Experiment:
     def write_data(self, row: Row) -> None:
         """Write the row's data directory; the audio remains where it is."""
         data = self.folder / f"{row.name}_data"
-        fold = self.transcribed if row.name == ORACLE else self.fold
+        fold = self.fold_of(row)
         self.corpus.write(fold, data)
         for subset in (name for name, speakers in fold.subsets().items() if not speakers):
             (data / f"{subset}.speakers").unlink()
-        if row.name == ORACLE:
+        if row.name in TRANSCRIBED:
             (made,) = Path(self.run(Row(OWN)), GRAPH_STEP, SCRATCH_FOLDER).glob("*/arpa-*.arpa")
             shutil.copy(made, data / ARPA)
         for each in row.recognizers:
@@ -386,7 +397,7 @@ def pooled(by_seed: Sequence[Mapping[str, Sequence[UtteranceErrors]]]) -> Resamp
         for stage in ("", SMBR):
             of_own = ((OWN, f"{model}{stage}", f"{model}{stage}") for model in (BASELINE, TEACHER))
             of_rows = (
-                (row, f"{BASELINE if row == ORACLE else STUDENT}{stage}", f"{row}{stage}")
+                (row, f"{BASELINE if row in TRANSCRIBED else STUDENT}{stage}", f"{row}{stage}")
                 for row in rows
             )
             columns += [

@@ -6,15 +6,17 @@ from pathlib import Path
 import pytest
 
 from jobs.cli.arguments import recipe_path
-from tests.benchmarks.rotation.folds import Corpus
+from tests.benchmarks.rotation.folds import Corpus, Fold
 from tests.benchmarks.students import (
     EXPERIMENTS,
     ORACLE,
     OWN,
     RATES,
+    TRAIN_CLEAN_5,
     Damaged,
     Experiment,
     Measured,
+    Row,
     by_speaker,
     collected,
     damaged,
@@ -130,3 +132,17 @@ def test_files_of_rows_make_the_table_of_their_utterances(tmp_path: Path) -> Non
     rows = collected(folders, [OWN, "reference", "whisper"])
     assert rows == table(pooled([{OWN: own, "whisper": row}] * 2), {"whisper": 6.7})
     assert collected([*folders, tmp_path], [OWN]) == []
+
+
+def test_rows_of_transcripts_alone_hear_no_untranscribed_speaker(
+    an4_dir: Path, tmp_path: Path
+) -> None:
+    """The oracle hears all, and `train_clean_5` all but LibriSpeech's of test-clean."""
+    fold = Fold(("f1",), ("f0121", "f0019"), ("h1",), ())
+    experiment = replace(of_an4(an4_dir, tmp_path), fold=fold)
+    heard = {name: experiment.fold_of(Row(name)) for name in (OWN, ORACLE, TRAIN_CLEAN_5)}
+    assert heard == {
+        OWN: fold,
+        ORACLE: Fold(("f1", "f0121", "f0019"), (), ("h1",), ()),
+        TRAIN_CLEAN_5: Fold(("f1", "f0019"), (), ("h1",), ()),
+    }
