@@ -35,6 +35,7 @@ from jobs.cli.arguments import (
 )
 from jobs.cli.megahour import CHECK
 from jobs.run_table import (
+    CERTIFY,
     GENERATE_TARGETS,
     INGEST,
     REALIGN,
@@ -44,11 +45,14 @@ from jobs.run_table import (
     TRAIN_STUDENT,
     TRAIN_TEACHER,
 )
-from pipeline.runs.names import EXTENDS, LABELLED_FROM
+from pipeline.runs.names import EXTENDS, LABELLED_FROM, UNLABELLED
 from training.settings.recipe import Recipe, read_recipe
 
 JOBS = Path(__file__).parent
 RUN = "run"
+OF_UNLABELLED = (GENERATE_TARGETS, REPARTITION, TRAIN_STUDENT, CERTIFY)
+UNLABELLED_SPEAKERS = f"{UNLABELLED}.speakers"
+WITHOUT_UNLABELLED = f"the Kaldi directory has no {UNLABELLED_SPEAKERS}"
 EXIT_CODES = (
     "Exit codes: 0 done, 2 bad usage or recipe, 130 interrupted by Ctrl-C, 143 terminated; else "
     "that of the first step that failed, 128 + n where signal n killed it."
@@ -77,12 +81,14 @@ def launches(
     num_target_rounds: int = 1,
     has_own_teacher: bool = False,
     inherits_models: bool = False,
+    is_labelled_alone: bool = False,
 ) -> list[Launch]:
     """Return the steps in order, each with spark-submit, torchrun or Python before it.
 
     `ingested` are ingest's own options; without any the corpus is there. Each round of alignment or
     of targets after the first repeats two or three steps, which then do what has become due. A
-    teacher of the user's own is not trained. A run that `inherits_models` trains the student alone.
+    teacher of the user's own is not trained. A run that `inherits_models` trains the student alone,
+    and one of labelled speech alone trains none.
     """
     prefixes = {
         "python": (sys.executable,),
@@ -105,7 +111,8 @@ def launches(
     ):
         place = steps.index(repeated[-1]) + 1
         steps[place:place] = repeated * (num_rounds - 1)
-    return [found[step] for step in steps]
+    left_out = OF_UNLABELLED if is_labelled_alone else ()
+    return [found[step] for step in steps if step not in left_out]
 
 
 def launches_of(
@@ -123,7 +130,14 @@ def launches_of(
         has_own_teacher=not recipe.num_teachers,
         # A later round's teacher learns from the run's own targets.
         inherits_models=has_base and recipe.targets.rounds == 1,
+        is_labelled_alone=not has_base and lists_labelled_alone(arguments.kaldi_dir),
     )
+
+
+def lists_labelled_alone(kaldi_dir: str | None) -> bool:
+    """Return whether it is a Kaldi data directory without a list of unlabelled speakers."""
+    folder = Path(kaldi_dir or "")
+    return bool(kaldi_dir) and folder.is_dir() and not (folder / UNLABELLED_SPEAKERS).exists()
 
 
 def _torchrun(num_ranks: int) -> tuple[str, ...]:
@@ -159,8 +173,11 @@ def chosen_steps(steps: Sequence[Launch], arguments: argparse.Namespace) -> list
     names = [launch.step for launch in steps]
     for option, name in (("--from", arguments.first), *(("--only", n) for n in arguments.only)):
         if name and name not in names:
-            why = "no speech to ingest" if name == INGEST else "the recipe's teacher is your own"
-            raise ConfigurationError(f"{option} {name}: {why}")
+            whys = {
+                INGEST: "no speech to ingest",
+                TRAIN_TEACHER: "the recipe's teacher is your own",
+            }
+            raise ConfigurationError(f"{option} {name}: {whys.get(name, WITHOUT_UNLABELLED)}")
     first = names.index(arguments.first) if arguments.first else 0
     return [each for each in steps[first:] if not arguments.only or each.step in arguments.only]
 
@@ -277,7 +294,10 @@ def check_and_run(arguments: argparse.Namespace) -> int:
         return code
     recipe = read_recipe(recipe_path(arguments.recipe), arguments.set)
     ingested = given_options(arguments, INGEST_OPTIONS)
-    return run_chosen(launches_of(arguments, recipe, ingested), arguments)
+    steps = launches_of(arguments, recipe, ingested)
+    if TRAIN_STUDENT not in {launch.step for launch in steps}:
+        log(f"{WITHOUT_UNLABELLED}: baseline and teacher alone are trained and scored", RUN)
+    return run_chosen(steps, arguments)
 
 
 def run_chosen(steps: Sequence[Launch], arguments: argparse.Namespace) -> int:

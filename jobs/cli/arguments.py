@@ -156,8 +156,8 @@ def add_source_arguments(parser: argparse.ArgumentParser, *, required: bool) -> 
     source.add_argument(
         KALDI_DIR,
         metavar="DIR",
-        help="Kaldi data directory to copy, with labelled and heldout .speakers, and unlabelled and "
-        "dev .speakers if you have some",
+        help="Kaldi data directory to copy, with labelled.speakers, heldout.speakers, and if you "
+        "have some unlabelled.speakers and dev.speakers",
     )
     add_manifest_arguments(parser, source)
 

@@ -224,7 +224,7 @@ class Experiment:
         hours += (
             num_sub_epochs / student.num_labelled_shares * self.corpus.hours(self.fold.labelled)
         )
-        epochs = round(hours / self.corpus.hours(self.fold_of(row).labelled))
+        epochs = round(hours / self.corpus.hours(self.speakers_of(row).labelled))
         whole = round(epochs * student.num_whole_utterance_sub_epochs / num_sub_epochs)
         yield from (
             f"baseline.num_epochs={epochs}",
@@ -240,7 +240,7 @@ class Experiment:
         """Read the recipe with overrides."""
         return read_recipe(recipe_path(self.recipe), overrides)
 
-    def fold_of(self, row: Row) -> Fold:
+    def speakers_of(self, row: Row) -> Fold:
         """Return the speakers as a row hears them."""
         if row.name not in TRANSCRIBED:
             return self.fold
@@ -270,7 +270,7 @@ class Experiment:
     def write_data(self, row: Row) -> None:
         """Write the row's data directory; the audio remains where it is."""
         data = self.folder / f"{row.name}_data"
-        fold = self.fold_of(row)
+        fold = self.speakers_of(row)
         self.corpus.write(fold, data)
         for subset in (name for name, speakers in fold.subsets().items() if not speakers):
             (data / f"{subset}.speakers").unlink()

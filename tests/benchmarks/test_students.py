@@ -140,7 +140,7 @@ def test_rows_of_transcripts_alone_hear_no_untranscribed_speaker(
     """The oracle hears all, and `train_clean_5` all but LibriSpeech's of test-clean."""
     fold = Fold(("f1",), ("f0121", "f0019"), ("h1",), ())
     experiment = replace(of_an4(an4_dir, tmp_path), fold=fold)
-    heard = {name: experiment.fold_of(Row(name)) for name in (OWN, ORACLE, TRAIN_CLEAN_5)}
+    heard = {name: experiment.speakers_of(Row(name)) for name in (OWN, ORACLE, TRAIN_CLEAN_5)}
     assert heard == {
         OWN: fold,
         ORACLE: Fold(("f1", "f0121", "f0019"), (), ("h1",), ()),

@@ -12,8 +12,16 @@ import pytest
 
 import jobs.run
 from infra.log_lines import LogFormat, begin_log
-from jobs.cli.arguments import INGEST_OPTIONS, add_placement_arguments, given_options
-from jobs.run import Launch, exit_with, launches, run_steps
+from infra.settings import ConfigurationError
+from jobs.cli.arguments import INGEST_OPTIONS, KALDI_DIR, add_placement_arguments, given_options
+from jobs.run import (
+    Launch,
+    chosen_steps,
+    exit_with,
+    launches,
+    lists_labelled_alone,
+    run_steps,
+)
 from tests.training.forked_programs import Program, run_forked
 from training.distributed import rank_launcher
 
@@ -37,6 +45,23 @@ def test_a_run_hands_placements_to_ingest() -> None:
         (ingest, *others) = launches(["--kaldi-dir", "data", *passed], 2, 2)
         assert ingest.arguments == ("--kaldi-dir", "data", *options)
         assert not any("--placements" in each.arguments for each in others)
+
+
+def test_a_directory_of_labelled_speech_alone_has_no_student(tmp_path: Path) -> None:
+    """Without a list of unlabelled speakers all steps before it and the report remain."""
+    assert lists_labelled_alone(str(tmp_path))
+    found = launches([KALDI_DIR, "data"], 2, 2, is_labelled_alone=True)
+    every = [each.step for each in launches([KALDI_DIR, "data"], 2, 2)]
+    assert [each for each in every if each not in {launch.step for launch in found}] == [
+        *("generate_targets", "repartition", "train_student", "certify")
+    ]
+    (tmp_path / "unlabelled.speakers").write_text("ann\n")
+    assert not any(map(lists_labelled_alone, (str(tmp_path), str(tmp_path / "missing"), None)))
+    arguments = argparse.Namespace(first="train_student", only=[])
+    with pytest.raises(
+        ConfigurationError, match=r"--from train_student: .* no unlabelled.speakers"
+    ):
+        chosen_steps(found, arguments)
 
 
 def test_a_training_step_is_started_once_more(tmp_path: Path) -> None:
