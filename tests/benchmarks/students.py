@@ -35,14 +35,8 @@ import numpy as np
 
 from infra.store.object_store import ObjectStore
 from jobs.cli.arguments import recipe_path
-from jobs.run_table import (
-    CERTIFY,
-    GENERATE_TARGETS,
-    REPARTITION,
-    REPORT,
-    STEPS,
-    TRAIN_STUDENT,
-)
+from jobs.run import OF_UNLABELLED
+from jobs.run_table import CERTIFY, REPORT, STEPS
 from pipeline.runs.manifest import read_manifest, read_output
 from pipeline.runs.names import (
     BASELINE,
@@ -258,7 +252,7 @@ class Experiment:
         command += ["--run", self.run(row), "--kaldi-dir", str(data)]
         left_out = {CERTIFY, REPORT}
         if row.name in TRANSCRIBED:
-            left_out |= {GENERATE_TARGETS, REPARTITION, TRAIN_STUDENT}
+            left_out |= {*OF_UNLABELLED}
         elif row.name != OWN:
             command += ["--labelled-from", self.run(Row(OWN))]
         for step in (each for each in STEPS if each not in left_out):
