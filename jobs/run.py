@@ -154,7 +154,7 @@ def run_steps(steps: Sequence[Launch], shared: Sequence[str]) -> int:
     A step that signal n killed has the exit code 128 + n.
     """
     started = time.monotonic()
-    environment = spark_environment() | step_environment()
+    environment = spark_environment()
     for number, launch in enumerate(steps, 1):
         log(f"[{number}/{len(steps)}] {launch.step} ({elapsed_text(started)})", RUN)
         code = run_supervised(launch.command(shared), environment)
@@ -195,10 +195,8 @@ def dry_run(steps: Sequence[Launch], shared: Sequence[str]) -> int:
 
 def step_environment() -> dict[str, str]:
     """Return what a step's processes need in their environment, wherever they are started."""
-    # OpenBLAS's own threads made the bootstrap alignment 30 times slower on two busy cores.
     added = spark_environment()
-    ours = {name: added[name] for name in ("JAVA_HOME", "PATH", "PYSPARK_PYTHON")}
-    return ours | {"OPENBLAS_NUM_THREADS": "1"}
+    return {name: added[name] for name in ("JAVA_HOME", "PATH", "PYSPARK_PYTHON")}
 
 
 def run_supervised(command: Sequence[str], environment: Mapping[str, str]) -> int:

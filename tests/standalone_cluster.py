@@ -156,7 +156,6 @@ def running_cluster(
         "SPARK_DAEMON_JAVA_OPTS": f"{JAVA_OPTIONS} -Dspark.port.maxRetries=0 "
         "-Dspark.master.rest.enabled=false",
         "SPARK_SUBMIT_OPTS": JAVA_OPTIONS,
-        "OPENBLAS_NUM_THREADS": "1",
     }
     # Each executor unpacks its dependencies; its Python workers share the compiled bytecode.
     environment.pop("PYTHONDONTWRITEBYTECODE", None)

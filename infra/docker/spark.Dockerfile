@@ -27,8 +27,7 @@ COPY jobs/*.py /opt/megahour/jobs/
 COPY infra/docker/gpu_addresses.sh /opt/megahour/infra/docker/
 COPY infra/docker/spark_entrypoint.sh /opt/
 ENV JAVA_HOME=/usr/lib/jvm/java-17 \
-    SPARK_HOME=/usr/local/lib/python3.11/site-packages/pyspark \
-    OPENBLAS_NUM_THREADS=1
+    SPARK_HOME=/usr/local/lib/python3.11/site-packages/pyspark
 RUN useradd --uid 185 --create-home spark
 USER 185
 WORKDIR /home/spark

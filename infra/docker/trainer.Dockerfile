@@ -17,8 +17,7 @@ FROM python:3.11-slim-bookworm
 RUN --mount=type=bind,from=build,source=/wheels,target=/wheels \
     pip install --no-cache-dir --no-index /wheels/*.whl
 ENV NVIDIA_VISIBLE_DEVICES=all \
-    NVIDIA_DRIVER_CAPABILITIES=compute,utility \
-    OPENBLAS_NUM_THREADS=1
+    NVIDIA_DRIVER_CAPABILITIES=compute,utility
 RUN useradd --uid 1000 --create-home trainer
 USER 1000
 WORKDIR /home/trainer

@@ -17,8 +17,10 @@ from infra.settings import canonical_json
 from infra.store.object_store import ObjectStore
 from pipeline.kbest import select_kbest, soft_targets
 from pipeline.records import Hypothesis
-from pipeline.runs.manifest import Manifest, read_output
-from pipeline.runs.names import TEACHER
+from pipeline.runs.commit import step_context
+from pipeline.runs.engine import write_manifest
+from pipeline.runs.manifest import Manifest, manifest_uri, read_manifest, read_output
+from pipeline.runs.names import BOOTSTRAP_STEP, TEACHER
 from pipeline.settings import TargetsConfig
 from pipeline.shards import FeatureRow, TargetRow, read_targets
 from pipeline.splicing import splice
@@ -47,7 +49,9 @@ from training.targets.teacher import decode_logits, serve_logits, serve_teacher
 from training.targets.transcript_targets import (
     TranscriptAligner,
     TranscriptPlace,
+    UnusableTranscriptError,
     confidence_of,
+    open_aligner,
     open_transcript_teacher,
     overlap,
     transcript_kbest,
@@ -249,6 +253,20 @@ def test_letters_pronounce_what_recognizers_heard(spelled: Callable[[str], str])
     }
     np.testing.assert_allclose(found["row"], [1, 1, 0, 1, 1], atol=0.35)
     np.testing.assert_allclose(found["letters"], 1, atol=0.01)
+
+
+def test_unknown_words_are_pronounced_as_the_run_does(tmp_path: Path) -> None:
+    """The bootstrap's rule is the targets', too."""
+    store, run_uri, corpus_uri = write_unlabelled_toy_run(tmp_path)
+    bootstrap = read_manifest(store, run_uri, BOOTSTRAP_STEP)
+    Path(manifest_uri(run_uri, BOOTSTRAP_STEP)).unlink()
+    by_letters = replace(bootstrap, config={"unknown_words": "letters"})
+    write_manifest(step_context(store, run_uri, BOOTSTRAP_STEP, {}, {}), by_letters)
+    place = TranscriptPlace(store, run_uri, corpus_uri, replace(CERTAIN, max_unknown=0.0))
+    aligner = open_aligner(place)
+    aligner.graph((Hypothesis("r", "see caab sake", None),))
+    with pytest.raises(UnusableTranscriptError, match="'zebra'"):
+        aligner.graph((Hypothesis("r", "see zebra sake", None),))
 
 
 def test_a_cost_of_garbage_bends_them() -> None:
