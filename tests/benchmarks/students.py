@@ -212,12 +212,15 @@ class Experiment:
 
     def of_transcribed(self, row: Row, shared: Sequence[str]) -> Iterator[str]:
         """Yield what gives the baseline as many frames as the student has, and its teacher few."""
-        student = self.read(shared).student
+        recipe = self.read(shared)
+        student = recipe.student
         num_sub_epochs = student.num_passes * student.num_sub_epochs
         hours = student.num_passes * self.corpus.hours(self.fold.unlabelled)
         hours += (
             num_sub_epochs / student.num_labelled_shares * self.corpus.hours(self.fold.labelled)
         )
+        if student.warm_start == BASELINE:
+            hours += recipe.baseline.num_epochs * self.corpus.hours(self.fold.labelled)
         epochs = round(hours / self.corpus.hours(self.speakers_of(row).labelled))
         whole = round(epochs * student.num_whole_utterance_sub_epochs / num_sub_epochs)
         yield from (
