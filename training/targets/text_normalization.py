@@ -124,6 +124,9 @@ RULES: Mapping[str, LanguageRules] = {
             "§": ["section"],
             "°": ["degrees"],
             "№": ["number"],
+            "½": ["half", "a half", "one half", "and a half"],
+            "¼": ["a quarter", "quarter", "one quarter", "and a quarter"],
+            "¾": ["three quarters", "and three quarters"],
         },
         currencies={
             "$": ("dollar", "dollars", "cent", "cents"),

@@ -17,7 +17,7 @@ PENCE MISTER MISSUS DOCTOR DRIVE SAINT STREET NUMBER PAGE OH ZERO ONE TWO THREE 
 EIGHT NINE TEN ELEVEN TWELVE THIRTEEN FOURTEEN EIGHTEEN NINETEEN TWENTY THIRTY FORTY FIFTY SIXTY
 SIXTIES SEVENTEEN HUNDRED THOUSAND MILLION FIRST SECOND TWENTIETH FOURTEENTH O'CLOCK M B C S U X'S
 DON'T SHE'S DOGS' LOUIS CHAPTER WELL KNOWN NO HELLO 'TIS JOHN'S CAFE POLISH polish TO DOT COM FOR
-EXAMPLE THAT IS
+EXAMPLE THAT IS HALF
 """
 GERMAN = """
 am dritte dritten dritter Mai achtzehn hundert drei zahlte Herr Müller zwei fünfzig Euro und Cent
@@ -67,6 +67,7 @@ WORDS = {name: words.split() for name, words in (("en", ENGLISH), ("de", GERMAN)
         ("en", "007", "ZERO ZERO SEVEN"),
         ("en", "b@c.com", "B AT C COM"),
         ("en", "e.g. 10%", "FOR EXAMPLE TEN PERCENT"),
+        ("en", "½ of 2½", "HALF OF TWO HALF"),
         ("de", "Am 3. Mai 1803", "am dritte Mai achtzehn hundert drei"),
         ("de", "Hr. Müller zahlte 2,50 €", "Herr Müller zahlte zwei Euro und fünfzig Cent"),
         ("de", "DR. MÜLLER: 5 %", "Doktor Müller fünf Prozent"),
@@ -103,6 +104,7 @@ def test_pairs(language: str, text: str, spoken: str) -> None:
         ("en", "Dr.", {"DRIVE"}),
         ("en", "10%", {"TEN PER CENT"}),
         ("en", "XIV", {"THE FOURTEENTH", "FOURTEENTH"}),
+        ("en", "½", {"A HALF", "ONE HALF", "AND A HALF"}),
         ("en", "Polish", {"polish"}),
         ("de", "3.", {"dritten", "dritter", "drei"}),
     ],
