@@ -10,7 +10,7 @@ what recognizers heard. Each row is a run, DIR/seed_N/ROW, with a corpus of its 
 heard is part of it. All rows take graph, baseline and teacher over from the row `own`, the recipe
 as it is (--labelled-from). The oracle is a baseline to which the unlabelled speakers are
 transcribed, and `train_clean_5` one to which LibriSpeech's of that subset are; both decode by the
-language model that `own` made.
+language model that `own` made, and hear its words.
 
 Rows are those that `--rows` names, or all. A command that was cut off continues where it was. A
 row's errors by speaker are written to DIR/seed_N/ROW.jsonl, and a row that has this file is not
@@ -40,9 +40,11 @@ from jobs.run_table import CERTIFY, REPORT, STEPS
 from pipeline.runs.manifest import read_manifest, read_output
 from pipeline.runs.names import (
     BASELINE,
+    BOOTSTRAP_STEP,
     EVALUATION_ERRORS,
     EVALUATION_STEP,
     GRAPH_STEP,
+    LEXICON_FILE,
     SCRATCH_FOLDER,
     STUDENT,
     TEACHER,
@@ -50,6 +52,7 @@ from pipeline.runs.names import (
 )
 from pipeline.sampling import sampling_priority
 from tests.benchmarks.rotation.folds import Corpus, Fold
+from training.align.labelled import MADE_STATISTIC
 from training.evaluate.scores import Estimate, Resamples, SpeakerCounts, resample
 from training.evaluate.word_errors import (
     UtteranceErrors,
@@ -230,7 +233,7 @@ class Experiment:
         yield from ("teacher.ensemble=1", "teacher.num_epochs=1", "teacher.num_chunked_epochs=1")
         yield "sequence_training.student=false"
         # The lexicon may have no word of theirs alone.
-        yield "corpus.unknown_words='letters'"
+        yield from ("corpus.unknown_words='letters'", "corpus.num_text_words=0")
         yield from (f"evaluation.arpa='{ARPA}'", "evaluation.language_model_text=''")
 
     def read(self, overrides: Sequence[str]) -> Recipe:
@@ -274,9 +277,19 @@ class Experiment:
         if row.name in TRANSCRIBED:
             (made,) = Path(self.run(Row(OWN)), GRAPH_STEP, SCRATCH_FOLDER).glob("*/arpa-*.arpa")
             shutil.copy(made, data / ARPA)
+            self.write_lexicon(data)
         for each in row.recognizers:
             lines = [f"{json.dumps(line)}\n" for line in self.lines(each)]
             (data / f"{each.name}.jsonl").write_text("".join(lines))
+
+    def write_lexicon(self, data: Path) -> None:
+        """Write the lexicon with the words that `own` pronounced, which all rows then hear."""
+        run_uri = self.run(Row(OWN))
+        bootstrap = read_manifest(ObjectStore((run_uri,)), run_uri, BOOTSTRAP_STEP)
+        made: Mapping[str, Sequence[str]] = bootstrap.statistics.get(MADE_STATISTIC, {})
+        lines = [f"{word} {' '.join(phones)}\n" for word, phones in made.items()]
+        text = (self.corpus.folder / LEXICON_FILE).read_text().rstrip("\n")
+        (data / LEXICON_FILE).write_text(f"{text}\n{''.join(lines)}")
 
     def lines(self, recognizer: Recognizer) -> list[dict[str, Any]]:
         """Return what a recognizer heard in the unlabelled utterances."""
