@@ -220,7 +220,8 @@ def _language_model_notes(readers: Sequence[Job], lexicon: Lexicon | None) -> It
                 require_within(uri, each.store.allowed_prefixes)
             if uri != name and lexicon is None:  # ingested, and there is no corpus yet
                 continue
-            note = _missing_words(setting, _language_model_file(job, name), lexicon)
+            file = _language_model_file(job, name)
+            note = _missing_words(setting, file, lexicon, job.recipe.corpus.num_text_words)
         except (OSError, StoreError, ValueError) as error:
             raise ConfigurationError(f"{where}: {error}") from error
         if note:
@@ -245,8 +246,13 @@ def _language_model_file(job: Job, name: str) -> LanguageModelFile:
     return LanguageModelFile.read(job.store, job.corpus_uri, name)
 
 
-def _missing_words(setting: str, file: LanguageModelFile, lexicon: Lexicon | None) -> str:
-    """Say which words no hypothesis will have; without a lexicon, only read the file."""
+def _missing_words(
+    setting: str, file: LanguageModelFile, lexicon: Lexicon | None, num_spelled: int
+) -> str:
+    """Say which words no hypothesis will have; without a lexicon, only read the file.
+
+    Letters pronounce `num_spelled` words of a text, its most frequent ones.
+    """
     if lexicon is None:
         if setting == "arpa":
             file.arpa()
@@ -258,8 +264,10 @@ def _missing_words(setting: str, file: LanguageModelFile, lexicon: Lexicon | Non
         missing = file.restricted_arpa(words).num_missing_words
         said = f"{missing} of the {len(words)} words of {LEXICON_FILE} are not in it"
     else:
-        missing = num_unknown(file.sentences(words))
-        said = f"{missing} of its words are not in {LEXICON_FILE}"
+        spelled = file.unknown_words(words).most_common(num_spelled) if num_spelled else []
+        missing = num_unknown(file.sentences(words)) - sum(count for _, count in spelled)
+        nor = f" or among the {len(spelled)} that letters pronounce" if spelled else ""
+        said = f"{missing} of its words are not in {LEXICON_FILE}{nor}"
     return f"{said}, and will be in no hypothesis" if missing else ""
 
 

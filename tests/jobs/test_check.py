@@ -196,14 +196,19 @@ def test_a_language_model_that_evaluation_cannot_use_is_named(
 def test_words_that_no_hypothesis_can_have_are_counted(run_job: RunJob, kaldi_dir: Path) -> None:
     """Of an ARPA and of a text; --quiet says so too, as the run would not know otherwise."""
     (kaldi_dir / "language_model.arpa").write_text(ARPA)
-    (kaldi_dir / "language_model.txt").write_text("A B\nD A\n")
+    (kaldi_dir / "language_model.txt").write_text("A B\nD A\nE D\n")
     directory = ("--kaldi-dir", str(kaldi_dir), "--quiet", "--set")
     said = check(run_job, *directory, "evaluation.arpa='language_model.arpa'")
     assert (said.code, said.out) == (0, "")
     assert "'language_model.arpa': 1 of the 3 words of lexicon.txt are not in it" in said.err
     said = check(run_job, *directory, "evaluation.language_model_text='language_model.txt'")
     assert (said.code, said.out) == (0, "")
-    assert "'language_model.txt': 1 of its words are not in lexicon.txt" in said.err
+    assert "'language_model.txt': 3 of its words are not in lexicon.txt, and" in said.err
+    letters = ("--set", "corpus.unknown_words='letters'", "--set", "corpus.num_text_words=1")
+    said = check(
+        run_job, *directory, "evaluation.language_model_text='language_model.txt'", *letters
+    )
+    assert ": 1 of its words are not in lexicon.txt or among the 1 that letters" in said.err
 
 
 def test_a_language_model_of_another_place_is_read_there(

@@ -101,7 +101,8 @@ class UnknownWords:
         if not self.counts:
             return ""
         if subset == HELDOUT:
-            effect = "they count as errors"
+            by_letters = ", but those that letters pronounce" if rule == "letters" else ""
+            effect = f"they count as errors{by_letters}"
         elif lexicon.unknown:
             effect = f"they are aligned as {lexicon.unknown[0][0]}"
         elif rule == "letters":
