@@ -12,8 +12,6 @@ from dataclasses import dataclass, fields, replace
 from operator import add, attrgetter, sub
 from typing import Generic, Literal, TypeVar
 
-from infra.blas_threads import use_one_blas_thread
-
 FaultKind = Literal["left out", "server lost", "out of memory", "batch failed"]
 
 _MAX_REASON = 300
@@ -175,8 +173,7 @@ class MeasuredFunction(Generic[T, R]):
     report: Callable[[R], object] | None = None
 
     def __call__(self, element: T) -> Measured[R]:
-        """Run the function on `element`, whose products of matrices take one thread."""
-        use_one_blas_thread()
+        """Run the function on `element`."""
         before, started = REQUESTS.total(), time.monotonic()
         FAULTS.take()  # of an attempt that failed
         result = self.function(element)

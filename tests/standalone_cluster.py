@@ -156,6 +156,7 @@ def running_cluster(
         "SPARK_DAEMON_JAVA_OPTS": f"{JAVA_OPTIONS} -Dspark.port.maxRetries=0 "
         "-Dspark.master.rest.enabled=false",
         "SPARK_SUBMIT_OPTS": JAVA_OPTIONS,
+        "OPENBLAS_NUM_THREADS": "2",  # steps and their executors set one
     }
     # Each executor unpacks its dependencies; its Python workers share the compiled bytecode.
     environment.pop("PYTHONDONTWRITEBYTECODE", None)

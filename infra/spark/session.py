@@ -65,6 +65,8 @@ def cluster_settings(cluster: Cluster) -> dict[str, str]:
         # EMR's default would remove idle executors, and ask for others than the cluster file's.
         "spark.dynamicAllocation.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
+        # jobs/__init__.py says why, of the driver and of local workers.
+        "spark.executorEnv.OPENBLAS_NUM_THREADS": "1",
     }
     if cluster.is_local:
         settings |= LOCAL_SETTINGS

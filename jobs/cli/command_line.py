@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NoReturn
 
-from infra.blas_threads import use_one_blas_thread
 from infra.log_lines import begin_log, elapsed_text, log, report_error, separate_standard_error
 from infra.settings import ConfigurationError, printable
 from infra.store.object_store import PrefixError, StoreError, join_uri
@@ -105,7 +104,6 @@ class Step:
             job.store.check(join_uri(job.run_uri, STORE_CHECK_FOLDER))
             begin(job, row.writes(job.recipe))
             log(f"begins: recipe {job.recipe.name}, run {printable(job.run_uri)}")
-        use_one_blas_thread()
         started, before = time.monotonic(), REQUESTS.total()
         try:
             results = self.run(job)

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import sys
 
 import numpy
@@ -14,11 +15,12 @@ from infra.spark.session import run_tasks, spark_session
 
 
 def import_places(_: int) -> list[str]:
-    """Return the files of our packages and of NumPy, and this process's Python."""
+    """Return the files of our packages and of NumPy, OpenBLAS's threads, and the Python."""
     from pipeline.steps import features  # noqa: PLC0415
 
     modules = (pipeline, infra, features, numpy)
-    return [*(str(module.__file__) for module in modules), sys.executable]
+    threads = os.environ["OPENBLAS_NUM_THREADS"]
+    return [*(str(module.__file__) for module in modules), threads, sys.executable]
 
 
 def main() -> None:

@@ -51,7 +51,8 @@ def test_driver_and_executors_run_from_the_package(setting: Setting) -> None:
     found = json.loads(log.read_text().splitlines()[-1])
     code = Path(setting.steps.package.code)
     assert all(place.startswith(f"{code}/") for place in found["driver"])
-    for *ours, numpy, python in found["tasks"]:
+    for *ours, numpy, threads, python in found["tasks"]:
+        assert threads == "1", "whatever its host has"
         assert all(f"/{code.name}/" in place for place in ours)
         assert re.search(r"/worker-\d/app-[^/]+/\d+/dependencies/numpy/", numpy)
         assert Path(python).is_relative_to(setting.steps.folder / "bare")

@@ -30,11 +30,12 @@ class TorchrunJob:
         torchrun = ["-m", "torch.distributed.run", "--standalone", "--max-restarts", "3"]
         job = [str(program), "--recipe", str(TINY), "--run", run_uri, *options]
         ranks = ["--nproc-per-node", str(NUM_RANKS), "--"]
+        one_thread = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
         with log.open("ab") as output:
             process = subprocess.Popen(
                 [sys.executable, *torchrun, *ranks, *job],
                 cwd=REPOSITORY,
-                env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)},
+                env=os.environ | one_thread | {"PYTHONPATH": str(REPOSITORY)},
                 stdout=output,
                 stderr=output,
             )
