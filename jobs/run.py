@@ -193,12 +193,6 @@ def dry_run(steps: Sequence[Launch], shared: Sequence[str]) -> int:
     return max(codes, default=0)
 
 
-def step_environment() -> dict[str, str]:
-    """Return what a step's processes need in their environment, wherever they are started."""
-    added = spark_environment()
-    return {name: added[name] for name in ("JAVA_HOME", "PATH", "PYSPARK_PYTHON")}
-
-
 def run_supervised(command: Sequence[str], environment: Mapping[str, str]) -> int:
     """Run a command, all of whose processes end when this one ends, however it ends."""
     # In a group of its own, it survives a SIGKILL of this one's.

@@ -15,6 +15,7 @@ from pathlib import Path
 from infra.platforms.accounts import load_account
 from infra.platforms.emr import Emr
 from infra.settings import ConfigurationError, printable
+from infra.spark.session import spark_environment
 from infra.store.object_store import StoreError
 from infra.store.uris import normalize_uri
 from infra.supervisor import CALLER, command_of
@@ -37,7 +38,7 @@ from jobs.cli.arguments import (
 )
 from jobs.cli.command_line import fail
 from jobs.cli.job import require_prefixes, require_takeover
-from jobs.run import JOBS, Launch, launches_of, shared_arguments, step_environment
+from jobs.run import JOBS, Launch, launches_of, shared_arguments
 from jobs.run_table import INGEST, STEPS, due_steps, written, written_steps
 from pipeline.runs.increment import require_beside
 from pipeline.runs.manifest import manifest_uri
@@ -156,13 +157,14 @@ def describe(arguments: argparse.Namespace) -> dict[str, object]:
     own = step_clusters(arguments.step_cluster).items()
     arguments.step_cluster = [f"{step}={_resolved(file)}" for step, file in own]
     steps = [vars(each) for each in workflow_steps(arguments, recipe)]
+    added = spark_environment()
     return {
         "name": arguments.name,
         "schedule": arguments.schedule,
         "start_date": arguments.start_date,
         "retries": arguments.retries,
         "retry_delay_s": arguments.retry_delay_s,
-        "environment": step_environment(),
+        "environment": {name: added[name] for name in ("JAVA_HOME", "PATH", "PYSPARK_PYTHON")},
         "steps": steps,
     }
 
