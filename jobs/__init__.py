@@ -26,12 +26,12 @@ def hidden_package(names: tuple[str, ...] = _LOWER_LAYERS) -> str:
     return ""
 
 
-# Before NumPy is imported, here and in Spark's local workers: OpenBLAS's threads would add in an
-# order that depends on the host's cores, and so would the tree's last bits and all that learns from
-# it. They also made the bootstrap alignment 30 times slower on two busy cores.
-os.environ["OPENBLAS_NUM_THREADS"] = "1"
-
 # Before the first import of these packages, whose error would name a module of megahour alone.
 if _hidden := hidden_package():
     print(f"megahour: {_hidden}", file=sys.stderr)
     raise SystemExit(2)
+
+# Before NumPy is imported, here and in Spark's local workers.
+from infra.blas_threads import use_one_thread  # noqa: E402 - once it is known that infra is ours
+
+use_one_thread()

@@ -24,6 +24,7 @@ from pyspark.accumulators import AddingAccumulatorParam
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
+from infra.blas_threads import ONE_THREAD
 from infra.cluster import Cluster, require_dependencies
 from infra.log_lines import progress_bar
 from infra.settings import mebibytes
@@ -65,9 +66,8 @@ def cluster_settings(cluster: Cluster) -> dict[str, str]:
         # EMR's default would remove idle executors, and ask for others than the cluster file's.
         "spark.dynamicAllocation.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
-        # jobs/__init__.py says why, of the driver and of local workers.
-        "spark.executorEnv.OPENBLAS_NUM_THREADS": "1",
     }
+    settings |= {f"spark.executorEnv.{name}": value for name, value in ONE_THREAD.items()}
     if cluster.is_local:
         settings |= LOCAL_SETTINGS
         if folder := temporary_folder():
