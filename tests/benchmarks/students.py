@@ -78,7 +78,9 @@ HOURS = (0.5, 1, 2)
 SEEDED = ("aligner", "baseline", "teacher", "student", "targets")
 ARPA = "language_model.arpa"
 
-TRANSCRIPTS = "targets.source='transcripts'"
+TRANSCRIPTS = ("targets.source='transcripts'", "targets.rounds=1")
+"""A model of these targets would align the same words again."""
+
 UNWEIGHTED = (
     "targets.transcripts.tuned=false",
     "targets.transcripts.weight=1.0",
@@ -144,7 +146,7 @@ class Row:
 
 def of_transcripts(name: str, recognizers: Sequence[Recognizer], *overrides: str) -> Row:
     """Return the row of a student of transcripts."""
-    return Row(name, tuple(recognizers), (TRANSCRIPTS, *overrides))
+    return Row(name, tuple(recognizers), (*TRANSCRIPTS, *overrides))
 
 
 EXPERIMENTS: Mapping[str, tuple[Row, ...]] = {
