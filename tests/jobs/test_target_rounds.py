@@ -123,16 +123,6 @@ def test_the_sibling_learns_as_the_student_does() -> None:
     assert sibling.model == teacher_fit(recipe).model != student.model
 
 
-def test_a_sibling_begins_as_the_teacher_whose_targets_it_learns_of() -> None:
-    """Where the student begins as the baseline; a teacher of the user's own may have any form."""
-    warm = ["targets.rounds=3", "student.warm_start='baseline'"]
-    fits = sibling_fits(read_recipe(str(TINY), [*warm, "teacher.ensemble=2"]))
-    assert [each.warm_start for each in fits] == [TEACHER, "teacher_2", SIBLING, f"{SIBLING}_2"]
-    assert model_step("teacher_2") in fits[1].inputs
-    own = read_recipe(str(TINY), [*warm, "targets.teacher.factory='mine:teacher'"])
-    assert [each.warm_start for each in sibling_fits(own)] == ["none", "none"]
-
-
 def test_an_ensemble_labels_each_round() -> None:
     """A later round has as many siblings, of the student's seed and the next ones; else alike."""
     several = ["targets.rounds=3", "teacher.ensemble=2", f"student.seed={2**64 - 1}"]

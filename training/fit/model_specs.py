@@ -229,7 +229,6 @@ def sibling_fit(recipe: Recipe, earlier: TargetsRound, number: int = 1) -> Fit:
     """Describe the student's bidirectional sibling, which labels in the round after `earlier`.
 
     It has the teacher's form and trainer, and learns as the student does, from earlier targets.
-    Where the student begins as a model of the run, it begins as the teacher that labelled these.
     Sibling `number` of an ensemble, from 1 on, is that of another seed.
     """
     config = replace(
@@ -237,17 +236,14 @@ def sibling_fit(recipe: Recipe, earlier: TargetsRound, number: int = 1) -> Fit:
         seed=(recipe.student.seed + number - 1) % 2**64,
         trainer=recipe.teacher.trainer,
         model_parallel_ranks=1,
-        # A teacher of the user's own may have any form.
-        warm_start=recipe.student.warm_start if recipe.num_teachers else "none",
+        # No earlier model of the run is of its form and has learnt from these targets.
+        warm_start="none",
     )
-    fit = student_fit(replace(recipe, student=config))
-    names = teachers(number) if earlier.number == 1 else earlier.siblings(number)
     return replace(
-        fit,
+        student_fit(replace(recipe, student=config)),
         name=TargetsRound(earlier.number + 1, earlier.total).siblings(number)[-1],
         model=recipe.models.teacher,
         unlabelled=earlier.partitions,
-        warm_start="none" if fit.warm_start == "none" else names[-1],
     )
 
 

@@ -375,9 +375,8 @@ class LabellingConfig(TargetsConfig):
     """LabellingConfig: targets of the teacher's logits alone, or of lattices or transcripts too.
 
     In each of the `rounds` after the first, a model of the teacher's form, trained on the targets
-    of the round before as the student is, labels again. With a `warm_start` of the student it
-    begins as the teacher before. The first round's `teacher` is the run's own, or functions of the
-    user's.
+    of the round before as the student is, labels again. The first round's `teacher` is the run's
+    own, or functions of the user's.
     """
 
     source: Literal["logits", "lattice", "transcripts"] = "logits"
