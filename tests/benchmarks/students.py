@@ -36,7 +36,7 @@ import numpy as np
 from infra.store.object_store import ObjectStore
 from jobs.cli.arguments import recipe_path
 from jobs.run import OF_UNLABELLED
-from jobs.run_table import CERTIFY, REPORT, STEPS
+from jobs.run_table import CERTIFY, EVALUATE, REPORT, STEPS
 from pipeline.runs.manifest import read_manifest, read_output
 from pipeline.runs.names import (
     BASELINE,
@@ -77,6 +77,13 @@ RATES = (0, 5, 10, 20, 30)
 HOURS = (0.5, 1, 2)
 SEEDED = ("aligner", "baseline", "teacher", "student", "targets")
 ARPA = "language_model.arpa"
+
+FEW_MODELS = (
+    "sequence_training.baseline=false",
+    "sequence_training.teacher=false",
+    "teacher.ensemble=1",
+)
+"""An evaluation by these settings decodes a student, baseline and first teacher."""
 
 TRANSCRIPTS = ("targets.source='transcripts'", "targets.rounds=1")
 """A model of these targets would align the same words again."""
@@ -233,7 +240,7 @@ class Experiment:
             f"baseline.num_chunked_epochs={epochs - whole}",
         )
         yield from ("teacher.ensemble=1", "teacher.num_epochs=1", "teacher.num_chunked_epochs=1")
-        yield "sequence_training.student=false"
+        yield from ("sequence_training.teacher=false", "sequence_training.student=false")
         # The lexicon may have no word of theirs alone.
         yield from ("corpus.unknown_words='letters'", "corpus.num_text_words=0")
         yield from (f"evaluation.arpa='{ARPA}'", "evaluation.language_model_text=''")
@@ -253,21 +260,33 @@ class Experiment:
         """Return the run of a row."""
         return str(self.folder / row.name)
 
-    def command(self, row: Row) -> list[str]:
-        """Return the command that makes or resumes the row's run."""
+    def commands(self, row: Row) -> Iterator[list[str]]:
+        """Yield the commands that make or resume the row's run.
+
+        Where models are taken over, no others than FEW_MODELS are decoded: the table has the
+        errors of the row `own` for all but the student.
+        """
+        steps = [each for each in STEPS if each not in {CERTIFY, REPORT}]
+        if row.name in TRANSCRIBED:
+            yield self.command(row, [each for each in steps if each not in OF_UNLABELLED])
+        elif row.name == OWN:
+            yield self.command(row, steps)
+        else:
+            base = ["--labelled-from", self.run(Row(OWN))]
+            yield self.command(row, [each for each in steps if each != EVALUATE], *base)
+            few = [part for each in FEW_MODELS for part in ("--set", each)]
+            yield self.command(row, [EVALUATE], *base, *few)
+
+    def command(self, row: Row, steps: Sequence[str], *options: str) -> list[str]:
+        """Return the command that runs some steps of the row's run."""
         data = self.folder / f"{row.name}_data"
         command = [sys.executable, "-m", "jobs.run", "--recipe", self.recipe]
         command += ["--run", self.run(row), "--kaldi-dir", str(data)]
-        left_out = {CERTIFY, REPORT}
-        if row.name in TRANSCRIBED:
-            left_out |= {*OF_UNLABELLED}
-        elif row.name != OWN:
-            command += ["--labelled-from", self.run(Row(OWN))]
-        for step in (each for each in STEPS if each not in left_out):
-            command += ["--only", step]
+        command += [part for each in steps for part in ("--only", each)]
         for each in row.recognizers:
             command += ["--transcripts", f"{each.name}={data / each.name}.jsonl"]
-        return command + [part for each in self.settings(row) for part in ("--set", each)]
+        settings = [part for each in self.settings(row) for part in ("--set", each)]
+        return [*command, *settings, *options]
 
     def write_data(self, row: Row) -> None:
         """Write the row's data directory; the audio remains where it is."""
@@ -540,7 +559,8 @@ def main() -> None:
         for row in chosen:
             if not (each.folder / f"{row.name}.jsonl").exists():
                 each.write_data(row)
-                subprocess.run(each.command(row), check=True)
+                for command in each.commands(row):
+                    subprocess.run(command, check=True)
                 each.measure(row)
     folders = [seed_folder(arguments.out, seed) for seed in arguments.seeds]
     print(shown(collected(folders, [row.name for row in rows])))
