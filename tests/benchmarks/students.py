@@ -10,12 +10,14 @@ what recognizers heard. Each row is a run, DIR/seed_N/ROW, with a corpus of its 
 heard is part of it. All rows take graph, baseline and teacher over from the row `own`, the recipe
 as it is (--labelled-from). The oracle is a baseline to which the unlabelled speakers are
 transcribed, and `train_clean_5` one to which LibriSpeech's of that subset are; both decode by the
-language model that `own` made, and hear its words.
+language model that `own` made, and hear its words. By `--placements` each utterance is in several
+simulated rooms; `--every 3` keeps a third of each speaker's utterances.
 
 Rows are those that `--rows` names, or all. A command that was cut off continues where it was. A
 row's errors by speaker are written to DIR/seed_N/ROW.jsonl, and a row that has this file is not
 made again: seeds may be made on several days, and their files collected. All rows that every seed
-has are printed as a table, with errors pooled over seeds. Without --kaldi-dir nothing is made:
+has are printed as a table, with errors pooled over seeds, and where there are placements as one of
+each. Without --kaldi-dir nothing is made:
 
 python -m tests.benchmarks.students recognizer --out DIR
 """
@@ -34,7 +36,7 @@ from typing import Any
 import numpy as np
 
 from infra.store.object_store import ObjectStore
-from jobs.cli.arguments import recipe_path
+from jobs.cli.arguments import TRAINING_PLACEMENTS, recipe_path
 from jobs.run import OF_UNLABELLED
 from jobs.run_table import CERTIFY, EVALUATE, REPORT, STEPS
 from pipeline.runs.manifest import read_manifest, read_output
@@ -77,6 +79,7 @@ RATES = (0, 5, 10, 20, 30)
 HOURS = (0.5, 1, 2)
 SEEDED = ("aligner", "baseline", "teacher", "student", "targets")
 ARPA = "language_model.arpa"
+ALL = "all"
 
 FEW_MODELS = (
     "sequence_training.baseline=false",
@@ -213,6 +216,7 @@ class Experiment:
     seed: int
     recipe: str
     overrides: tuple[str, ...]
+    placements: str = ""
 
     def settings(self, row: Row) -> list[str]:
         """Return the overrides of a row."""
@@ -282,6 +286,7 @@ class Experiment:
         data = self.folder / f"{row.name}_data"
         command = [sys.executable, "-m", "jobs.run", "--recipe", self.recipe]
         command += ["--run", self.run(row), "--kaldi-dir", str(data)]
+        command += [TRAINING_PLACEMENTS, self.placements] if self.placements else []
         command += [part for each in steps for part in ("--only", each)]
         for each in row.recognizers:
             command += ["--transcripts", f"{each.name}={data / each.name}.jsonl"]
@@ -506,6 +511,8 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--recipe", default="librispeech")
     parser.add_argument("--rows", nargs="+", help="rows to make; own is always made")
     parser.add_argument("--seeds", type=int, nargs="+", default=[17, 18, 19])
+    parser.add_argument("--every", type=int, default=1, metavar="N", help="of N utterances keep 1")
+    parser.add_argument(TRAINING_PLACEMENTS, default="", metavar="NAMES", help="as of ingest")
     parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE")
     arguments = parser.parse_args()
     known = [row.name for row in EXPERIMENTS[arguments.experiment]]
@@ -521,7 +528,8 @@ def seed_folder(out: Path, seed: int) -> Path:
 
 def experiments(arguments: argparse.Namespace) -> list[Experiment]:
     """Return the experiment of each seed."""
-    corpus, fold = Corpus(arguments.kaldi_dir), fixed_fold(arguments.kaldi_dir)
+    corpus = Corpus(arguments.kaldi_dir, arguments.every)
+    fold = fixed_fold(arguments.kaldi_dir)
     return [
         Experiment(
             corpus,
@@ -530,24 +538,38 @@ def experiments(arguments: argparse.Namespace) -> list[Experiment]:
             seed,
             arguments.recipe,
             tuple(arguments.set),
+            arguments.placements,
         )
         for seed in arguments.seeds
     ]
 
 
-def collected(folders: Sequence[Path], names: Sequence[str]) -> list[dict[str, Any]]:
-    """Return the records of the rows that each seed's folder has; none without `own`."""
+def collected(folders: Sequence[Path], names: Sequence[str]) -> dict[str, list[dict[str, Any]]]:
+    """Return the records of the rows that each seed's folder has; none without `own`.
+
+    They are those of ALL utterances, and by placement where there are several.
+    """
     complete = [
         name for name in names if all((each / f"{name}.jsonl").exists() for each in folders)
     ]
     if OWN not in complete:
-        return []
+        return {}
     by_seed = [
         {name: Measured.read(each / f"{name}.jsonl") for name in complete} for each in folders
     ]
-    errors = [{name: each.speakers for name, each in rows.items()} for rows in by_seed]
     labels = {name: each.label_errors for name, each in by_seed[0].items()}
-    return table(pooled(errors), labels)
+    placements = sorted({each.placement for each in by_seed[0][OWN].speakers})
+    found = {}
+    for placement in (ALL, *placements) if len(placements) > 1 else (ALL,):
+        errors = [
+            {
+                name: [each for each in row.speakers if placement in (ALL, each.placement)]
+                for name, row in rows.items()
+            }
+            for rows in by_seed
+        ]
+        found[placement] = table(pooled(errors), labels)
+    return found
 
 
 def main() -> None:
@@ -563,7 +585,8 @@ def main() -> None:
                     subprocess.run(command, check=True)
                 each.measure(row)
     folders = [seed_folder(arguments.out, seed) for seed in arguments.seeds]
-    print(shown(collected(folders, [row.name for row in rows])))
+    for placement, records in collected(folders, [row.name for row in rows]).items():
+        print(f"\n{placement}\n\n{shown(records)}")
 
 
 if __name__ == "__main__":

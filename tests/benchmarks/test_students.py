@@ -8,6 +8,7 @@ import pytest
 from jobs.cli.arguments import recipe_path
 from tests.benchmarks.rotation.folds import Corpus, Fold
 from tests.benchmarks.students import (
+    ALL,
     EXPERIMENTS,
     ORACLE,
     OWN,
@@ -21,6 +22,7 @@ from tests.benchmarks.students import (
     collected,
     damaged,
     fixed_fold,
+    lexicon_words,
     pooled,
     shown,
     table,
@@ -130,8 +132,34 @@ def test_files_of_rows_make_the_table_of_their_utterances(tmp_path: Path) -> Non
         Measured(6.7, by_speaker(row)).write(folder / "whisper.jsonl")
     Measured(0.0, by_speaker(row)).write(folders[0] / "reference.jsonl")
     rows = collected(folders, [OWN, "reference", "whisper"])
-    assert rows == table(pooled([{OWN: own, "whisper": row}] * 2), {"whisper": 6.7})
-    assert collected([*folders, tmp_path], [OWN]) == []
+    assert rows == {ALL: table(pooled([{OWN: own, "whisper": row}] * 2), {"whisper": 6.7})}
+    assert collected([*folders, tmp_path], [OWN]) == {}
+
+
+def test_each_placement_has_a_table(tmp_path: Path) -> None:
+    """Of a speaker's utterances it counts those there, and the first one counts all."""
+    clean = [utterance("a1", baseline=4, teacher=4, student=2)]
+    far = [replace(utterance("a2", baseline=8, teacher=8, student=6), placement="DP5")]
+    Measured(None, by_speaker([*clean, *far])).write(tmp_path / "own.jsonl")
+    found = collected([tmp_path], [OWN])
+    assert found[ALL] == table(pooled([{OWN: [*clean, *far]}]), {})
+    assert found["DP5"] == table(pooled([{OWN: far}]), {})
+    assert list(found) == [ALL, "", "DP5"]
+
+
+def test_a_third_of_the_corpus_has_each_speaker(an4_dir: Path, tmp_path: Path) -> None:
+    """The first of three utterances, with its text and its audio; the lexicon is whole."""
+    whole, third = Corpus(an4_dir), Corpus(an4_dir, every=3)
+    third.write(fixed_fold(an4_dir), tmp_path)
+    written = Corpus(tmp_path)
+    assert written.speakers == whole.speakers
+    assert written.text_of.items() < whole.text_of.items()
+    assert written.path_of.items() < whole.path_of.items()
+    for speaker in whole.speakers:
+        keys = [key for key, name in whole.speaker_of.items() if name == speaker]
+        kept = [key for key, name in written.speaker_of.items() if name == speaker]
+        assert kept == keys[::3]
+    assert lexicon_words(written) == lexicon_words(whole)
 
 
 def test_rows_of_transcripts_alone_hear_no_untranscribed_speaker(

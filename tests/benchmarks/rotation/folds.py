@@ -6,13 +6,14 @@ are for development: their transcripts choose acoustic scales, and enter no mode
 unlabelled; their transcripts are read by no step but the oracle's.
 """
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import soundfile
 
-from pipeline.runs.names import LANGUAGE_MODEL_FILES
+from pipeline.runs.names import LANGUAGE_MODEL_FILES, LEXICON_FILE
 from pipeline.sampling import sampling_priority
 
 NUM_FOLDS = 6
@@ -62,15 +63,22 @@ def fold_of(speakers: Sequence[str], number: int) -> Fold:
 
 
 class Corpus:
-    """Corpus reads the tables of a Kaldi data directory, and writes it with other subsets."""
+    """Corpus reads the tables of a Kaldi data directory, and writes it with other subsets.
 
-    def __init__(self, folder: Path) -> None:
+    Of each speaker it has every n-th utterance, from the first on.
+    """
+
+    def __init__(self, folder: Path, every: int = 1) -> None:
         self.folder = folder
-        self.speaker_of = self._table("utt2spk")
-        self.text_of = {key: text.split() for key, text in self._table("text").items()}
-        self.path_of = {
-            key: (folder / path).resolve() for key, path in self._table("wav.scp").items()
+        keys_of: dict[str, list[str]] = defaultdict(list)
+        for key, speaker in self._table("utt2spk").items():
+            keys_of[speaker].append(key)
+        self.speaker_of = {
+            key: speaker for speaker, keys in keys_of.items() for key in keys[::every]
         }
+        texts, paths = self._table("text"), self._table("wav.scp")
+        self.text_of = {key: texts[key].split() for key in self.speaker_of}
+        self.path_of = {key: (folder / paths[key]).resolve() for key in self.speaker_of}
         self.speakers = tuple(sorted(set(self.speaker_of.values())))
 
     def words(self) -> dict[str, int]:
@@ -88,13 +96,17 @@ class Corpus:
     def write(self, fold: Fold, folder: Path) -> None:
         """Write the data directory of a fold; the audio remains where it is."""
         folder.mkdir(parents=True, exist_ok=True)
-        for name in ("text", "utt2spk", "lexicon.txt"):
-            (folder / name).write_bytes((self.folder / name).read_bytes())
-        for name in LANGUAGE_MODEL_FILES:
+        for name in (LEXICON_FILE, *LANGUAGE_MODEL_FILES):
             if (self.folder / name).exists():
                 (folder / name).write_bytes((self.folder / name).read_bytes())
-        lines = [f"{key} {path}\n" for key, path in self.path_of.items()]
-        (folder / "wav.scp").write_text("".join(lines))
+        tables: dict[str, Mapping[str, object]] = {
+            "text": {key: " ".join(words) for key, words in self.text_of.items()},
+            "utt2spk": self.speaker_of,
+            "wav.scp": self.path_of,
+        }
+        for name, table in tables.items():
+            lines = [f"{key} {value}\n" for key, value in table.items()]
+            (folder / name).write_text("".join(lines))
         for subset, speakers in fold.subsets().items():
             lines = [f"{speaker}\n" for speaker in speakers]
             (folder / f"{subset}.speakers").write_text("".join(lines))
