@@ -6,7 +6,7 @@ are for development: their transcripts choose acoustic scales, and enter no mode
 unlabelled; their transcripts are read by no step but the oracle's.
 """
 
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,12 +70,12 @@ class Corpus:
 
     def __init__(self, folder: Path, every: int = 1) -> None:
         self.folder = folder
-        keys_of: dict[str, list[str]] = defaultdict(list)
+        seen = Counter[str]()
+        self.speaker_of: dict[str, str] = {}
         for key, speaker in self._table("utt2spk").items():
-            keys_of[speaker].append(key)
-        self.speaker_of = {
-            key: speaker for speaker, keys in keys_of.items() for key in keys[::every]
-        }
+            if seen[speaker] % every == 0:
+                self.speaker_of[key] = speaker
+            seen[speaker] += 1
         texts, paths = self._table("text"), self._table("wav.scp")
         self.text_of = {key: texts[key].split() for key in self.speaker_of}
         self.path_of = {key: (folder / paths[key]).resolve() for key in self.speaker_of}
