@@ -35,8 +35,9 @@ from typing import Any
 
 import numpy as np
 
+from infra.settings import Range
 from infra.store.object_store import ObjectStore
-from jobs.cli.arguments import TRAINING_PLACEMENTS, recipe_path
+from jobs.cli.arguments import TRAINING_PLACEMENTS, number_in, recipe_path
 from jobs.run import OF_UNLABELLED
 from jobs.run_table import CERTIFY, EVALUATE, REPORT, STEPS
 from pipeline.runs.manifest import read_manifest, read_output
@@ -494,7 +495,7 @@ def fixed_fold(kaldi_dir: Path) -> Fold:
 
 def lexicon_words(corpus: Corpus) -> set[str]:
     """Return the words that have pronunciations."""
-    lines = (corpus.folder / "lexicon.txt").read_text().splitlines()
+    lines = (corpus.folder / LEXICON_FILE).read_text().splitlines()
     return {line.split()[0] for line in lines if line.strip()}
 
 
@@ -511,7 +512,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--recipe", default="librispeech")
     parser.add_argument("--rows", nargs="+", help="rows to make; own is always made")
     parser.add_argument("--seeds", type=int, nargs="+", default=[17, 18, 19])
-    parser.add_argument("--every", type=int, default=1, metavar="N", help="of N utterances keep 1")
+    parser.add_argument("--every", type=number_in(Range(1, 1000), int), default=1, metavar="N")
     parser.add_argument(TRAINING_PLACEMENTS, default="", metavar="NAMES", help="as of ingest")
     parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE")
     arguments = parser.parse_args()

@@ -77,7 +77,7 @@ class Corpus:
                 self.speaker_of[key] = speaker
             seen[speaker] += 1
         texts, paths = self._table("text"), self._table("wav.scp")
-        self.text_of = {key: texts[key].split() for key in self.speaker_of}
+        self.text_of = {key: texts[key].split() for key in self.speaker_of if key in texts}
         self.path_of = {key: (folder / paths[key]).resolve() for key in self.speaker_of}
         self.speakers = tuple(sorted(set(self.speaker_of.values())))
 
