@@ -24,12 +24,14 @@ from jobs.cli.arguments import (
     KALDI_DIR,
     MANIFEST,
     SOURCE_OPTIONS,
+    UNLABELLED_SPEAKERS,
     Parser,
     add_placement_arguments,
     add_recipe_arguments,
     add_run_arguments,
     add_source_arguments,
     given_options,
+    names_labelled_alone,
     recipe_path,
     require_source_options,
 )
@@ -45,14 +47,13 @@ from jobs.run_table import (
     TRAIN_STUDENT,
     TRAIN_TEACHER,
 )
-from pipeline.runs.names import EXTENDS, LABELLED_FROM, UNLABELLED
+from pipeline.runs.names import EXTENDS, LABELLED_FROM
 from training.settings.recipe import Recipe, read_recipe
 
 JOBS = Path(__file__).parent
 RUN = "run"
 OF_UNLABELLED = (GENERATE_TARGETS, REPARTITION, TRAIN_STUDENT, CERTIFY)
-UNLABELLED_SPEAKERS = f"{UNLABELLED}.speakers"
-WITHOUT_UNLABELLED = f"the Kaldi directory has no {UNLABELLED_SPEAKERS}"
+WITHOUT_UNLABELLED = f"there is no {UNLABELLED_SPEAKERS}, and no {MANIFEST} of unlabelled speech"
 EXIT_CODES = (
     "Exit codes: 0 done, 2 bad usage or recipe, 130 interrupted by Ctrl-C, 143 terminated; else "
     "that of the first step that failed, 128 + n where signal n killed it."
@@ -130,14 +131,8 @@ def launches_of(
         has_own_teacher=not recipe.num_teachers,
         # A later round's teacher learns from the run's own targets.
         inherits_models=has_base and recipe.targets.rounds == 1,
-        is_labelled_alone=not has_base and lists_labelled_alone(arguments.kaldi_dir),
+        is_labelled_alone=not has_base and names_labelled_alone(arguments),
     )
-
-
-def lists_labelled_alone(kaldi_dir: str | None) -> bool:
-    """Return whether it is a Kaldi data directory without a list of unlabelled speakers."""
-    folder = Path(kaldi_dir or "")
-    return bool(kaldi_dir) and folder.is_dir() and not (folder / UNLABELLED_SPEAKERS).exists()
 
 
 def _torchrun(num_ranks: int) -> tuple[str, ...]:

@@ -49,6 +49,7 @@ DEV_SHARES = Range(0.001, 0.5, zero="none")
 CLUSTER_OPTIONS = "--cluster", "--step-cluster"
 
 KALDI_DIR, MANIFEST, DEV_SHARE, LOCALE = "--kaldi-dir", "--manifest", "--dev-share", "--locale"
+UNLABELLED_SPEAKERS = f"{UNLABELLED}.speakers"
 LEXICON, LANGUAGE_MODEL = "--lexicon", "--language-model"
 
 MANIFEST_OPTIONS = (
@@ -438,6 +439,15 @@ def require_source_options(arguments: argparse.Namespace) -> None:
         if LABELLED not in subsets:
             need = f"need {MANIFEST} {LABELLED}=URI, or leave it out"
             raise ConfigurationError(f"--dev-share: a share of the labelled speakers: {need}")
+
+
+def names_labelled_alone(arguments: argparse.Namespace) -> bool:
+    """Return whether what is ingested, a Kaldi directory or manifests, has no unlabelled speech."""
+    if arguments.kaldi_dir:
+        folder = Path(arguments.kaldi_dir)
+        return folder.is_dir() and not (folder / UNLABELLED_SPEAKERS).exists()
+    subsets = {subset_and_uri(each)[0] for each in arguments.manifest or ()}
+    return bool(subsets) and UNLABELLED not in subsets
 
 
 def recognizer_and_uri(text: str) -> tuple[str, str]:

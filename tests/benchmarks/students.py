@@ -29,6 +29,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -56,6 +57,7 @@ from pipeline.runs.names import (
 from pipeline.sampling import sampling_priority
 from tests.benchmarks.rotation.folds import Corpus, Fold
 from training.align.labelled import MADE_STATISTIC
+from training.decode.lexicon import parse_lexicon
 from training.evaluate.scores import Estimate, Resamples, SpeakerCounts, resample
 from training.evaluate.word_errors import (
     UtteranceErrors,
@@ -65,14 +67,19 @@ from training.evaluate.word_errors import (
     write_errors,
 )
 from training.settings.recipe import Recipe, read_recipe
+from training.targets.text_normalization import Normalizer
 
-OWN, ORACLE, TRAIN_CLEAN_5 = "own", "oracle", "train_clean_5"
+OWN, ORACLE, TRAIN_CLEAN_5, WHISPER_TEXT = "own", "oracle", "train_clean_5", "whisper_text"
 TEST_CLEAN = "f0121 f1221 f1580 f4970 f5142 f6829 m1089 m1320 m4077 m5105 m5639 m8224"
-TRANSCRIBED = {ORACLE: frozenset[str](), TRAIN_CLEAN_5: frozenset(TEST_CLEAN.split())}
+TRANSCRIBED = {
+    ORACLE: frozenset[str](),
+    TRAIN_CLEAN_5: frozenset(TEST_CLEAN.split()),
+    WHISPER_TEXT: frozenset[str](),
+}
 """Rows of transcribed speech alone, and the unlabelled speakers that they do without.
 
-Of LibriSpeech's, all but these are of train-clean-5, on whose 28 speakers Kaldi's mini_librispeech
-trains.
+A row that names a recognizer has what it heard for their transcripts. Of LibriSpeech's, all but
+these are of train-clean-5, on whose 28 speakers Kaldi's mini_librispeech trains.
 """
 
 SMBR = sequence_trained("")
@@ -181,6 +188,7 @@ EXPERIMENTS: Mapping[str, tuple[Row, ...]] = {
         Row(OWN),
         Row(ORACLE),
         Row(TRAIN_CLEAN_5),
+        Row(WHISPER_TEXT, (Heard("whisper"),)),
         of_transcripts("reference", [Damaged(0)], *UNWEIGHTED),
         of_transcripts("whisper_labels", [Heard("whisper")], *UNWEIGHTED),
         of_transcripts("whisper", [Heard("whisper")]),
@@ -289,7 +297,7 @@ class Experiment:
         command += ["--run", self.run(row), "--kaldi-dir", str(data)]
         command += [TRAINING_PLACEMENTS, self.placements] if self.placements else []
         command += [part for each in steps for part in ("--only", each)]
-        for each in row.recognizers:
+        for each in row.recognizers if row.name not in TRANSCRIBED else ():
             command += ["--transcripts", f"{each.name}={data / each.name}.jsonl"]
         settings = [part for each in self.settings(row) for part in ("--set", each)]
         return [*command, *settings, *options]
@@ -298,7 +306,7 @@ class Experiment:
         """Write the row's data directory; the audio remains where it is."""
         data = self.folder / f"{row.name}_data"
         fold = self.speakers_of(row)
-        self.corpus.write(fold, data)
+        self.corpus_of(row).write(fold, data)
         for subset in (name for name, speakers in fold.subsets().items() if not speakers):
             (data / f"{subset}.speakers").unlink()
         if row.name in TRANSCRIBED:
@@ -308,6 +316,19 @@ class Experiment:
         for each in row.recognizers:
             lines = [f"{json.dumps(line)}\n" for line in self.lines(each)]
             (data / f"{each.name}.jsonl").write_text("".join(lines))
+
+    def corpus_of(self, row: Row) -> Corpus:
+        """Return the corpus with the transcripts that a row of transcribed speech has."""
+        found = copy(self.corpus)
+        if row.name in TRANSCRIBED and row.recognizers:
+            lexicon = parse_lexicon((self.corpus.folder / LEXICON_FILE).read_text())
+            normalizer = Normalizer(lexicon, "en")
+            heard = {
+                line["utterance_id"]: normalizer.words(line["pred_text"])
+                for line in self.lines(row.recognizers[0])
+            }
+            found.text_of = self.corpus.text_of | heard
+        return found
 
     def write_lexicon(self, data: Path) -> None:
         """Write the lexicon with the words that `own` pronounced, which all rows then hear."""

@@ -13,13 +13,18 @@ import pytest
 import jobs.run
 from infra.log_lines import LogFormat, begin_log
 from infra.settings import ConfigurationError
-from jobs.cli.arguments import INGEST_OPTIONS, KALDI_DIR, add_placement_arguments, given_options
+from jobs.cli.arguments import (
+    INGEST_OPTIONS,
+    KALDI_DIR,
+    add_placement_arguments,
+    given_options,
+    names_labelled_alone,
+)
 from jobs.run import (
     Launch,
     chosen_steps,
     exit_with,
     launches,
-    lists_labelled_alone,
     run_steps,
 )
 from tests.training.forked_programs import Program, run_forked
@@ -47,16 +52,23 @@ def test_a_run_hands_placements_to_ingest() -> None:
         assert not any("--placements" in each.arguments for each in others)
 
 
-def test_a_directory_of_labelled_speech_alone_has_no_student(tmp_path: Path) -> None:
-    """Without a list of unlabelled speakers all steps before it and the report remain."""
-    assert lists_labelled_alone(str(tmp_path))
+def test_a_run_of_labelled_speech_alone_has_no_student(tmp_path: Path) -> None:
+    """Without unlabelled speakers, or manifests of them, all steps before and the report remain."""
+
+    def are_alone(kaldi_dir: Path | None, *manifests: str) -> bool:
+        given = str(kaldi_dir) if kaldi_dir else None
+        return names_labelled_alone(argparse.Namespace(kaldi_dir=given, manifest=manifests))
+
+    assert are_alone(tmp_path)
+    assert are_alone(None, "labelled=a.jsonl", "heldout=b.jsonl")
+    assert not are_alone(None, "labelled=a.jsonl", "b.jsonl")
     found = launches([KALDI_DIR, "data"], 2, 2, is_labelled_alone=True)
     every = [each.step for each in launches([KALDI_DIR, "data"], 2, 2)]
     assert [each for each in every if each not in {launch.step for launch in found}] == [
         *("generate_targets", "repartition", "train_student", "certify")
     ]
     (tmp_path / "unlabelled.speakers").write_text("ann\n")
-    assert not any(map(lists_labelled_alone, (str(tmp_path), str(tmp_path / "missing"), None)))
+    assert not any(map(are_alone, (tmp_path, tmp_path / "missing", None)))
     arguments = argparse.Namespace(first="train_student", only=[])
     with pytest.raises(
         ConfigurationError, match=r"--from train_student: .* no unlabelled.speakers"

@@ -93,6 +93,12 @@ def settings_of_page() -> list[str]:
     ]
 
 
+def run_script() -> None:
+    """Run the page's last program, which writes what the recognizer heard as text."""
+    scripts = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    exec(scripts[-1], {})
+
+
 def test_the_page_leads_from_audio_and_transcripts_to_words(
     tmp_path: Path,
     run_job: RunJob,
@@ -107,7 +113,8 @@ def test_the_page_leads_from_audio_and_transcripts_to_words(
     (tmp_path / "mine.toml").write_text(TINY.read_text())
     (tmp_path / "speech.flac").write_bytes(flac(spoken("sake a bee", seed=99)))
     overrides = [part for each in (*settings_of_page(), *LEARNING) for part in ("--set", each)]
-    said = {}
+    run_script()
+    said: dict[str, list[Said]] = {}
     for command in COMMANDS:
         name, arguments = command.job or ("", ())
         assert name, command
@@ -116,18 +123,28 @@ def test_the_page_leads_from_audio_and_transcripts_to_words(
             monkeypatch.setattr(sys, "argv", ["run", *given])
             with pytest.raises(SystemExit) as ended:
                 jobs.run.main()
-            said[name] = Said(int(ended.value.code or 0), *capsys.readouterr())
+            found = Said(int(ended.value.code or 0), *capsys.readouterr())
         else:
-            said[name] = run_job(module_of(name), *given)
-        assert said[name].code == 0, f"{command}: {said[name].err[-3000:]}"
+            found = run_job(module_of(name), *given)
+        assert found.code == 0, f"{command}: {found.err[-3000:]}"
+        said.setdefault(name, []).append(found)
     assert [*said] == ["check", "run", "inspect", "verify", "export", "transcribe"]
-    run_uri = str(tmp_path / "runs" / "mine")
-    made = read_manifest(ObjectStore((run_uri,)), run_uri, "targets/unlabelled")
+    mine, text = (str(tmp_path / "runs" / name) for name in ("mine", "text"))
+    store = ObjectStore((mine, text))
+    made = read_manifest(store, mine, "targets/unlabelled")
     assert made.tally_out.utterances == 3 * 8
     assert made.statistics["without_transcript"] == {"no_transcript": 1, "unknown_words": 1}
-    assert "no_transcript" in said["inspect"].out
-    report = json.loads((tmp_path / "runs" / "mine" / "report" / "report.json").read_text())
-    assert report["wer"]["student"]["all"] < report["wer"]["baseline"]["all"]
+    assert "no_transcript" in said["inspect"][0].out
+    wers = [
+        json.loads(Path(run_uri, "report", "report.json").read_text())["wer"]
+        for run_uri in (mine, text)
+    ]
+    assert wers[0]["student"]["all"] < wers[0]["baseline"]["all"]
+    # The utterance of which the recognizer says nothing is no transcript.
+    assert (
+        read_manifest(store, text, "features/labelled").tally_out.utterances == 4 * 12 + 3 * 8 - 1
+    )
+    assert "student" not in wers[1]
 
 
 def run_in_process(steps: Sequence[jobs.run.Launch], shared: Sequence[str]) -> int:

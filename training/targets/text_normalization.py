@@ -225,7 +225,7 @@ class Normalizer:
     """Normalizer reads text of a language as words of a lexicon, in its spelling.
 
     ConfigurationError for a language that num2words lacks. Words that the lexicon lacks are letters
-    alone, in lower case.
+    alone, in capitals if most of its words are.
     """
 
     def __init__(self, lexicon: Lexicon, language: str) -> None:
@@ -237,6 +237,8 @@ class Normalizer:
         for word in lexicon.pronunciations:
             found[plain_spelling(word)].append(word)
         self._spellings: Mapping[str, Sequence[str]] = found
+        num_capitals = sum(map(str.isupper, lexicon.pronunciations))
+        self._in_its_case = str.upper if 2 * num_capitals > len(lexicon.pronunciations) else str
         mark = re.escape(self._rules.decimal_mark)
         other = re.escape("," if self._rules.decimal_mark == "." else ".")
         self._number = re.compile(
@@ -266,6 +268,10 @@ class Normalizer:
             else:
                 read += self._token(first)
         return read
+
+    def words(self, text: str) -> list[str]:
+        """Return the words of the text as they are likeliest said, such as for a transcript."""
+        return [word for readings in self(text) for word in readings[0]]
 
     def _token(self, token: str) -> Iterator[Readings]:
         if token in self._known:
@@ -337,7 +343,7 @@ class Normalizer:
             spelled = self._spoken(" ".join(part))
             if all(word in self._known for word in spelled):
                 return (spelled,)
-        return ((letters,),)
+        return ((self._in_its_case(letters),),)
 
     def _numeral(self, core: str) -> Readings | None:
         """Return how a number is said, with its unit, as an ordinal, a decade or a time of day."""
@@ -463,7 +469,7 @@ class Normalizer:
                 words.append(found[0][0])
             else:
                 parts = self._compound(word.casefold()) if self._rules.compounds else []
-                words += parts or [_letters(word) or word]
+                words += parts or [self._in_its_case(_letters(word)) or word]
         return tuple(words)
 
     def _compound(self, word: str) -> list[str]:

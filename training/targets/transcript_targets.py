@@ -138,11 +138,7 @@ class TranscriptAligner:
         """Pronounce words that the lexicon lacks by their letters, as far as these have sounds."""
         if self.letters is None:
             return {}
-        # The normalizer writes them in lower case, and the lexicon's letters may be capitals.
-        found = {
-            word: self.letters.pronounce(word) or self.letters.pronounce(word.upper())
-            for word in words
-        }
+        found = {word: self.letters.pronounce(word) for word in words}
         return {word: phones for word, phones in found.items() if phones}
 
     def posteriors(

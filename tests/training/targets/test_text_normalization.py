@@ -43,13 +43,13 @@ WORDS = {name: words.split() for name, words in (("en", ENGLISH), ("de", GERMAN)
 @pytest.mark.parametrize(
     ("language", "text", "spoken"),
     [
-        ("en", "“Hello,” she\u2019s said; don\u00b4t!", "HELLO SHE'S said DON'T"),
-        ("en", "Mr. & Mrs. Hill paid $20.", "MISTER AND MISSUS hill PAID TWENTY DOLLARS"),
+        ("en", "“Hello,” she\u2019s said; don\u00b4t!", "HELLO SHE'S SAID DON'T"),
+        ("en", "Mr. & Mrs. Hill paid $20.", "MISTER AND MISSUS HILL PAID TWENTY DOLLARS"),
         ("en", "Dr. St. John's", "DOCTOR SAINT JOHN'S"),
         ("en", "$1", "ONE DOLLAR"),
         ("en", "£1.01", "ONE POUND AND ONE PENNY"),
         ("en", "$ 2.50", "TWO DOLLARS AND FIFTY CENTS"),
-        ("en", "$5 million, or 3.5%", "FIVE MILLION DOLLARS or THREE POINT FIVE PERCENT"),
+        ("en", "$5 million, or 3.5%", "FIVE MILLION DOLLARS OR THREE POINT FIVE PERCENT"),
         ("en", "1803", "EIGHTEEN OH THREE"),
         ("en", "1900 2007", "NINETEEN HUNDRED TWO THOUSAND AND SEVEN"),
         ("en", "1,803", "ONE THOUSAND EIGHT HUNDRED AND THREE"),
@@ -87,9 +87,8 @@ WORDS = {name: words.split() for name, words in (("en", ENGLISH), ("de", GERMAN)
     ],
 )
 def test_pairs(language: str, text: str, spoken: str) -> None:
-    """The first reading of each text."""
-    found = NORMALIZERS[language](text)
-    assert " ".join(chain.from_iterable(readings[0] for readings in found)) == spoken
+    """The words of each text; those that the lexicon lacks are in its case."""
+    assert " ".join(NORMALIZERS[language].words(text)) == spoken
 
 
 @pytest.mark.parametrize(
