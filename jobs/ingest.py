@@ -14,14 +14,12 @@ from infra.extras import how_to_install
 from infra.settings import ConfigurationError
 from jobs.cli.arguments import (
     HELDOUT_PLACEMENTS,
-    MANIFEST,
     PLACEMENT_SEED,
     TRAINING_PLACEMENTS,
     UNLABELLED_SPEAKERS,
     add_dev_share_argument,
     add_placement_arguments,
     add_source_arguments,
-    names_labelled_alone,
     require_source_options,
 )
 from jobs.cli.command_line import Step, StepResults, main
@@ -38,7 +36,6 @@ from jobs.lexicon_sources import put_lexicon
 from jobs.run_table import INGEST
 from jobs.synthesis.corpus import draw_acoustics
 from pipeline.audio.placements import PLACEMENTS, Acoustics
-from pipeline.runs.names import UNLABELLED
 from pipeline.steps.ingestion.ingest_manifests import ingest_manifests
 from pipeline.steps.ingestion.kaldi_directory import (
     UNDETERMINED_LOCALE,
@@ -54,22 +51,9 @@ SIMULATORS = ("espeakng-loader", "numpy", "pyroomacoustics", "scipy", "soundfile
 def run(job: Job) -> StepResults:
     """Write metadata, lexicon and the like, and copy a directory's audio, unless it was done."""
     require_source_options(job.arguments)
-    _require_unlabelled(job)
     results = _ingest_manifests(job) if job.arguments.manifest else _ingest_directory(job)
     put_lexicon(job)
     return results
-
-
-def _require_unlabelled(job: Job) -> None:
-    """Raise ValueError where there is no unlabelled speech, and models are normalized by it."""
-    alone = names_labelled_alone(job.arguments) and not job.bases.runs
-    if alone and job.recipe.models.normalization != "labelled":
-        folder = job.arguments.kaldi_dir
-        where = f"{MANIFEST} {UNLABELLED}=URI"
-        if folder:
-            where = str(Path(folder) / UNLABELLED_SPEAKERS)
-        remedy = "add it, or set models.normalization = 'labelled' for labelled speech alone"
-        raise ValueError(f"{where}: missing, and models.normalization = 'all': {remedy}")
 
 
 def _ingest_manifests(job: Job) -> StepResults:
@@ -87,6 +71,10 @@ def _ingest_directory(job: Job) -> StepResults:
     path = Path(job.arguments.kaldi_dir)
     if not path.is_dir():
         raise ValueError(f"--kaldi-dir {path} is not a directory: correct the path")
+    speakers, normalization = path / UNLABELLED_SPEAKERS, job.recipe.models.normalization
+    if not speakers.exists() and normalization != "labelled":
+        remedy = "add it, or set models.normalization = 'labelled' for labelled speech alone"
+        raise ValueError(f"{speakers}: missing, and models.normalization = 'all': {remedy}")
     announce_lexicon(job)
     ingestion = DirectoryIngestion(
         path,

@@ -283,6 +283,10 @@ def check_and_run(arguments: argparse.Namespace) -> int:
     ingested = given_options(arguments, INGEST_OPTIONS)
     steps = launches_of(arguments, recipe, ingested)
     if TRAIN_STUDENT not in {launch.step for launch in steps}:
+        is_whole = arguments.manifest and not (arguments.first or arguments.only)
+        if is_whole and recipe.models.normalization == "all":
+            said = f"{WITHOUT_UNLABELLED}, and models.normalization = 'all'"
+            raise ConfigurationError(f"{said}: add some, or set 'labelled' for this speech alone")
         log(f"{WITHOUT_UNLABELLED}: baseline and teacher alone are trained and scored", RUN)
     return run_chosen(steps, arguments)
 

@@ -120,10 +120,7 @@ def test_the_page_leads_from_audio_and_transcripts_to_words(
         assert name, command
         given = (*arguments, *overrides) if "--recipe" in arguments else arguments
         if name == "run":
-            monkeypatch.setattr(sys, "argv", ["run", *given])
-            with pytest.raises(SystemExit) as ended:
-                jobs.run.main()
-            found = Said(int(ended.value.code or 0), *capsys.readouterr())
+            found = whole_run(given, monkeypatch, capsys)
         else:
             found = run_job(module_of(name), *given)
         assert found.code == 0, f"{command}: {found.err[-3000:]}"
@@ -145,6 +142,20 @@ def test_the_page_leads_from_audio_and_transcripts_to_words(
         read_manifest(store, text, "features/labelled").tally_out.utterances == 4 * 12 + 3 * 8 - 1
     )
     assert "student" not in wers[1]
+    given = [part for part in COMMANDS[-3].words[2:] if part != "models.normalization=labelled"]
+    refused = whole_run([part for part in given if part != "--set"], monkeypatch, capsys)
+    assert refused.code == 2
+    assert "no --manifest of unlabelled speech, and models.normalization = 'all'" in refused.err
+
+
+def whole_run(
+    given: Sequence[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Said:
+    """Call `megahour run` with these arguments, in this process."""
+    monkeypatch.setattr(sys, "argv", ["run", *given])
+    with pytest.raises(SystemExit) as ended:
+        jobs.run.main()
+    return Said(int(ended.value.code or 0), *capsys.readouterr())
 
 
 def run_in_process(steps: Sequence[jobs.run.Launch], shared: Sequence[str]) -> int:
