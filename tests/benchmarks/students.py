@@ -327,7 +327,8 @@ class Experiment:
                 line["utterance_id"]: normalizer.words(line["pred_text"])
                 for line in self.lines(row.recognizers[0])
             }
-            found.text_of = self.corpus.text_of | heard
+            # An utterance that it did not hear has no text, and not its reference.
+            found.text_of = self.corpus.text_of | {key: [] for key in self.references()} | heard
         return found
 
     def write_lexicon(self, data: Path) -> None:
