@@ -285,7 +285,7 @@ def certify_run(
 
     def certify_partitions(step: StepRun) -> Manifest:
         partitions = read_manifest(store, run_uri, PARTITIONS_STEP)
-        check_offsets(fit.sub_epochs, partitions)
+        check_offsets(fit.sub_epochs, fit.training.soft_targets, partitions)
         order = RowOrder(
             store=store,
             run_uri=run_uri,

@@ -96,7 +96,11 @@ FEW_MODELS = (
 )
 """An evaluation by these settings decodes a student, baseline and first teacher."""
 
-TRANSCRIPTS = ("targets.source='transcripts'", "targets.rounds=1")
+TRANSCRIPTS = (
+    "targets.source='transcripts'",
+    "targets.rounds=1",
+    "student.soft_targets='best'",
+)
 """A model of these targets would align the same words again."""
 
 UNWEIGHTED = (

@@ -115,6 +115,22 @@ def test_what_is_missing_of_the_targets_has_one_substitute() -> None:
         tiny("targets.tail_samples=8")
 
 
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("student.soft_targets=renormalized", [0, 0, 0, 0]),
+        ("targets.offsets=all", [0, 1, 2, 0]),
+        ("student.soft_targets=best", [0, 1, 2, 0]),
+    ],
+)
+def test_passes_read_the_next_offset_where_they_can(override: str, expected: list[int]) -> None:
+    """Where targets are at all offsets, or the best one is a label."""
+    recipe = tiny(override, "student.num_passes=4")
+    sub_epochs = [each for each in student_fit(recipe).sub_epochs if not each.labelled]
+    firsts = sub_epochs[:: recipe.student.num_sub_epochs]
+    assert [each.offset for each in firsts] == expected
+
+
 def test_the_models_that_are_trained_beside_it_decide_no_model() -> None:
     """So one that is there stays, where a recipe adds others."""
     one = tiny("sequence_training.baseline=true")

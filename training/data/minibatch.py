@@ -79,6 +79,7 @@ class BufferFrames:
         """Augment and splice rows that all have hard targets, or all have soft ones."""
         rows = augmenter.at_speed(rows)
         is_hard = isinstance(rows[0].targets, Alignment)
+        kind: type[HardTargetRows | SoftTargetRows]
         kind = HardTargetRows if is_hard else SOFT_TARGET_ROWS[soft_targets]
         offsets = kind.offsets(rows, sub_epoch_offset)
         # The three offsets are views of stored frames, so only the concatenation below copies.

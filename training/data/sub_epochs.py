@@ -15,13 +15,15 @@ from pipeline.runs.manifest import Manifest
 from pipeline.runs.names import CHECKPOINTS_FOLDER
 from pipeline.runs.sealed_json import read_sealed, typed_record
 from pipeline.settings import LATTICE_OFFSET
+from training.settings.model_training import SoftTargetsForm
 
 
 @dataclass(frozen=True, slots=True)
 class SubEpoch:
     """SubEpoch says which share of which data is trained on, how, and at what rate.
 
-    Unlabelled rows begin `offset` after their own offset, which needs targets at all offsets.
+    Unlabelled rows begin `offset` after their own offset, which needs targets at all offsets, or
+    the best of them as labels.
     A validation sub-epoch reads what labelled training sub-epochs leave out.
     """
 
@@ -88,10 +90,12 @@ def trained_share(
     return done / sum(hours) if sum(hours) else 0.0
 
 
-def check_offsets(sub_epochs: Sequence[SubEpoch], partitions: Manifest) -> None:
-    """Raise ValueError if passes rotate over offsets, and unlabelled targets are at one."""
+def check_offsets(
+    sub_epochs: Sequence[SubEpoch], soft_targets: SoftTargetsForm, partitions: Manifest
+) -> None:
+    """Raise ValueError if passes rotate over offsets, and soft targets are at one."""
     rotates = any(each.offset for each in sub_epochs if not each.labelled)
-    if rotates and partitions.statistic("offsets", str) != "all":
+    if rotates and soft_targets != "best" and partitions.statistic("offsets", str) != "all":
         raise ValueError(
             f"{partitions.step}: its targets are at one offset, and targets.offsets = 'all' reads "
             "another in each pass: use targets.offsets = 'one', or make targets and partitions in "

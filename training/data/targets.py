@@ -18,7 +18,7 @@ from pipeline.filterbank import STACK
 from pipeline.kbest import KBest, best_probabilities, soft_targets
 from pipeline.shards import Alignment, KBestAtAllOffsets, Lattice, PartitionRow
 from pipeline.shards.targets import at_offset
-from pipeline.splicing import low_rate_alignment
+from pipeline.splicing import low_rate_alignment, num_low_rate_frames
 from training.models.losses import (
     NO_LABEL,
     ghost_cross_entropy,
@@ -68,6 +68,43 @@ class HardTargetRows:
     def take(self, rows: Int64[np.ndarray, "batch frames"]) -> HardTargets:
         """Gather a minibatch's targets by the number of the row."""
         return HardTargets(torch.from_numpy(self.labels.take(rows)))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BestTargetRows(HardTargetRows):
+    """BestTargetRows: the best target of a shuffle buffer's frames as their label, at any offset.
+
+    A target labels the 10 ms frames of its stack, as an alignment would: at another offset a
+    low-rate frame has the target of the stack that its middle is in, at most 10 ms from its own
+    middle. At an end that no stack covers it has the target of the nearest.
+    """
+
+    @staticmethod
+    def offsets(rows: Sequence[PartitionRow], sub_epoch_offset: int) -> list[int]:
+        """Return where each row's low-rate frames begin: so many after its own offset."""
+        return [(row.offset + sub_epoch_offset) % STACK for row in rows]
+
+    @classmethod
+    def of(cls, rows: Sequence[PartitionRow], sub_epoch_offset: int) -> "BestTargetRows":
+        """Take the first of the stored targets, which is the best."""
+        labels = [
+            _best_at(row, offset)
+            for row, offset in zip(rows, cls.offsets(rows, sub_epoch_offset), strict=True)
+        ]
+        return cls(np.concatenate([np.array([NO_LABEL]), *labels], dtype=np.int64))
+
+
+def _best_at(row: PartitionRow, offset: int) -> Int64[np.ndarray, " low_rate_frames"]:
+    targets = row.targets
+    assert not isinstance(targets, Alignment), "a training partition's row has one kind of target"
+    stored = at_offset(targets, offset)
+    best = stored.senones[:, 0].astype(np.int64)
+    middles = offset + 1 + STACK * np.arange(num_low_rate_frames(len(row.features), offset))
+    if not len(best):
+        # Too short for its own offset, it can have a frame at another one.
+        return np.full(len(middles), NO_LABEL)
+    first = offset if isinstance(targets, KBestAtAllOffsets) else row.offset
+    return best.take((middles - first) // STACK, mode="clip")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -209,12 +246,15 @@ class StoredTargetRows(SoftTargetRows):
         return StoredTargets(taken.senones, taken.probabilities, logits, log_z)
 
 
-SOFT_TARGET_ROWS: Mapping[SoftTargetsForm | Literal["stored"], type[SoftTargetRows]] = {
+SOFT_TARGET_ROWS: Mapping[
+    SoftTargetsForm | Literal["stored"], type[SoftTargetRows | BestTargetRows]
+] = {
     "renormalized": SoftTargetRows,
     "ghost": GhostTargetRows,
+    "best": BestTargetRows,
     "stored": StoredTargetRows,
 }
-"""The rows of a shuffle buffer's soft targets, by their form; recipes name the first two."""
+"""The rows of a shuffle buffer's soft targets, by their form; recipes name all but the last."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -208,7 +208,7 @@ def student_fit(recipe: Recipe) -> Fit:
         config.num_whole_utterance_sub_epochs,
         config.labelled_rate_factor,
         config.num_labelled_shares,
-        recipe.targets.offsets == "all",
+        recipe.targets.offsets == "all" or config.soft_targets == "best",
     )
     return Fit(
         name=STUDENT,

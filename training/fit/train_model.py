@@ -301,7 +301,7 @@ def open_dataset(
     unlabelled_tally = Tally()
     if fit.unlabelled is not None:
         partitions = read_manifest(store, run_uri, fit.unlabelled)
-        check_offsets(fit.sub_epochs, partitions)
+        check_offsets(fit.sub_epochs, fit.training.soft_targets, partitions)
         unlabelled, unlabelled_tally = tuple(partitions.outputs), partitions.tally_out
     development, validation_ms = development_partitions(fit, store, run_uri), 0
     if fit.newbob is None:

@@ -36,8 +36,8 @@ WarmStart = Literal["none", "aligner", "baseline"]
 Precision: TypeAlias = Literal["float32", "tf32", "bfloat16"]
 """tf32: a GPU's products of float32 numbers keep 10 bits of each; a CPU knows no such thing."""
 
-SoftTargetsForm: TypeAlias = Literal["renormalized", "ghost"]
-"""Whether the k best sum to one, or one class of all other senones has what they do not hold."""
+SoftTargetsForm: TypeAlias = Literal["renormalized", "ghost", "best"]
+"""Whether the k best sum to one, one class of all others has the rest, or the best is a label."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +131,8 @@ class TrainingSettings:
     earlier model of the run, whose weights training begins with (000 3.2).
 
     A section's table cannot set a field without `init`, which keeps its default there.
-    `soft_targets` sum to one over the k best, or with one class of all other senones. With
+    `soft_targets` sum to one over the k best, or with one class of all other senones; or the best
+    is the frame's label, at another offset in each pass, as of labelled data. With
     `model_parallel_ranks` so many ranks divide the units of an LSTM, and the trainer joins the
     ranks that hold the same ones (004 4 c).
     """

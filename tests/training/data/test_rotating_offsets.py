@@ -18,7 +18,8 @@ from tests.training.data.partition_rows import dataset_in, row, row_at_all_offse
 from training.data.dataset import Dataset, SubEpochPlan
 from training.data.minibatch import Minibatch
 from training.data.sub_epochs import SubEpoch, scheduled_learning_sub_epochs
-from training.data.targets import SoftTargets
+from training.data.targets import HardTargets, SoftTargets
+from training.models.losses import NO_LABEL
 from training.settings.model_training import AugmentationConfig
 
 LENGTHS = (0, 1, 2, 3, 4, 5, 6, 7, 40, 130)
@@ -93,6 +94,43 @@ def test_three_passes_read_each_frame_exactly_once(lengths, whole, num_ranks) ->
             (n, middle) for n, count in enumerate(lengths) for middle in range(1, count - 1)
         ]
         assert seen == Counter(expected)
+
+
+@settings(deadline=None, max_examples=8)
+@given(
+    st.lists(st.integers(0, 140), min_size=1, max_size=5),
+    st.booleans(),
+    st.booleans(),
+    st.integers(1, 3),
+)
+def test_the_best_target_labels_the_nearest_frames(lengths, at_all, whole, num_ranks) -> None:
+    """At each offset, on any ranks; a frame is read once in three passes, as of soft targets."""
+    stored, rows = [], []
+    for number, num_frames in enumerate(lengths):
+        every = middles(number, num_frames)
+        assert isinstance(every.targets, KBestAtAllOffsets)
+        one = replace(every, targets=every.targets.at(every.offset))
+        rows.append(every if at_all else one)
+        kept = every.targets.kbest if at_all else one.targets
+        stored.append(kept.senones[:, 0].tolist())
+    seen: Counter[tuple[int, int, int]] = Counter()
+    with TemporaryDirectory() as folder:
+        made = replace(dataset(folder, rows), soft_targets="best", delay=0)
+        for index, sub_epoch in enumerate(passes(whole)):
+            for plan in world(made, sub_epoch, index, num_ranks):
+                for batch in plan.minibatches():
+                    assert isinstance(batch.targets, HardTargets)
+                    labels, features = batch.targets.labels.numpy(), batch.features.numpy()
+                    there = labels != NO_LABEL
+                    columns = features[there][:, [1, NUM_BINS]].astype(int)
+                    seen.update(zip(*columns.T.tolist(), labels[there].tolist(), strict=True))
+    expected = Counter(
+        (n, middle, min(stored[n], key=lambda each: abs(each - middle)))
+        for n, num_frames in enumerate(lengths)
+        for middle in range(1, num_frames - 1)
+        if stored[n]
+    )
+    assert seen == expected
 
 
 @pytest.mark.parametrize("whole", [False, True])

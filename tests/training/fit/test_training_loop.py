@@ -218,12 +218,17 @@ def test_a_rotating_student_resumes_in_any_pass(tmp_path: Path) -> None:
     assert simulate_ranks(1, fit, tmp_path / "stopped", what) == expected
 
 
-def test_targets_at_one_offset_do_not_rotate(tmp_path: Path) -> None:
-    """Refused before the first step, and not after the hours of the first pass."""
+def test_of_targets_at_one_offset_only_the_best_rotate(tmp_path: Path) -> None:
+    """Others are refused before the first step, and not after the hours of the first pass."""
     write_run(tmp_path)
+    what = student(rotates=True)
     with pytest.raises(ValueError, match="partitions/unlabelled: its targets are at one offset"):
-        simulate_ranks(1, fit, tmp_path, student(rotates=True))
+        simulate_ranks(1, fit, tmp_path, what)
     assert not list((tmp_path / "models").rglob("*.npz"))
+    best = replace(what, training=replace(what.training, soft_targets="best"))
+    ((manifest, _),) = simulate_ranks(1, fit, tmp_path, best)
+    curve = manifest.statistics["curve"]
+    assert [point["num_frames"] for point in curve[::2]] == [8 * 30, 8 * 29, 8 * 29, 8 * 30]
 
 
 CONFIG = training_settings(minibatch_frames=20, max_gradient_norm=1.0)
