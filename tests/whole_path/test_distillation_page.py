@@ -67,9 +67,13 @@ def write_data(folder: Path) -> None:
                 line = {"audio_filepath": path, "duration": len(samples) / 16_000}
                 line |= {"speaker": f"{subset}{speaker}"}
                 if subset == "unlabelled":
+                    named = {"audio_filepath": path}
+                    if speaker == 0:
+                        line["utterance_id"] = name
+                        named = {"utterance_id": name}
                     said = "Hallelujah" if name == MISHEARD else written(text)
                     if name != UNHEARD:
-                        heard.append({"audio_filepath": path, "pred_text": said, "score": -0.1})
+                        heard.append({**named, "pred_text": said, "score": -0.1})
                 else:
                     line["text"] = text
                 lines.append(line)
@@ -142,6 +146,8 @@ def test_the_page_leads_from_audio_and_transcripts_to_words(
         read_manifest(store, text, "features/labelled").tally_out.utterances == 4 * 12 + 3 * 8 - 1
     )
     assert "student" not in wers[1]
+    given = ("--recipe", "mine.toml", "--run", text, "--model", "baseline", "--out", "text.zip")
+    assert run_job(module_of("export"), *given, *overrides).code == 0
     given = [part for part in COMMANDS[-3].words[2:] if part != "models.normalization=labelled"]
     refused = whole_run([part for part in given if part != "--set"], monkeypatch, capsys)
     assert refused.code == 2
