@@ -96,11 +96,7 @@ FEW_MODELS = (
 )
 """An evaluation by these settings decodes a student, baseline and first teacher."""
 
-TRANSCRIPTS = (
-    "targets.source='transcripts'",
-    "targets.rounds=1",
-    "student.soft_targets='best'",
-)
+TRANSCRIPTS = ("targets.source='transcripts'", "targets.rounds=1")
 """A model of these targets would align the same words again."""
 
 UNWEIGHTED = (
