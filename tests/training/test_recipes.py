@@ -107,9 +107,10 @@ def test_what_is_missing_of_the_targets_has_one_substitute() -> None:
     assert [each.training.soft_targets for each in fits] == ["ghost", "ghost"]
     assert student_fit(tiny()).config["training"]["soft_targets"] == "renormalized"
     assert sequence_fit(recipe, student_fit(recipe)).training.soft_targets == "renormalized"
-    message = r"student: soft_targets = 'ghost' with targets\.tail_samples = 2: need 0"
-    with pytest.raises(ConfigurationError, match=message):
-        tiny("student.soft_targets=ghost", "targets.tail_samples=2")
+    for form in ("ghost", "best"):
+        message = rf"student: soft_targets = '{form}' with targets\.tail_samples = 2: need 0"
+        with pytest.raises(ConfigurationError, match=message):
+            tiny(f"student.soft_targets={form}", "targets.tail_samples=2")
     assert tiny("targets.tail_samples=2").targets.tail_samples == 2
     with pytest.raises(ConfigurationError, match=r"tail_samples = 8: need 0\.\.7, below k = 8"):
         tiny("targets.tail_samples=8")

@@ -218,10 +218,10 @@ class Recipe:
                 f"targets: k = {self.targets.k}: need at most senones.max_senones = "
                 f"{self.senones.max_senones}"
             )
-        if self.student.soft_targets == "ghost" and self.targets.tail_samples:
+        if self.student.soft_targets != "renormalized" and self.targets.tail_samples:
             raise ValueError(
-                f"student: soft_targets = 'ghost' with targets.tail_samples = "
-                f"{self.targets.tail_samples}: need 0: either stands for the senones not kept"
+                f"student: soft_targets = {self.student.soft_targets!r} with targets.tail_samples "
+                f"= {self.targets.tail_samples}: need 0, or 'renormalized', which reads the draws"
             )
         for section, earlier in EARLIER_MODELS.items():
             config = getattr(self, section)
