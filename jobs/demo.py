@@ -28,9 +28,8 @@ from training.settings.recipe import read_recipe
 def main() -> None:
     """Synthesize the corpus as a Kaldi data directory and run all steps on it."""
     arguments = _parse_arguments()
-    directory = arguments.kaldi_dir or f"{Path(arguments.run)}-kaldi"
     begin_log("demo", arguments.log_format)
-    exit_with(lambda: make_and_run(arguments, directory))
+    exit_with(lambda: make_and_run(arguments))
 
 
 def _parse_arguments() -> argparse.Namespace:
@@ -59,10 +58,11 @@ def _parse_arguments() -> argparse.Namespace:
     arguments = parser.parse_args()
     if is_s3(arguments.run) and not arguments.kaldi_dir:
         parser.error(f"--run {arguments.run} is in S3: give --kaldi-dir a local folder")
+    arguments.kaldi_dir = arguments.kaldi_dir or f"{Path(arguments.run)}-kaldi"
     return arguments
 
 
-def make_and_run(arguments: argparse.Namespace, directory: str) -> int:
+def make_and_run(arguments: argparse.Namespace) -> int:
     """Make the corpus, run the steps, and print where the report is."""
     synthesis = Launch(
         "synthesize",
@@ -74,10 +74,10 @@ def make_and_run(arguments: argparse.Namespace, directory: str) -> int:
     )
     code = check(arguments)
     if not code and not arguments.dry_run:
-        code = run_steps([synthesis], ["--out", directory])
+        code = run_steps([synthesis], ["--out", arguments.kaldi_dir])
     if not code:
         recipe = read_recipe(recipe_path(arguments.recipe), arguments.set)
-        ingested = [KALDI_DIR, directory, *given_options(arguments, [DEV_SHARE])]
+        ingested = [KALDI_DIR, arguments.kaldi_dir, *given_options(arguments, [DEV_SHARE])]
         code = run_chosen(launches_of(arguments, recipe, ingested), arguments)
     if not code and not arguments.dry_run:
         print(f"report: {arguments.run}/{REPORT_STEP}/report.html")

@@ -76,6 +76,14 @@ def test_a_run_of_labelled_speech_alone_has_no_student(tmp_path: Path) -> None:
         chosen_steps(found, arguments)
 
 
+def test_a_demo_has_a_student(tmp_path: Path) -> None:
+    """Its corpus has unlabelled speech, though it is not there yet."""
+    command = [sys.executable, "-m", "jobs.demo", "--run", str(tmp_path / "demo"), "--dry-run"]
+    listed = subprocess.run([*command, "--only", "train_student"], capture_output=True, text=True)
+    assert listed.returncode == 0, listed.stderr
+    assert "writes models/student: missing" in listed.stdout
+
+
 def test_a_training_step_is_started_once_more(tmp_path: Path) -> None:
     """A rank that dies once, say in gloo's meeting, does not end the run."""
     script = tmp_path / "dies_once.py"
