@@ -22,8 +22,8 @@ from training.settings.model_training import SoftTargetsForm
 class SubEpoch:
     """SubEpoch says which share of which data is trained on, how, and at what rate.
 
-    Unlabelled rows begin `offset` after their own offset, which needs targets at all offsets, or
-    the best of them as labels.
+    Unlabelled rows begin `offset` after their own offset. That needs targets at all offsets, or a
+    student that takes the best of them for labels.
     A validation sub-epoch reads what labelled training sub-epochs leave out.
     """
 
@@ -93,7 +93,7 @@ def trained_share(
 def check_offsets(
     sub_epochs: Sequence[SubEpoch], soft_targets: SoftTargetsForm, partitions: Manifest
 ) -> None:
-    """Raise ValueError if passes rotate over offsets, and soft targets are at one."""
+    """Raise ValueError if passes rotate over offsets, and soft targets that need all are at one."""
     rotates = any(each.offset for each in sub_epochs if not each.labelled)
     if rotates and soft_targets != "best" and partitions.statistic("offsets", str) != "all":
         raise ValueError(

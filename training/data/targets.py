@@ -76,7 +76,7 @@ class BestTargetRows(HardTargetRows):
 
     A target labels the 10 ms frames of its stack, as an alignment would: at another offset a
     low-rate frame has the target of the stack that its middle is in, at most 10 ms from its own
-    middle. At an end that no stack covers it has the target of the nearest.
+    middle. At an end that no stack covers it has the target of the nearest stack.
     """
 
     @staticmethod
