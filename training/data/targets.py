@@ -82,7 +82,7 @@ class BestTargetRows(HardTargetRows):
     @staticmethod
     def offsets(rows: Sequence[PartitionRow], sub_epoch_offset: int) -> list[int]:
         """Return where each row's low-rate frames begin: so many after its own offset."""
-        return [(row.offset + sub_epoch_offset) % STACK for row in rows]
+        return SoftTargetRows.offsets(rows, sub_epoch_offset)
 
     @classmethod
     def of(cls, rows: Sequence[PartitionRow], sub_epoch_offset: int) -> "BestTargetRows":
@@ -142,14 +142,10 @@ class SoftTargetRows:
 
     @staticmethod
     def offsets(rows: Sequence[PartitionRow], sub_epoch_offset: int) -> list[int]:
-        """Return where each row's low-rate frames begin: at its own offset, or so many after it."""
-        # The teacher labelled each utterance at one offset, a hash of its id, or from there on.
-        return [
-            (row.offset + sub_epoch_offset) % STACK
-            if isinstance(row.targets, KBestAtAllOffsets)
-            else row.offset
-            for row in rows
-        ]
+        """Return where each row's low-rate frames begin: so many after its own offset."""
+        # The teacher labelled each utterance from its own offset on, a hash of its id. Only
+        # targets at all three offsets are read at others (check_offsets).
+        return [(row.offset + sub_epoch_offset) % STACK for row in rows]
 
     @classmethod
     def of(cls, rows: Sequence[PartitionRow], sub_epoch_offset: int) -> "SoftTargetRows":
