@@ -37,8 +37,10 @@ YEARS = range(1100, 2100)
 class LanguageRules:
     """LanguageRules: what num2words lacks of a language; the defaults are what all have in common.
 
-    `abbreviations` and `symbols` have their readings, `numbered` those before digits alone, and
-    `currencies` one unit, several, a hundredth of it, and several. `ordinals` is what follows an
+    `abbreviations` and `symbols` have their readings, `numbered` and `units` those before and after
+    digits alone, and `currencies` one unit, several, a hundredth of it, and several. `scales` are
+    what amounts of money are in, as it is written and said. `minus`, `to` and `dot` may be said at
+    the sign of a number, within a range of two, and in "example.com". `ordinals` is what follows an
     ordinal number's digits, `dotted` the endings of one whose digits a dot follows. Words that may
     be `omitted` in a number have a reading without them, and `first_words` replace its first one.
     With `compounds` a number is one word, with `elides` "l'homme" may be two.
@@ -46,9 +48,13 @@ class LanguageRules:
 
     abbreviations: Mapping[str, Sequence[str]] = field(default_factory=dict)
     numbered: Mapping[str, str] = field(default_factory=dict)
+    units: Mapping[str, Sequence[str]] = field(default_factory=dict)
     symbols: Mapping[str, Sequence[str]] = field(default_factory=dict)
     currencies: Mapping[str, tuple[str, str, str, str]] = field(default_factory=dict)
-    scales: frozenset[str] = frozenset()
+    scales: Mapping[str, str] = field(default_factory=dict)
+    minus: str = ""
+    to: str = ""
+    dot: str = ""
     ordinals: str = r"(?!)"
     dotted: Sequence[str] = ()
     decimal_mark: str = "."
@@ -63,6 +69,8 @@ class LanguageRules:
 
 
 def _english_plural(word: str) -> str:
+    if word.endswith("x"):
+        return f"{word}es"
     return f"{word[:-1]}ies" if word.endswith("y") else f"{word}s"
 
 
@@ -114,6 +122,20 @@ RULES: Mapping[str, LanguageRules] = {
             "dec.": ["december"],
         },
         numbered={"no.": "number", "nos.": "numbers", "p.": "page", "pp.": "pages"},
+        units={
+            "am": ["a m"],
+            "pm": ["p m"],
+            "k": ["thousand", "k"],
+            "km": ["kilometers", "kilometer", "k m"],
+            "cm": ["centimeters", "centimeter", "c m"],
+            "mm": ["millimeters", "millimeter", "m m"],
+            "kg": ["kilograms", "kilogram", "kilos", "k g"],
+            "lb": ["pounds", "pound"],
+            "lbs": ["pounds"],
+            "oz": ["ounces", "ounce"],
+            "ft": ["feet", "foot"],
+            "mph": ["miles per hour", "miles an hour", "m p h"],
+        },
         symbols={
             "&": ["and"],
             "@": ["at"],
@@ -122,11 +144,17 @@ RULES: Mapping[str, LanguageRules] = {
             "=": ["equals"],
             "#": ["number"],
             "§": ["section"],
-            "°": ["degrees"],
+            "°": ["degrees", "degree"],
+            "°c": ["degrees celsius", "degrees", "degrees c"],
+            "°f": ["degrees fahrenheit", "degrees", "degrees f"],
             "№": ["number"],
             "½": ["half", "a half", "one half", "and a half"],
             "¼": ["a quarter", "quarter", "one quarter", "and a quarter"],
             "¾": ["three quarters", "and three quarters"],
+            "⅓": ["a third", "one third", "and a third"],
+            "⅔": ["two thirds", "and two thirds"],
+            "²": ["squared"],
+            "³": ["cubed"],
         },
         currencies={
             "$": ("dollar", "dollars", "cent", "cents"),
@@ -134,7 +162,19 @@ RULES: Mapping[str, LanguageRules] = {
             "€": ("euro", "euros", "cent", "cents"),
             "¥": ("yen", "yen", "sen", "sen"),
         },
-        scales=frozenset({"thousand", "million", "billion", "trillion"}),
+        scales={
+            "thousand": "thousand",
+            "k": "thousand",
+            "million": "million",
+            "m": "million",
+            "billion": "billion",
+            "bn": "billion",
+            "b": "billion",
+            "trillion": "trillion",
+        },
+        minus="minus",
+        to="to",
+        dot="dot",
         ordinals=r"st|nd|rd|th",
         omitted=frozenset({"and"}),
         first_words={"one": "a"},
@@ -161,6 +201,12 @@ RULES: Mapping[str, LanguageRules] = {
             "ca.": ["circa"],
             "evtl.": ["eventuell"],
         },
+        units={
+            "km": ["kilometer"],
+            "cm": ["zentimeter"],
+            "mm": ["millimeter"],
+            "kg": ["kilogramm", "kilo"],
+        },
         symbols={
             "&": ["und"],
             "%": ["prozent"],
@@ -168,13 +214,18 @@ RULES: Mapping[str, LanguageRules] = {
             "=": ["gleich"],
             "§": ["paragraf"],
             "°": ["grad"],
+            "°c": ["grad celsius", "grad"],
+            "½": ["einhalb", "ein halb", "und ein halb"],
         },
         currencies={
             "$": ("dollar", "dollar", "cent", "cent"),
             "£": ("pfund", "pfund", "penny", "pence"),
             "€": ("euro", "euro", "cent", "cent"),
         },
-        scales=frozenset({"million", "millionen", "milliarde", "milliarden"}),
+        scales={each: each for each in ("million", "millionen", "milliarde", "milliarden")},
+        minus="minus",
+        to="bis",
+        dot="punkt",
         dotted=("", "n", "r"),
         decimal_mark=",",
         clock="uhr",
@@ -192,13 +243,30 @@ RULES: Mapping[str, LanguageRules] = {
             "etc.": ["et cetera", "etcétéra"],
             "p.": ["page"],
         },
-        symbols={"&": ["et"], "%": ["pour cent"], "+": ["plus"], "=": ["égale"], "°": ["degrés"]},
+        units={
+            "h": ["heures", "heure"],
+            "km": ["kilomètres", "kilomètre"],
+            "cm": ["centimètres", "centimètre"],
+            "mm": ["millimètres", "millimètre"],
+            "kg": ["kilogrammes", "kilogramme", "kilos"],
+        },
+        symbols={
+            "&": ["et"],
+            "%": ["pour cent"],
+            "+": ["plus"],
+            "=": ["égale"],
+            "°": ["degrés"],
+            "½": ["demi", "et demi", "et demie"],
+        },
         currencies={
             "$": ("dollar", "dollars", "cent", "cents"),
             "£": ("livre", "livres", "penny", "pence"),
             "€": ("euro", "euros", "centime", "centimes"),
         },
-        scales=frozenset({"million", "millions", "milliard", "milliards"}),
+        scales={each: each for each in ("million", "millions", "milliard", "milliards")},
+        minus="moins",
+        to="à",
+        dot="point",
         ordinals=r"ers?|res?|e|ème|èmes|nde?",
         decimal_mark=",",
         clock="heures",
@@ -217,7 +285,11 @@ _APART = re.compile(r"(?<=[$£€¥§№#])\s+(?=\d)|(?<=\d)\s+(?=[$£€¥%](?!
 _GROUPED = re.compile(r"\b\d{1,3}(?:[ \u00a0\u202f]\d{3})+\b")
 _ROMAN = re.compile(r"(?=..)X{0,3}(IX|IV|V?I{0,3})")
 _LETTERS = re.compile(r"[^\W\d_]\.(?:[^\W\d_]\.)+")
-_PARTS = re.compile(r"\d+(?:[.,:]\d+)*|[^\W\d_](?:[^\W\d]|['\u2019.])*|\S")
+_PARTS = re.compile(r"\d+(?:[.,:]\d+)*|[^\W\d_](?:[^\W\d]|['\u2019.])*|°[CF]\b|\S")
+_SIGNED = re.compile(r"[-\u2212]\d")
+_RANGE = re.compile(r"(\d[\d.,:]*)[-\u2012\u2013](\d[\d.,:]*)")
+_FRACTIONS = {"1/2": "½", "1/4": "¼", "3/4": "¾", "1/3": "⅓", "2/3": "⅔"}
+_FRACTION = re.compile(rf"(?<![\w/.,])(?:{'|'.join(_FRACTIONS)})(?![\w/])")
 _ROMAN_VALUES = {"I": 1, "V": 5, "X": 10}
 
 
@@ -242,32 +314,62 @@ class Normalizer:
         mark = re.escape(self._rules.decimal_mark)
         other = re.escape("," if self._rules.decimal_mark == "." else ".")
         self._number = re.compile(
-            rf"(?P<unit>[$£€¥]?)(?P<whole>\d{{1,3}}(?:{other}\d{{3}})+|\d+)(?:{mark}(?P<part>\d+))?"
+            rf"(?P<unit>[$£€¥]?)(?P<whole>\d{{1,3}}(?:{other}\d{{3}})+|"
+            # 1,00,000 is a hundred thousand, in India.
+            rf"\d{{1,2}}(?:{other}\d{{2}})+{other}\d{{3}}|\d+)(?:{mark}(?P<part>\d+))?"
             rf"(?:(?P<percent>%)|(?P<after>[$£€¥])|(?P<ordinal>{self._rules.ordinals})|(?P<plural>['\u2019]?s))?"
+        )
+        units = "|".join(map(re.escape, self._rules.units)) or "(?!)"
+        scales = "|".join(map(re.escape, self._rules.scales)) or "(?!)"
+        self._attached = re.compile(
+            rf"(?<=\d)(?=(?:{units})\b)|(?P<money>[$£€¥]\d[\d.,]*)(?=(?:{scales})\b)", re.IGNORECASE
         )
         self._clock = re.compile(r"(?P<hours>[01]?\d|2[0-4]):(?P<minutes>[0-5]\d)")
 
     def __call__(self, text: str) -> list[Readings]:
         """Return the readings of the text's words, in order; none for a text without words."""
-        spoken = _NOT_SPOKEN.sub(lambda found: found[0] if found[0] in self._known else " ", text)
-        spoken = _APART.sub("", unicodedata.normalize("NFC", spoken))
-        if self._rules.decimal_mark == ",":
-            spoken = _GROUPED.sub(lambda found: "".join(found[0].split()), spoken)
-        tokens = deque(spoken.split())
+        tokens, before = deque(self._apart(text).split()), ""
         read: list[Readings] = []
         while tokens:
             first = tokens.popleft()
             following = tokens[0].strip(".,;:!?").casefold() if tokens else ""
             numbered = self._rules.numbered.get(first.casefold(), "")
-            if numbered and following[:1].isdigit():
+            alone = _stripped(first)
+            if numbered and following[:1].isdecimal():
                 read.append((self._spoken(numbered),))
             elif first[:1] in self._rules.currencies and following in self._rules.scales:
                 # "$5 million" are five million dollars.
                 tokens.popleft()
-                read += self._amount(first, following)
+                read += self._amount(first, self._rules.scales[following])
+            elif before[-1:].isdecimal() and (unit := self._rules.units.get(alone.casefold())):
+                # It may be a word that only looks like a unit: "by 10 am I there".
+                found = dict.fromkeys((*(self._kept(unit) or ()), *self._word(alone)))
+                read.append(tuple(islice(found, MAX_READINGS)))
+            elif before[-1:].isdecimal() and alone in _FRACTIONS.values():
+                read += self._symbol(alone, after_number=True)
             else:
                 read += self._token(first)
+            before = first
         return read
+
+    def _apart(self, text: str) -> str:
+        """Remove what is not spoken, and set numbers apart from what is not part of them."""
+        spoken = _NOT_SPOKEN.sub(lambda found: found[0] if found[0] in self._known else " ", text)
+        spoken = _APART.sub("", unicodedata.normalize("NFC", spoken).replace("\u2044", "/"))
+        if self._rules.decimal_mark == ",":
+            spoken = _GROUPED.sub(lambda found: "".join(found[0].split()), spoken)
+        spoken = _FRACTION.sub(lambda found: _FRACTIONS[found[0]], spoken)
+        spoken = "".join(map(self._number_apart, spoken))
+        return self._attached.sub(lambda found: f"{found['money'] or ''} ", spoken)
+
+    def _number_apart(self, letter: str) -> str:
+        """Return a character with blanks around it if it is a number and no digit, such as ½."""
+        if unicodedata.category(letter) not in {"No", "Nl"}:
+            return letter
+        known = letter in self._rules.symbols or letter in self._known
+        return f" {letter if known else unicodedata.normalize('NFKC', letter)} ".replace(
+            "\u2044", "/"
+        )
 
     def words(self, text: str) -> list[str]:
         """Return the words of the text as they are likeliest said, such as for a transcript."""
@@ -278,6 +380,9 @@ class Normalizer:
             yield ((token,),)
             return
         core = _stripped(token)
+        if self._rules.minus and _SIGNED.match(token) and (found := self._numeral(core)):
+            yield self._maybe(self._rules.minus, found)
+            return
         written, word = self._abbreviation(token, core), self._word(core)
         if written or word:
             yield tuple(islice(dict.fromkeys((*written, *word)), MAX_READINGS))
@@ -292,27 +397,59 @@ class Normalizer:
 
     def _parts(self, core: str) -> Iterator[Readings]:
         """Yield what a token is made of: words between hyphens, digits beside letters, symbols."""
+        if self._rules.to and (ends := _RANGE.fullmatch(core)):
+            first, second = map(self._numeral, ends.groups())
+            if first and second:
+                yield from (first, self._maybe(self._rules.to, second))
+                return
         pieces = [each for each in re.split(r"[-\u2010-\u2015\u2212/_|\\~…]+|\.\.+", core) if each]
         if len(pieces) > 1:
             for piece in pieces:
                 yield from self._token(piece)
             return
         for part in _PARTS.findall(core):
-            if symbol := self._rules.symbols.get(part):
-                yield self._kept(symbol) or ()
-            elif found := self._numeral(part):
-                yield found
-            elif word := self._word(part):
-                yield word
-            elif _LETTERS.fullmatch(f"{part}."):
-                yield (self._spoken(" ".join(part.replace(".", " "))),)
-            elif elided := self._elided(part):
-                yield (elided,)
-            elif "." in part.strip("."):
-                for piece in part.split("."):
-                    yield from self._token(piece) if piece else ()
-            elif letters := _letters(part):
-                yield self._unknown(part, letters)
+            yield from self._part(part)
+
+    def _part(self, part: str) -> Iterator[Readings]:
+        if part.lower() in self._rules.symbols:
+            yield from self._symbol(part.lower())
+        elif found := self._numeral(part) or self._word(part):
+            yield found
+        elif part[0].isdecimal():
+            # Such as 3,5 in English: no number, so each of its digits.
+            yield from filter(None, map(self._numeral, re.findall(r"\d+", part)))
+        elif _LETTERS.fullmatch(f"{part}."):
+            yield (self._spoken(" ".join(part.replace(".", " "))),)
+        elif elided := self._elided(part):
+            yield (elided,)
+        elif "." in part.strip("."):
+            yield from self._domain([piece for piece in part.split(".") if piece])
+        elif letters := _letters(part):
+            yield self._unknown(part, letters)
+
+    def _symbol(self, symbol: str, *, after_number: bool = False) -> Iterator[Readings]:
+        """Yield what a symbol is called; after a number "and a half" comes before "half"."""
+        said = self._rules.symbols.get(symbol, ())
+        if after_number and said:
+            also = f"{self._rules.symbols['&'][0]} "
+            said = sorted(said, key=lambda each: not each.startswith(also))
+        if found := self._kept(said):
+            yield found
+
+    def _domain(self, pieces: Sequence[str]) -> Iterator[Readings]:
+        """Yield the words between dots, which may be said before "com" in "www.example.com"."""
+        # Of what is one token because a blank is missing, few endings are as short and small.
+        is_domain = bool(self._rules.dot) and re.fullmatch(r"[a-z]{2,4}", pieces[-1]) is not None
+        for number, piece in enumerate(pieces):
+            for place, found in enumerate(self._token(piece)):
+                after_dot = is_domain and number > 0 and place == 0
+                yield self._maybe(self._rules.dot, found) if after_dot else found
+
+    def _maybe(self, word: str, readings: Readings) -> Readings:
+        """Return each reading with a word before it, and without it."""
+        before = self._spoken(word)
+        both = ((*start, *each) for each in readings for start in (before, ()))
+        return tuple(islice(dict.fromkeys(both), MAX_READINGS))
 
     def _elided(self, part: str) -> Reading:
         """Return the lexicon's two words of French's "l'homme"; nothing for other text."""
@@ -505,7 +642,8 @@ def check_language(language: str) -> None:
 
 def _stripped(token: str) -> str:
     """Remove punctuation around a token; what may be a part of a number stays."""
-    return re.sub(r"^[^\w$£€¥§№#&@%+=°'\u2019]+|[^\w$£€¥%°&@+='\u2019]+$", "", token)
+    bare = re.sub(r"^[^\w$£€¥§№#&@%+=°'\u2019]+|[^\w$£€¥%°&@+='\u2019]+$", "", token)
+    return re.sub(r"^['\u2018\u2019]+(?=\d)", "", bare)
 
 
 def _letters(word: str) -> str:

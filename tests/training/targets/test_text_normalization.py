@@ -17,7 +17,7 @@ PENCE MISTER MISSUS DOCTOR DRIVE SAINT STREET NUMBER PAGE OH ZERO ONE TWO THREE 
 EIGHT NINE TEN ELEVEN TWELVE THIRTEEN FOURTEEN EIGHTEEN NINETEEN TWENTY THIRTY FORTY FIFTY SIXTY
 SIXTIES SEVENTEEN HUNDRED THOUSAND MILLION FIRST SECOND TWENTIETH FOURTEENTH O'CLOCK M B C S U X'S
 DON'T SHE'S DOGS' LOUIS CHAPTER WELL KNOWN NO HELLO 'TIS JOHN'S CAFE POLISH polish TO DOT COM FOR
-EXAMPLE THAT IS HALF
+EXAMPLE THAT IS HALF MINUS DEGREES SQUARED NINETIES SIXES
 """
 GERMAN = """
 am dritte dritten dritter Mai achtzehn hundert drei zahlte Herr Müller zwei fünfzig Euro und Cent
@@ -65,9 +65,19 @@ WORDS = {name: words.split() for name, words in (("en", ENGLISH), ("de", GERMAN)
         ("en", "'Tis the dogs' X's", "'TIS THE DOGS' X'S"),
         ("en", "B2B", "B TWO B"),
         ("en", "007", "ZERO ZERO SEVEN"),
-        ("en", "b@c.com", "B AT C COM"),
+        ("en", "b@c.com", "B AT C DOT COM"),
         ("en", "e.g. 10%", "FOR EXAMPLE TEN PERCENT"),
-        ("en", "½ of 2½", "HALF OF TWO HALF"),
+        ("en", "½ of 2½", "HALF OF TWO AND A HALF"),
+        ("en", "2 1/2, 1\u20442", "TWO AND A HALF HALF"),
+        ("en", "at 7pm, 10:30AM, 9 am", "AT SEVEN P M TEN THIRTY A M NINE A M"),
+        ("en", "10, am I", "TEN AM I"),
+        ("en", "$5.5M, £20k", "FIVE POINT FIVE MILLION DOLLARS TWENTY THOUSAND POUNDS"),
+        ("en", "10-20, 5\u20136", "TEN TO TWENTY FIVE TO SIX"),
+        ("en", "-5, \u22125", "MINUS FIVE MINUS FIVE"),
+        ("en", "1,00,000; 3,5; 3.14.15", "ONE HUNDRED THOUSAND THREE FIVE THREE FOURTEEN FIFTEEN"),
+        ("en", "'90s, 6s", "NINETIES SIXES"),
+        ("en", "x\u00b2 \u2460 50°C", "X SQUARED ONE FIFTY DEGREES"),
+        ("en", "hello.No", "HELLO NO"),
         ("de", "Am 3. Mai 1803", "am dritte Mai achtzehn hundert drei"),
         ("de", "Hr. Müller zahlte 2,50 €", "Herr Müller zahlte zwei Euro und fünfzig Cent"),
         ("de", "DR. MÜLLER: 5 %", "Doktor Müller fünf Prozent"),
@@ -105,6 +115,7 @@ def test_pairs(language: str, text: str, spoken: str) -> None:
         ("en", "XIV", {"THE FOURTEENTH", "FOURTEENTH"}),
         ("en", "½", {"A HALF", "ONE HALF", "AND A HALF"}),
         ("en", "Polish", {"polish"}),
+        ("en", "-5", {"FIVE"}),
         ("de", "3.", {"dritten", "dritter", "drei"}),
     ],
 )
@@ -134,6 +145,14 @@ def test_all_words_are_the_lexicons_or_letters(language: str, text: str) -> None
         assert len(set(readings)) == len(readings)
         for word in chain.from_iterable(readings):
             assert word in WORDS[language] or is_letters(word), (text, word)
+
+
+@pytest.mark.parametrize("language", NORMALIZERS)
+@given(text=st.text("0123456789.,:;-'/$%½ ax", max_size=12))
+def test_no_number_is_lost(language: str, text: str) -> None:
+    """Each group of digits has a word at least, whatever is written around it."""
+    groups = re.split(r"\D+", text.replace(",", "").replace(".", ""))
+    assert len(NORMALIZERS[language].words(text)) >= sum(map(bool, groups))
 
 
 def is_letters(word: str) -> bool:
