@@ -230,6 +230,8 @@ static int64_t expand(const Arc *raw, int64_t num_raw, int64_t num_states, const
                     arc.graph_cost = (float)((double)arc.graph_cost + change);
                     histories[0] = was.history, histories[1] = is.history;
                 }
+                /* All paths have one end, also those that do not end a sentence. */
+                if (arc.target == last) histories[0] = histories[1] = 0;
                 if (isinf(ahead->onward[arc.target])) continue;
                 if (num_arcs == max_arcs) return TOO_MANY_ARCS;
                 const double cost = node.cost + cost_of(&arc);

@@ -34,10 +34,10 @@ class Ngrams:
             return self.costs[*history, word]
         return self.backoffs.get(history, 0.0) + self.cost_of(history[1:], word)
 
-    def sentence_cost(self, words: Ngram) -> float:
-        """Return the cost of a sentence."""
+    def sentence_cost(self, words: Ngram, *, ends: bool = True) -> float:
+        """Return the cost of a sentence, or of one that may go on."""
         history, cost = (START,), 0.0
-        for word in (*words, END):
+        for word in (*words, END) if ends else words:
             cost += self.cost_of(history, word)
             history = (*history, word)
         return cost
