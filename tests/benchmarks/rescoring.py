@@ -86,10 +86,10 @@ def figures(num_words: int, num_successors: int, beam: float, num_rounds: int) -
                 beam=beam,
             )
             rescored = time.process_time()
-            word_confidences(found.lattice, best_arcs(found.lattice))
+            word_confidences(found, best_arcs(found))
             rescoring.append((rescored - started) / (0.03 * FRAMES))
             confidence.append((time.process_time() - rescored) / (0.03 * FRAMES))
-            arcs.append(len(found.lattice) / FRAMES)
+            arcs.append(len(found) / FRAMES)
         own, with_files = megabytes()
         return [
             Figure.of("large grammar", [len(large.arcs) / 1e6], "million arcs"),

@@ -1,7 +1,7 @@
 """Search decoding graphs for best paths: words, the senone of every frame, each word's frames."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Annotated, NamedTuple
 
@@ -11,7 +11,7 @@ from jaxtyping import Float32, Int32, Int64
 from infra.settings import Range, check_ranges
 from training.decode.graph import DecodingGraph
 from training.decode.lexicon import SILENCE_ID, Lexicon
-from training.decode.search import Search, TooManyArcsError
+from training.decode.search import Search
 from training.decode.senones import SenoneTree
 
 ALIGNMENT_BEAM = 1e12
@@ -112,22 +112,10 @@ def find_lattice(
     log_likelihoods: Float32[np.ndarray, "frames senones"],
     config: DecoderConfig,
 ) -> FoundLattice | None:
-    """Return the lattice of log-likelihoods divided by priors and scaled; None without a path.
-
-    Memory bounds its arcs: where there are too many, its beam is halved.
-    """
-    while True:
-        search = StreamingSearch(graph, config)
-        try:
-            search.advance(log_likelihoods)
-            return search.end_lattice()
-        except TooManyArcsError:
-            if config.lattice_beam < _LEAST_LATTICE_BEAM:
-                raise
-            config = replace(config, lattice_beam=config.lattice_beam / 2)
-
-
-_LEAST_LATTICE_BEAM = 0.1
+    """Return the lattice of log-likelihoods divided by priors and scaled; None without a path."""
+    search = StreamingSearch(graph, config)
+    search.advance(log_likelihoods)
+    return search.end_lattice()
 
 
 def best_path(

@@ -12,7 +12,6 @@ path's. Bigrams that are interpolated have none.
 
 import ctypes
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Float64, Int64
@@ -22,7 +21,7 @@ from training.decode.const_fst import ARC, STATE, ConstFst
 from training.decode.decoder import BestPath
 from training.decode.search import SEARCH_ARC
 
-MAX_ARCS = 2**21
+MAX_ARCS = 2**24
 """A rescored lattice grows to so many arcs, of 24 bytes, before a narrower beam is tried."""
 
 POSTERIOR_SCALE = 0.5
@@ -36,14 +35,6 @@ _LEAST_BEAM = 1e-6
 _NO_MEMORY, _TOO_MANY_ARCS, _NO_PATH, _UNKNOWN_WORD, _BROKEN_GRAMMAR = -1, -2, -3, -4, -5
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Rescored:
-    """Rescored is a lattice of SEARCH_ARC, and the beam that its number of arcs allowed."""
-
-    lattice: np.ndarray
-    beam: float
-
-
 def rescore(
     lattice: np.ndarray,
     first: ConstFst,
@@ -55,8 +46,8 @@ def rescore(
     beam: float,
     ends_sentence: bool = True,
     max_arcs: int = MAX_ARCS,
-) -> Rescored:
-    """Replace the words' costs in the grammar `first` by `scale` times those in `large`.
+) -> np.ndarray:
+    """Return the lattice whose words have `scale` times the costs of `large`, not those of `first`.
 
     A grammar has a state for each history, whose arcs are sorted by word; the arc of
     `backoff_word` leads to the shorter history. It begins in the history of <s>; a final cost is
@@ -85,7 +76,7 @@ def rescore(
         if found != _TOO_MANY_ARCS:
             break
         beam *= _BEAM_STEP
-    return Rescored(arcs[: _counted(found)].copy(), beam)
+    return arcs[: _counted(found)].copy()
 
 
 def check_lattice(lattice: np.ndarray) -> None:

@@ -4,6 +4,7 @@
    token is a state that a path reaches with the frames so far, and the least cost of such paths.
    `ways` has the arc by which each token was reached, for the best path. A lattice has all arcs
    between tokens; every PRUNE_INTERVAL frames those go that no path within the lattice beam takes.
+   The beam is halved where they would be too many still.
 
    search.py declares these functions and says what they return. All order comes from states and
    arcs, none from addresses, so that equal input has equal output. Little-endian; the graph is only
@@ -13,6 +14,8 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+
+#define LEAST_LATTICE_BEAM 1e-3
 
 enum { PRUNE_INTERVAL = 25, LEAST_TABLE = 1024, LEAST_WAYS = 1 << 16 };
 
@@ -428,7 +431,7 @@ static int add_frame(Search *s, double bound) {
     if (num_nodes > s->most_nodes) s->most_nodes = num_nodes;
     s->num_kept += num_epsilons + s->num_links;
     s->num_links = 0;
-    return s->num_kept > s->max_arcs ? TOO_MANY_ARCS : OK;
+    return OK;
 }
 
 /* Take the least excess of what follows a link; return whether the link stays. */
@@ -521,6 +524,16 @@ static int prune(Search *s, double tolerance) {
     return status;
 }
 
+/* Halve the lattice beam until its arcs take half of their room, so that this is seldom due. */
+static int narrow(Search *s) {
+    int status = prune(s, -1);
+    while (!status && s->num_kept > s->max_arcs / 2 && s->lattice_beam > LEAST_LATTICE_BEAM) {
+        s->lattice_beam /= 2;
+        status = prune(s, -1);
+    }
+    return !status && s->num_kept > s->max_arcs ? TOO_MANY_ARCS : status;
+}
+
 /* Make the tokens reached those of this frame. */
 static int finish_frame(Search *s, double bound) {
     const int status = follow_epsilons(s, bound);
@@ -589,8 +602,9 @@ static int search_frame(Search *s, const float *scores) {
         }
     }
     const int status = finish_frame(s, bound);
-    if (status || s->lattice_beam < 0 || s->num_frames % PRUNE_INTERVAL) return status;
-    return prune(s, 0.1 * s->lattice_beam);
+    if (status || s->lattice_beam < 0) return status;
+    if (s->num_kept > s->max_arcs) return narrow(s);
+    return s->num_frames % PRUNE_INTERVAL ? OK : prune(s, 0.1 * s->lattice_beam);
 }
 
 void free_search(Search *s) {

@@ -28,8 +28,8 @@ SEARCH_ARC = np.dtype(
 Arcs into the end read no frame, and have final states' costs.
 """
 
-MAX_LATTICE_ARCS = 2**26
-"""The most arcs that one search may hold at a time: 1.1 GB."""
+MAX_LATTICE_ARCS = 2**24
+"""The most arcs that one search may hold at a time: 0.3 GB, and 1 GB while they are read."""
 
 _ANY_WORD = 2**31
 
@@ -94,7 +94,7 @@ def _library() -> ctypes.CDLL:
 
 
 class TooManyArcsError(ValueError):
-    """TooManyArcsError reports a lattice that needs more memory than a search may take."""
+    """TooManyArcsError reports a lattice for which memory has no room by any beam."""
 
 
 class SearchableGraph:
@@ -147,9 +147,11 @@ class Search:
         self.num_frames = 0
 
     def advance(self, scores: Float32[np.ndarray, "frames senones"]) -> None:
-        """Search the next frames; TooManyArcsError if the lattice outgrows its bound.
+        """Search the next frames.
 
-        Raises ValueError for scores that are not the graph's, or not finite.
+        Memory bounds the lattice: where it has too many arcs, its beam is halved, and where that
+        does not help there is a TooManyArcsError. Raises ValueError for scores that are not the
+        graph's, or not finite.
         """
         num_columns = scores.shape[1]
         if num_columns != self._graph.num_senones:
@@ -193,7 +195,7 @@ class Search:
             raise MemoryError(f"no memory for a search after {self.num_frames} frames: lower beams")
         if status == _TOO_MANY_ARCS:
             raise TooManyArcsError(
-                f"a lattice of more than {MAX_LATTICE_ARCS} arcs: lower its beam or max_active"
+                f"the best paths alone have more than {MAX_LATTICE_ARCS} arcs: lower max_active"
             )
         if status == _EPSILON_CYCLE:
             raise ValueError("graph: a cycle of arcs that read no frame: no lattice has it")

@@ -50,7 +50,7 @@ class SecondPass:
             beam=self.beam,
             ends_sentence=found.ends_sentence,
             max_arcs=max_arcs,
-        ).lattice
+        )
 
     def best(self, found: FoundLattice) -> BestPath:
         """Return the best path of the rescored lattice."""

@@ -25,7 +25,6 @@ from training.decode import rescoring
 from training.decode.const_fst import ConstFst
 from training.decode.rescoring import (
     SEARCH_ARC,
-    Rescored,
     arc_posteriors,
     best_arcs,
     rescore,
@@ -44,7 +43,7 @@ def rescored(
     penalty: float = 0.0,
     beam: float = ALL_PATHS,
     **options: int,
-) -> Rescored:
+) -> np.ndarray:
     return rescore(
         lattice,
         first.grammar(),
@@ -76,7 +75,7 @@ def best_cost(lattice: np.ndarray) -> float:
 def test_best_path_is_the_best_of_all_sentences(
     first: Ngrams, large: Ngrams, spoken: np.ndarray, scale: float, penalty: float
 ) -> None:
-    found = rescored(lattice_of_all(first, spoken), first, large, scale, penalty).lattice
+    found = rescored(lattice_of_all(first, spoken), first, large, scale, penalty)
     costs: dict[tuple[int, ...], float] = {}
     for each in product((0, *WORDS), repeat=len(spoken)):
         words = tuple(word for word in each if word)
@@ -97,7 +96,7 @@ def test_all_paths_stay_at_their_new_costs(
         before, now = (each.sentence_cost(words, ends=ends) for each in (first, large))
         return cost + scale * now - before + len(words) * penalty
 
-    found = rescored(lattice, first, large, scale, penalty, ends_sentence=ends).lattice
+    found = rescored(lattice, first, large, scale, penalty, ends_sentence=ends)
     assert Counter((p.words, p.labels, p.cost) for p in paths_of(found)) == Counter(
         (p.words, p.labels, after(p.words, p.cost)) for p in paths_of(lattice)
     )
@@ -109,7 +108,7 @@ def test_the_first_grammar_changes_nothing_but_the_beam_prunes(
 ) -> None:
     paths = list(paths_of(lattice))
     limit = min(path.cost for path in paths) + beam
-    found = list(paths_of(rescored(lattice, first, first, beam=beam + 1e-3).lattice))
+    found = list(paths_of(rescored(lattice, first, first, beam=beam + 1e-3)))
     # An arc stays if any path through it is within the beam, so that others may stay, too.
     within = Counter((p.words, p.labels, p.cost) for p in found if p.cost <= limit)
     assert within == Counter((p.words, p.labels, p.cost) for p in paths if p.cost <= limit)
@@ -118,7 +117,7 @@ def test_the_first_grammar_changes_nothing_but_the_beam_prunes(
 
 @given(lattices(), ngrams(), ngrams())
 def test_lattice_is_numbered_and_sorted(lattice: np.ndarray, first: Ngrams, large: Ngrams) -> None:
-    found = rescored(lattice, first, large, beam=4.0).lattice
+    found = rescored(lattice, first, large, beam=4.0)
     rescoring.check_lattice(found)
     states = np.arange(found["target"].max() + 1)
     assert np.array_equal(np.unique(found["source"]), states[:-1])
@@ -133,11 +132,11 @@ def test_too_many_arcs_narrow_the_beam(lattice: np.ndarray, first: Ngrams, bound
         found = rescored(lattice, first, first, max_arcs=bound)
     except ValueError as error:
         assert "too many arcs" in str(error)  # noqa: PT017
-        assert bound < len(whole.lattice)
+        assert bound < len(whole)
         return
-    assert shortest <= len(found.lattice) <= bound
-    assert best_cost(found.lattice) == best_cost(whole.lattice)
-    assert (found.beam < whole.beam) == (bound < len(whole.lattice))
+    assert shortest <= len(found) <= bound
+    assert best_cost(found) == best_cost(whole)
+    assert (len(found) < len(whole)) == (bound < len(whole))
 
 
 @given(lattices(), st.sampled_from((0.25, 1.0)))
@@ -191,8 +190,8 @@ def unigrams(*words: int) -> Ngrams:
 
 def test_sentences_that_the_large_grammar_lacks_are_left_out() -> None:
     found = rescored(TWO_WORDS, unigrams(1, 2), unigrams(1))
-    assert best_words(found.lattice, ("", "one", "two")) == ("one",)
-    assert len(found.lattice) == 2
+    assert best_words(found, ("", "one", "two")) == ("one",)
+    assert len(found) == 2
     with pytest.raises(ValueError, match="none of its sentences: need its words"):
         rescored(TWO_WORDS, unigrams(1, 2), unigrams(3))
 

@@ -9,12 +9,10 @@ from tests.training.decode.toy_language import (
     toy_lexicon,
     toy_tree,
 )
-from training.decode import search
 from training.decode.decoder import DecoderConfig, best_path, decode, find_lattice
 from training.decode.grammar import GrammarWeights, ngram_grammar
 from training.decode.graph import DecodingGraph, decoding_graph, grammar_graph, word_ids
 from training.decode.ngrams import witten_bell, witten_bell_arpa
-from training.decode.search import TooManyArcsError
 from training.decode.second_pass import SecondPass
 
 TREE, LEXICON = toy_tree(), toy_lexicon()
@@ -82,21 +80,3 @@ def test_unfinished_paths_are_rescored(graph: DecodingGraph) -> None:
 
 def test_speech_without_a_frame_has_no_lattice(graph: DecodingGraph) -> None:
     assert find_lattice(graph, np.zeros((0, TREE.num_senones), np.float32), WIDE) is None
-
-
-def test_a_lattice_too_large_has_a_narrower_beam(
-    graph: DecodingGraph, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It has the best path still; what does not fit within any beam is an error."""
-    scores = noisy(["see", "a", "cab", "a"] * 8, 0)
-    whole = find_lattice(graph, scores, WIDE)
-    assert whole is not None
-    monkeypatch.setattr(search, "MAX_LATTICE_ARCS", len(whole.arcs) // 2)
-    narrow = find_lattice(graph, scores, WIDE)
-    assert narrow is not None
-    assert len(narrow.arcs) < len(whole.arcs) // 2
-    same = second_pass(graph, 1, GrammarWeights())
-    assert same.best(narrow).words == same.best(whole).words
-    monkeypatch.setattr(search, "MAX_LATTICE_ARCS", 10)
-    with pytest.raises(TooManyArcsError, match="lower its beam"):
-        find_lattice(graph, scores, WIDE)
