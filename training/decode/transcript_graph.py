@@ -14,7 +14,8 @@ import numpy as np
 from jaxtyping import Float32
 
 from training.decode.const_fst import ARC, ConstFst
-from training.decode.graph import EPSILON, DecodingGraph, senone_graph, word_table
+from training.decode.grammar import BACKOFF_WORD
+from training.decode.graph import DecodingGraph, senone_graph, word_table
 from training.decode.lexicon import SILENCE_ID, Lexicon, Pronunciation
 from training.decode.senones import Node, SenoneTree, Split
 
@@ -92,7 +93,9 @@ class Garbage:
         ids = {word: number for number, word in enumerate(table)}
 
         def arc(source: int, target: int, word: str, cost: float) -> _Arc:
-            label = ids[word] if word else EPSILON
+            # Without a label where nothing is said, determinization would list all sets of places
+            # that a word may be at: of 28 words of a phrase again and again, for minutes.
+            label = ids[word or BACKOFF_WORD]
             return source, (label, label, cost, target)
 
         # State 2 n is before slot n, state 2 n + 1 the same behind garbage.

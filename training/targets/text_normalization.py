@@ -9,6 +9,7 @@ import re
 import unicodedata
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import islice
@@ -286,7 +287,6 @@ _GROUPED = re.compile(r"\b\d{1,3}(?:[ \u00a0\u202f]\d{3})+\b")
 _ROMAN = re.compile(r"(?=..)X{0,3}(IX|IV|V?I{0,3})")
 _LETTERS = re.compile(r"[^\W\d_]\.(?:[^\W\d_]\.)+")
 _PARTS = re.compile(r"\d+(?:[.,:]\d+)*|[^\W\d_](?:[^\W\d]|['\u2019.])*|°[CF]\b|\S")
-_SIGNED = re.compile(r"[-\u2212]\d")
 _RANGE = re.compile(r"(\d[\d.,:]*)[-\u2012\u2013](\d[\d.,:]*)")
 _FRACTIONS = {"1/2": "½", "1/4": "¼", "3/4": "¾", "1/3": "⅓", "2/3": "⅔"}
 _FRACTION = re.compile(rf"(?<![\w/.,])(?:{'|'.join(_FRACTIONS)})(?![\w/])")
@@ -314,9 +314,10 @@ class Normalizer:
         mark = re.escape(self._rules.decimal_mark)
         other = re.escape("," if self._rules.decimal_mark == "." else ".")
         self._number = re.compile(
-            rf"(?P<unit>[$£€¥]?)(?P<whole>\d{{1,3}}(?:{other}\d{{3}})+|"
+            r"(?P<sign>[-\u2212]?)(?P<unit>[$£€¥]?)(?P<sign_within>[-\u2212]?)"
             # 1,00,000 is a hundred thousand, in India.
-            rf"\d{{1,2}}(?:{other}\d{{2}})+{other}\d{{3}}|\d+)(?:{mark}(?P<part>\d+))?"
+            rf"(?P<whole>\d{{1,3}}(?:{other}\d{{3}})+|\d{{1,2}}(?:{other}\d{{2}})+{other}\d{{3}}|"
+            rf"\d+|(?={mark}\d))(?:{mark}(?P<part>\d+)|{other}(?P<cents>\d\d))?"
             rf"(?:(?P<percent>%)|(?P<after>[$£€¥])|(?P<ordinal>{self._rules.ordinals})|(?P<plural>['\u2019]?s))?"
         )
         units = "|".join(map(re.escape, self._rules.units)) or "(?!)"
@@ -380,9 +381,6 @@ class Normalizer:
             yield ((token,),)
             return
         core = _stripped(token)
-        if self._rules.minus and _SIGNED.match(token) and (found := self._numeral(core)):
-            yield self._maybe(self._rules.minus, found)
-            return
         written, word = self._abbreviation(token, core), self._word(core)
         if written or word:
             yield tuple(islice(dict.fromkeys((*written, *word)), MAX_READINGS))
@@ -488,38 +486,41 @@ class Normalizer:
             return self._kept(self._times(int(found["hours"]), int(found["minutes"])))
         if not (found := self._number.fullmatch(core)):
             return None
+        readings = self._kept(self._said(found))
+        if readings and self._rules.minus and (found["sign"] or found["sign_within"]):
+            return self._maybe(self._rules.minus, readings)
+        return readings
+
+    def _said(self, found: re.Match[str]) -> list[str]:
         digits = re.sub(r"\D", "", found["whole"])
         if found["ordinal"]:
-            return self._kept(
-                [self._say(int(digits), "ordinal")] if len(digits) <= MAX_DIGITS else []
-            )
+            return [self._say(int(digits), "ordinal")] if len(digits) <= MAX_DIGITS else []
         unit = found["unit"] or found["after"]
         if unit in self._rules.currencies:
-            return self._kept(self._money(digits, found["part"], self._rules.currencies[unit]))
+            part = found["part"] or found["cents"]
+            return self._money(digits, part, self._rules.currencies[unit])
+        plural = self._rules.plural
+        if found["cents"] or (found["plural"] and plural is None):
+            return []
         numbers = self._cardinals(digits, found["part"], is_grouped=digits != found["whole"])
         if found["percent"]:
             percents = self._rules.symbols.get("%", [""])
-            numbers = [f"{number} {percent}" for number in numbers for percent in percents]
-        if found["plural"]:
-            if (plural := self._rules.plural) is None:
-                return None
+            return [f"{number} {percent}" for number in numbers for percent in percents]
+        if found["plural"] and plural:
             pairs = (number.rpartition(" ") for number in numbers)
-            numbers = [f"{before} {plural(last)}" for before, _, last in pairs]
-        return self._kept(numbers)
+            return [f"{before} {plural(last)}" for before, _, last in pairs]
+        return numbers
 
-    def _cardinals(self, digits: str, part: str | None, *, is_grouped: bool = False) -> list[str]:
+    def _cardinals(
+        self, digits: str, part: str | None = None, *, is_grouped: bool = False
+    ) -> list[str]:
         """Return the ways to say a number: as a year, a cardinal, or digit by digit."""
-        one_by_one = [
-            " ".join(
-                zero if digit == "0" else self._say(int(digit), "cardinal") for digit in digits
-            )
-            for zero in self._rules.zero or [self._say(0, "cardinal")]
-        ]
+        if part:
+            return self._decimals(digits, part)
+        one_by_one = self._one_by_one(digits)
         if len(digits) > MAX_DIGITS or (digits[0] == "0" and len(digits) > 1):
             return one_by_one
         number = int(digits)
-        if part:
-            return [self._say(f"{number}.{part}", "cardinal")]
         said = [self._say(number, "cardinal")]
         if number in YEARS and not is_grouped:
             said.insert(0, self._say(number, "year"))
@@ -533,9 +534,36 @@ class Normalizer:
         more = one_by_one if len(digits) > 2 and not is_grouped else []
         return [*dict.fromkeys((*said, *without, *more))]
 
+    def _one_by_one(self, digits: str) -> list[str]:
+        """Say each digit; a zero may have several names."""
+        return [
+            " ".join(
+                zero if int(each) == 0 else self._say(int(each), "cardinal") for each in digits
+            )
+            for zero in self._rules.zero or [self._say(0, "cardinal")]
+        ]
+
+    def _decimals(self, digits: str, part: str) -> list[str]:
+        """Say a decimal number as num2words does, or part by part if it is long."""
+        is_plain = not (digits[:1] == "0" and len(digits) > 1)
+        if is_plain and max(len(digits), len(part)) <= MAX_DIGITS:
+            said = [self._say(f"{int(digits or 0)}.{part}", "cardinal")]
+        else:
+            point = self._say("0.5", "cardinal").split()[1:-1]
+            said = [
+                " ".join((whole, *point, self._one_by_one(part)[0]))
+                for whole in self._cardinals(digits or "0")[:1]
+            ]
+        if digits:
+            return said
+        # ".5" may be "point five".
+        return [*said, *(each.partition(" ")[2] for each in said)]
+
     def _money(self, digits: str, part: str | None, names: tuple[str, str, str, str]) -> list[str]:
         one, several, hundredth, hundredths = names
-        amounts = self._cardinals(digits, None, is_grouped=True)
+        if part and len(part) > 2:
+            return [f"{amount} {several}" for amount in self._decimals(digits, part)]
+        amounts = self._cardinals(digits or "0", is_grouped=True)
         unit = one if digits.lstrip("0") == "1" else several
         said = [f"{amount} {unit}" for amount in amounts]
         cents = int(f"{part}0"[:2]) if part else 0
@@ -544,7 +572,8 @@ class Normalizer:
         small = f"{self._say(cents, 'cardinal')} {hundredth if cents == 1 else hundredths}"
         joined = [f"{each} {small}" for each in said]
         (also,) = self._rules.symbols["&"]
-        return [*(f"{each} {also} {small}" for each in said), *joined]
+        alone = [] if digits.strip("0") else [small]
+        return [*alone, *(f"{each} {also} {small}" for each in said), *joined]
 
     def _amount(self, token: str, scale: str) -> Iterator[Readings]:
         _, several, _, _ = self._rules.currencies[token[0]]
@@ -625,11 +654,14 @@ class Normalizer:
 
 @lru_cache(maxsize=4096)
 def _say(number: int | str, kind: str, language: str) -> str:
-    try:
-        return str(num2words(number, lang=language, to=kind))
-    except (NotImplementedError, OverflowError, KeyError, IndexError, TypeError):
-        # Not each language has ordinals and years.
-        return str(num2words(number, lang=language))
+    # Not each language has ordinals, years, decimals and large numbers, and what num2words raises
+    # then is any exception. Amharic's millions do not end.
+    if not (language == "am" and isinstance(number, int) and number >= 10**6):
+        for each in (kind, "cardinal"):
+            with suppress(Exception):
+                return str(num2words(number, lang=language, to=each))
+    digits = re.findall(r"\d", str(number))
+    return " ".join(str(num2words(int(digit), lang=language)) for digit in digits)
 
 
 def check_language(language: str) -> None:
@@ -640,9 +672,18 @@ def check_language(language: str) -> None:
         raise ConfigurationError(f"{said}: need one of num2words: {known}")
 
 
+_FIRST = re.compile(
+    r"(?:(?<![-\u2212])[-\u2212])?(?:[$£€¥][-\u2212]?)?(?:(?<!\.)\.)?\d|[\w$£€¥§№#&@%+=°'\u2019]"
+)
+_LAST = re.compile(r"[\w$£€¥%°&@+='\u2019]")
+
+
 def _stripped(token: str) -> str:
     """Remove punctuation around a token; what may be a part of a number stays."""
-    bare = re.sub(r"^[^\w$£€¥§№#&@%+=°'\u2019]+|[^\w$£€¥%°&@+='\u2019]+$", "", token)
+    if (first := _FIRST.search(token)) is None:
+        return ""
+    last = next((at for at in reversed(range(len(token))) if _LAST.match(token[at])), -1)
+    bare = token[first.start() : last + 1]
     return re.sub(r"^['\u2018\u2019]+(?=\d)", "", bare)
 
 
