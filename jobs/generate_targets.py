@@ -74,19 +74,20 @@ def run(job: Job) -> StepResults:
     if aligns(job):
         require_transcripts(job)
     with distribute_on_spark(job) as distribute:
-        made, search = list[StepResult](), None
+        tuned, search = list[StepResult](), None
         if searches(job):
-            made, search = tune_search(job, distribute), search_of(job)
+            tuned, search = tune_search(job, distribute), search_of(job)
         if aligns(job):
-            made = prepare_alignment(job, distribute)
-            search = alignment_of(job, made)
+            tuned = prepare_alignment(job, distribute)
+            search = alignment_of(job, tuned)
+        made = [*tuned]
         for targets_round, models in due_rounds(job):
             labels = labels_of(job, models)
             result = generate_targets(
                 job.store,
                 job.run_uri,
                 job.recipe.targets,
-                teacher_of(job, labels),
+                teacher_of(job, labels, tuned),
                 distribute,
                 models,
                 search=search,
@@ -237,8 +238,11 @@ def labels_of(job: Job, models: Sequence[str]) -> Labels:
     return Labels(f"{module}:serve_own_teacher", f"{module}:serve_own_logits", arguments, source)
 
 
-def teacher_of(job: Job, labels: Labels) -> Teacher:
-    """Return what a task labels by: the servers of the teachers, one a device, and a search."""
+def teacher_of(job: Job, labels: Labels, tuned: Sequence[StepResult]) -> Teacher:
+    """Return what a task labels by: the servers of the teachers, one a device, and a search.
+
+    An alignment has the settings that were `tuned`, or else the recipe's.
+    """
     config = job.recipe.targets
     columns = {"k": str(config.k), "tail_samples": str(config.tail_samples)}
     needs_logits = searches(job) or aligns(job)
@@ -254,9 +258,8 @@ def teacher_of(job: Job, labels: Labels) -> Teacher:
     score = PooledTeacher(pool, config.windows, kept_logits, np.concatenate)
     if aligns(job):
         place, evaluation = transcript_place(job), job.recipe.evaluation
-        if job.has(TARGETS_TUNING_STEP):
-            tuned = read_manifest(job.store, job.run_uri, TARGETS_TUNING_STEP)
-            place = replace(place, config=tuned_transcripts(place.config, tuned))
+        for each in tuned:
+            place = replace(place, config=tuned_transcripts(place.config, each.manifest))
         own, samples = own_lattices(job), config.tail_samples
         return open_transcript_teacher(place, score, config.k, evaluation, own, samples)
     run, lattices = (job.store, job.run_uri), config.lattices

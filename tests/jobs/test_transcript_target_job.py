@@ -61,12 +61,12 @@ def generate(
     return run
 
 
-def made(run_uri: str) -> dict[str, Any]:
+def made(run_uri: str, folders: tuple[str, ...] = ("targets", "graphs")) -> dict[str, Any]:
     """Return the manifest of the targets, and remove all that the job made."""
     manifest: dict[str, Any] = json.loads(
         Path(run_uri, "targets/unlabelled/manifest.json").read_text()
     )
-    for folder in ("targets", "graphs"):
+    for folder in folders:
         shutil.rmtree(Path(run_uri, folder), ignore_errors=True)
     return manifest
 
@@ -74,7 +74,10 @@ def made(run_uri: str) -> dict[str, Any]:
 def test_transcripts_label_and_development_speakers_choose(
     place: tuple[ObjectStore, str, str], generate: Callable[..., Any]
 ) -> None:
-    """The same targets as of a recipe that states the choice; the lexicon is an input."""
+    """The same targets as of a recipe that states the choice; the lexicon is an input.
+
+    A recipe that does not tune reads past a choice that was made before.
+    """
     store, run_uri, _ = place
     said = generate()
     assert said.code == 0, said.err
@@ -91,8 +94,10 @@ def test_transcripts_label_and_development_speakers_choose(
     assert said.code == 0, said.err
     assert list(json.loads(said.out)["manifests"]) == [TARGETS_TUNING_STEP, "targets/unlabelled"]
     chosen = read_manifest(store, run_uri, TARGETS_TUNING_STEP).statistics["settings"]
-    tuned = made(run_uri)
+    tuned = made(run_uri, ("targets",))
     assert TARGETS_TUNING_STEP in tuned["inputs"]
+    assert generate("targets.transcripts.tuned=false").code == 0
+    assert made(run_uri)["outputs"] == untuned["outputs"] != tuned["outputs"]
     stated = [f"targets.transcripts.{name}={value}" for name, value in chosen.items()]
     said = generate(*stated, "targets.transcripts.tuned=false")
     assert said.code == 0, said.err

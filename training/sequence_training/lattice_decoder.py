@@ -188,7 +188,7 @@ def check_density(num_arcs: int, num_frames: int) -> None:
     if num_arcs > MAX_ARCS_PER_FRAME * num_frames:
         raise LatticeError(
             f"{num_frames} frames: a lattice of {num_arcs} arcs: need at most {MAX_ARCS_PER_FRAME} "
-            "a frame: lower sequence_training.lattices.lattice_beam"
+            "a frame: lower lattice_beam"
         )
 
 

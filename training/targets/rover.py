@@ -7,9 +7,10 @@ voting: its share of the N recognizers, and the mean of the scores of those that
 
 import math
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+
+import numpy as np
 
 from training.decode.transcript_graph import Slot
 from training.targets.text_normalization import Reading, Readings
@@ -39,31 +40,30 @@ class SlotWords:
     confidences: dict[Reading, float]
 
     def slot(self, known: Collection[str], min_confidence: float) -> Slot:
-        """Return the slot, without unknown words, and empty if no reading is trusted enough."""
-        trust = min(max(self.trust, LEAST), MOST)
+        """Return the slot, without readings of unknown words or of too little confidence.
+
+        That some recognizer has no word there remains a reading.
+        """
+        trust = min(max(*self.confidences.values(), LEAST), MOST)
         total = sum(self.confidences.values())
         # In logarithms: the product of a tiny confidence and these can round to zero.
         costs = {
             reading: math.log(total) - math.log(confidence) - math.log(trust)
             for reading, confidence in self.confidences.items()
-            if confidence > 0 and all(word in known for word in reading)
+            if confidence > 0
+            and all(word in known for word in reading)
+            and (confidence >= min_confidence or not reading)
         }
-        is_trusted = self.trust >= min_confidence and any(costs)
-        return Slot(costs if is_trusted else {}, -math.log(1 - trust))
+        return Slot(costs, -math.log(1 - trust))
 
     @property
     def words(self) -> set[str]:
         """The words of all readings."""
         return {word for reading in self.confidences for word in reading}
 
-    def has_words_of(self, known: Collection[str]) -> bool:
-        """Return whether a reading has words, all of which are known."""
-        return any(each and all(word in known for word in each) for each in self.confidences)
-
-    @property
-    def trust(self) -> float:
-        """The confidence of the best reading."""
-        return max(self.confidences.values())
+    def is_known(self, known: Collection[str]) -> bool:
+        """Return whether a reading has known words alone, or none."""
+        return any(all(word in known for word in each) for each in self.confidences)
 
 
 def slot_words(heard: Sequence[Heard], alpha: float) -> list[SlotWords]:
@@ -92,16 +92,16 @@ def _voted(column: Sequence[str | None], confidences: Sequence[float], alpha: fl
 
 def chosen_words(texts: Sequence[Sequence[Readings]]) -> list[list[str]]:
     """Read each text in one way: of several readings that which another text has, or the first."""
-    firsts = [[word for readings in text for word in readings[0]] for text in texts]
+    firsts = [_line(word for readings in text for word in readings[0]) for text in texts]
     found = []
     for number, text in enumerate(texts):
-        others = [words for other, words in enumerate(firsts) if other != number]
+        others = [line for other, line in enumerate(firsts) if other != number]
         found.append(
             [
                 word
                 for readings in text
                 for word in next(
-                    (each for each in readings if any(_has(words, each) for words in others)),
+                    (each for each in readings if any(_line(each) in line for line in others)),
                     readings[0],
                 )
             ]
@@ -109,9 +109,9 @@ def chosen_words(texts: Sequence[Sequence[Readings]]) -> list[list[str]]:
     return found
 
 
-def _has(words: Sequence[str], reading: Reading) -> bool:
-    size = len(reading)
-    return any(tuple(words[at : at + size]) == reading for at in range(len(words) - size + 1))
+def _line(words: Iterable[str]) -> str:
+    """Return the words between blanks, which are in no word."""
+    return f" {' '.join(words)} "
 
 
 def rover(texts: Sequence[Sequence[str]]) -> list[tuple[str | None, ...]]:
@@ -133,29 +133,34 @@ def _aligned(
     network: Sequence[tuple[str | None, ...]], words: Sequence[str]
 ) -> list[tuple[tuple[str | None, ...] | None, str | None]]:
     """Pair slots and words at the least cost: a slot without a word, or a word without a slot."""
-    # costs[i][j] is of the first i slots and j words.
+    places = defaultdict[str, list[int]](list)
+    for place, word in enumerate(words):
+        places[word].append(place)
     skips = [0 if None in slot else INSERTION for slot in network]
-    costs = [[INSERTION * number for number in range(len(words) + 1)]]
-    for words_there, skip in zip(network, skips, strict=True):
-        above = costs[-1]
-        row = [above[0] + skip]
-        for (diagonal, up), word in zip(pairwise(above), words, strict=True):
-            differs = 0 if word in words_there else SUBSTITUTION
-            row.append(min(diagonal + differs, up + skip, row[-1] + INSERTION))
-        costs.append(row)
+    # costs[i, j] is of the first i slots and j words.
+    costs = np.empty((len(network) + 1, len(words) + 1), np.int32)
+    costs[0] = insertions = INSERTION * np.arange(len(words) + 1, dtype=np.int32)
+    for number, (there, skip) in enumerate(zip(network, skips, strict=True)):
+        differs = np.full(len(words), SUBSTITUTION, np.int32)
+        for word in filter(None, there):
+            differs[places.get(word, [])] = 0
+        row = costs[number] + skip
+        np.minimum(row[1:], costs[number, :-1] + differs, out=row[1:])
+        # The best place from which the words before j are inserted, for all j at once.
+        costs[number + 1] = np.minimum.accumulate(row - insertions) + insertions
     pairs: list[tuple[tuple[str | None, ...] | None, str | None]] = []
     i, j = len(network), len(words)
     while i or j:
-        cost = costs[i][j]
+        cost = costs[i, j]
         slot = network[i - 1] if i else None
         if (
             slot is not None
             and j
-            and cost == costs[i - 1][j - 1] + (0 if words[j - 1] in slot else SUBSTITUTION)
+            and cost == costs[i - 1, j - 1] + (0 if words[j - 1] in slot else SUBSTITUTION)
         ):
             i, j = i - 1, j - 1
             pairs.append((slot, words[j]))
-        elif slot is not None and cost == costs[i - 1][j] + skips[i - 1]:
+        elif slot is not None and cost == costs[i - 1, j] + skips[i - 1]:
             i -= 1
             pairs.append((slot, None))
         else:

@@ -51,8 +51,14 @@ from training.targets.lattice_targets import LatticeSearch, Logits, Score, targe
 from training.targets.rover import Heard, slot_words
 from training.targets.text_normalization import Normalizer
 
+MAX_WORDS = 10_000
+"""Two such texts, of an hour of speech, are joined in 0.5 GB."""
+
 OPENING_COST = -math.log(0.1)
 """What garbage costs besides its frames, wherever it begins, in nats."""
+
+ROUNDING = 1e-3
+"""So much may a score be beyond its range."""
 
 BEAMS = LatticeTargetsConfig(beam=100.0, max_active=1_000_000, lattice_beam=8.0)
 """So wide that a path may fall behind by some twenty words, and a graph is small.
@@ -111,6 +117,10 @@ class TranscriptAligner:
         heard = [
             Heard(readings, confidence_of(each, config)) for each, readings in read if readings
         ]
+        if max((len(each.readings) for each in heard), default=0) > MAX_WORDS:
+            raise UnusableTranscriptError(
+                "too_long", f"a text of more than {MAX_WORDS} words: cut the recording"
+            )
         if not heard:
             reason = "empty_transcript" if hypotheses else "no_transcript"
             raise UnusableTranscriptError(reason, f"no word in {len(hypotheses)} transcripts")
@@ -119,7 +129,7 @@ class TranscriptAligner:
         spelled = self._spelled(heard_words - lexicon.keys())
         known = {word for word in heard_words if word in lexicon or word in spelled}
         spoken = [each for each in words if any(each.confidences)]
-        unknown = [each for each in spoken if not each.has_words_of(known)]
+        unknown = [each for each in spoken if not each.is_known(known)]
         if len(unknown) > config.max_unknown * len(spoken):
             named = sorted({word for each in unknown for word in each.words if word not in known})
             raise UnusableTranscriptError(
@@ -172,11 +182,19 @@ class TranscriptAligner:
 
 
 def confidence_of(hypothesis: Hypothesis, config: TranscriptsConfig) -> float:
-    """Return the probability that a word is right, by the recognizer's score; 1 without one."""
-    if hypothesis.score is None:
+    """Return the probability that a word is right, by the recognizer's score; 1 without one.
+
+    UnusableTranscriptError for a score of another kind, which would trust words too much.
+    """
+    score, is_log = hypothesis.score, config.scores == "log_probability"
+    if score is None:
         return 1.0
-    is_log = config.scores == "log_probability"
-    return min(max(math.exp(min(hypothesis.score, 0.0)) if is_log else hypothesis.score, 0.0), 1.0)
+    least, most = (-math.inf, 0.0) if is_log else (0.0, 1.0)
+    if not least - ROUNDING <= score <= most + ROUNDING:
+        raise UnusableTranscriptError(
+            "wrong_score", f"{score:g} is no {config.scores}: see targets.transcripts.scores"
+        )
+    return min(max(math.exp(score) if is_log else score, 0.0), 1.0)
 
 
 @lru_cache(maxsize=1)

@@ -353,9 +353,38 @@ def test_of_two_recognizers_words_the_spoken_one_is_aligned() -> None:
 
 
 def test_scores_are_probabilities() -> None:
-    """Of a mean log-probability its exponential; a score beyond its range is at its end."""
+    """Of a mean log-probability its exponential; a score beyond its range is of the other kind."""
     log, plain = TranscriptsConfig(), TranscriptsConfig(scores="probability")
-    values = [(log, -1.0, np.exp(-1)), (log, 0.5, 1.0), (log, None, 1.0)]
-    values += [(plain, 0.25, 0.25), (plain, -1.0, 0.0), (plain, 2.0, 1.0)]
+    values = [(log, -1.0, np.exp(-1)), (log, 1e-6, 1.0), (log, None, 1.0)]
+    values += [(plain, 0.25, 0.25), (plain, -1e-6, 0.0), (plain, 1 + 1e-6, 1.0)]
     for config, score, expected in values:
         assert confidence_of(Hypothesis("r", "a", score), config) == pytest.approx(expected)
+    for config, score in ((log, 0.35), (plain, -0.2), (plain, 95.0)):
+        with pytest.raises(UnusableTranscriptError, match=r"wrong_score: .*transcripts\.scores"):
+            confidence_of(Hypothesis("r", "a", score), config)
+
+
+def test_words_again_and_again_have_a_graph_of_their_number() -> None:
+    """As where a recognizer repeats itself; the graph of 28 such words once took minutes."""
+    aligner = TranscriptAligner.of(toy_lexicon(), TREE, TranscriptsConfig())
+    sizes = [
+        len(aligner.graph((Hypothesis("r", "see a cab a " * number),)).fst.states)
+        for number in (3, 6, 12)
+    ]
+    assert sizes[2] - sizes[1] == 2 * (sizes[1] - sizes[0])
+
+
+def test_a_word_that_others_lack_need_not_be_known() -> None:
+    """What one of three recognizers makes of noise takes the utterance from none."""
+    aligner = TranscriptAligner.of(toy_lexicon(), TREE, TranscriptsConfig(max_unknown=0.0))
+    heard = [Hypothesis(name, "a cab") for name in "pq"]
+    aligner.graph((*heard, Hypothesis("r", "a um uh er cab")))
+    with pytest.raises(UnusableTranscriptError, match="unknown_words"):
+        aligner.graph((Hypothesis("r", "a um uh er cab"),))
+
+
+def test_a_text_of_hours_is_not_joined() -> None:
+    """Two of a hundred thousand words would take 40 GB."""
+    aligner = TranscriptAligner.of(toy_lexicon(), TREE, TranscriptsConfig())
+    with pytest.raises(UnusableTranscriptError, match="too_long: a text of more than 10000 words"):
+        aligner.graph((Hypothesis("r", "a " * 10_001),))
