@@ -25,7 +25,7 @@ from jobs.lexicon_sources import (
     stored_lexicon,
     stored_name,
 )
-from pipeline.records import composed
+from pipeline.records import MAX_HYPOTHESES, composed
 from pipeline.runs.manifest import is_finished, read_manifest
 from pipeline.runs.names import (
     DEV,
@@ -93,9 +93,12 @@ def ingestion_of(job: Job, simulation: Simulation | None) -> ManifestIngestion:
 
 
 def transcripts_of(job: Job) -> tuple[Transcripts, ...]:
-    """List what recognizers heard; ConfigurationError for two recognizers of one name."""
+    """List what recognizers heard; ConfigurationError for too many, and for two of one name."""
     given = map(recognizer_and_uri, job.arguments.transcripts)
     found = tuple(Transcripts.listed(*each) for each in given)
+    if len(found) > MAX_HYPOTHESES:
+        most = f"need at most {MAX_HYPOTHESES}"
+        raise ConfigurationError(f"{TRANSCRIPTS}: {len(found)} recognizers: {most}")
     names = Counter(each.recognizer for each in found)
     if repeated := next((name for name, count in names.items() if count > 1), None):
         raise ConfigurationError(f"{TRANSCRIPTS} {repeated}: twice: give each a name of its own")

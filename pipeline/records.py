@@ -101,6 +101,9 @@ def _whole(name: str, value: object, least: int) -> int:
 
 
 MAX_HYPOTHESES = 16
+MAX_HYPOTHESES_BYTES = 2**19
+"""So much JSON may the texts of an utterance be, half of a line."""
+
 _RECOGNIZER = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 PRED_TEXT = "pred_text"
@@ -136,9 +139,24 @@ def require_recognizer(name: str) -> None:
 
 def parse_hypotheses(value: object) -> tuple[Hypothesis, ...]:
     """Read the list of a record, or what is of one recognizer; ValueError says what is wrong."""
-    if not isinstance(value, list | tuple) or len(value) > MAX_HYPOTHESES:
+    if not isinstance(value, list | tuple):
         raise ValueError(f"hypotheses: need a list of at most {MAX_HYPOTHESES} objects")
-    found = tuple(map(_parse_hypothesis, value))
+    return checked_hypotheses(tuple(map(_parse_hypothesis, value)))
+
+
+def checked_hypotheses(found: tuple[Hypothesis, ...]) -> tuple[Hypothesis, ...]:
+    """Return what is heard in an utterance; ValueError for more than a metadata record holds."""
+    if len(found) > MAX_HYPOTHESES:
+        raise ValueError(f"{len(found)} hypotheses: need at most {MAX_HYPOTHESES}")
+    size = sum(len(each.text) for each in found)
+    # A character takes twelve bytes at most, and most texts are short.
+    if 12 * size > MAX_HYPOTHESES_BYTES:
+        size = sum(len(json.dumps(each.text)) for each in found)
+    if size > MAX_HYPOTHESES_BYTES:
+        raise ValueError(
+            f"hypotheses: texts of {size} bytes as JSON: need at most {MAX_HYPOTHESES_BYTES}: cut "
+            "the recording"
+        )
     names = [each.recognizer for each in found]
     if len(set(names)) < len(names):
         repeated, _ = Counter(names).most_common(1)[0]

@@ -95,6 +95,7 @@ def test_a_manifests_hypothesis_is_named_by_its_field() -> None:
         ({"hypotheses": [{"recognizer": "a/b", "text": "b"}]}, "need letters, digits"),
         ({"hypotheses": [{"recognizer": "a", "text": ""}] * 2}, "recognizer 'a' twice"),
         ({"hypotheses": [{"recognizer": f"{n}", "text": ""} for n in range(17)]}, "at most 16"),
+        ({"pred_text": "\u0434" * 90_000}, "texts of 540002 bytes as JSON: need at most 524288"),
     ],
 )
 def test_a_hypothesis_that_is_none_is_named(fields: dict[str, Any], said: str) -> None:

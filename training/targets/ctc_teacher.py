@@ -67,7 +67,11 @@ def at_low_rate(
     posteriors: Float[Tensor, "ctc_frames tokens"], num_frames: int, frame_ms: float
 ) -> Float[Tensor, "num_frames tokens"]:
     """Interpolate linearly at the middles of the low-rate frames; outside, posteriors are zero."""
-    if abs(len(posteriors) * frame_ms - num_frames * FRAME_MS) > EDGE_MS + frame_ms:
+    # NaN is refused, too.
+    if not (
+        frame_ms > 0
+        and abs(len(posteriors) * frame_ms - num_frames * FRAME_MS) <= EDGE_MS + frame_ms
+    ):
         raise ValueError(
             f"{len(posteriors)} CTC frames of frame_ms = {frame_ms:g} for "
             f"{num_frames * FRAME_MS:g} ms of audio: need as many as it has, within "
@@ -139,6 +143,10 @@ def estimate_map(examples: Iterable[Example], num_senones: int) -> tuple[SenoneM
     counts: Tensor | None = None
     frames = torch.zeros(num_senones)
     for number, (posteriors, senones) in enumerate(examples):
+        if not posteriors.isfinite().all():
+            raise ValueError(f"utterance {number} has posteriors that are not finite")
+        if not len(senones):
+            continue
         num_withheld = sum(len(each) for _, each in withheld)
         if number % WITHHELD_ONE_IN == 1 and num_withheld < MAX_WITHHELD_FRAMES:
             withheld.append((posteriors, senones))

@@ -18,8 +18,8 @@ from pipeline.records import (
     Hypothesis,
     Quarantined,
     Utterance,
+    checked_hypotheses,
     parse_hypotheses,
-    parse_score,
 )
 from pipeline.steps.ingestion import TRANSCRIPTS
 from pipeline.steps.ingestion.manifest_rows import (
@@ -82,8 +82,8 @@ class Transcripts:
                 if key in found:
                     raise ValueError(f"{piece.uri}: two lines of {key[1]}: keep one")
                 try:
-                    score = parse_score(row.fields.get("score"))
-                    fields = {"recognizer": self.recognizer, "text": text, "score": score}
+                    fields = {"recognizer": self.recognizer, "text": text}
+                    fields["score"] = row.fields.get("score")
                     [found[key]] = parse_hypotheses([fields])
                 except ValueError as error:
                     raise ValueError(f"{piece.uri}: {key[1]}: {error}") from error
@@ -91,7 +91,8 @@ class Transcripts:
 
 
 def _key(fields: Mapping[str, Any], folder: str) -> Key | None:
-    if isinstance(named := fields.get("utterance_id"), str | int):
+    named = fields.get("utterance_id")
+    if isinstance(named, str | int) and not isinstance(named, bool):
         return "id", str(named)
     path = next((value for name in _PATHS if isinstance(value := fields.get(name), str)), None)
     if not path:
@@ -123,12 +124,15 @@ def join(
     for each in transcripts:
         found = each.find(key for utterance in joined for key in keys_of(utterance))
         for number, utterance in enumerate(joined):
-            heard = next((found[key] for key in keys_of(utterance) if key in found), None)
-            if heard is not None:
-                hypotheses = _with_one_more(utterance.hypotheses, heard)
+            keys = [key for key in keys_of(utterance) if key in found]
+            if len(keys) > 1:
+                named = " and ".join(key for _, key in keys)
+                raise ValueError(f"{each.uri}: two lines of one utterance, {named}: keep one")
+            for key in keys:
+                hypotheses = _with_one_more(utterance.hypotheses, found[key], key[1])
                 changed: Any = utterance
                 joined[number] = replace(changed, hypotheses=hypotheses)
-                counts[heard.recognizer] += 1
+                counts[each.recognizer] += 1
     return joined
 
 
@@ -148,12 +152,17 @@ def with_hypotheses(
         yield from (next(joined) if isinstance(each, Utterance) else each for each in batch)
 
 
-def _with_one_more(given: Sequence[Hypothesis], heard: Hypothesis) -> tuple[Hypothesis, ...]:
-    """Add a recognizer's hypothesis; ValueError where there is one of that name."""
+def _with_one_more(
+    given: Sequence[Hypothesis], heard: Hypothesis, key: str
+) -> tuple[Hypothesis, ...]:
+    """Add a recognizer's hypothesis; ValueError where there is one of that name, or no room."""
     if any(each.recognizer == heard.recognizer for each in given):
         remedy = f"give {TRANSCRIPTS} another name"
         raise ValueError(f"recognizer {heard.recognizer!r}: the manifest has its text: {remedy}")
-    return (*given, heard)
+    try:
+        return checked_hypotheses((*given, heard))
+    except ValueError as error:
+        raise ValueError(f"{key}: {error}") from error
 
 
 def _keys_of(record: Utterance) -> list[Key]:

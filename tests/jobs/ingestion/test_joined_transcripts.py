@@ -111,7 +111,16 @@ def test_a_version_has_what_was_heard(spoken: Corpus) -> None:
     [
         (['{"utterance_id": "ann-1", "pred_text": "a"'], "correct the line"),
         ([{"utterance_id": "ann-1", "pred_text": "a"}] * 2, "two lines of ann-1: keep one"),
+        (
+            [
+                {"utterance_id": "ann-1", "pred_text": "a"},
+                {"audio_filepath": "audio/ann-1.wav", "pred_text": "b"},
+            ],
+            "two lines of one utterance, ann-1 and .*ann-1.wav: keep one",
+        ),
         ([{"utterance_id": "ann-1", "pred_text": 3}], "ann-1: .*need an object"),
+        ([{"utterance_id": "ann-1", "pred_text": "\u0434" * 90_000}], "ann-1: .* as JSON: need"),
+        ([{"utterance_id": True, "pred_text": "a"}], "no line is of an utterance"),
         ([{"utterance_id": "ann-1", "pred_text": "a", "score": "b"}], "need a finite number"),
         ([{"utterance_id": "zoe-1", "pred_text": "a"}], "no line is of an utterance"),
         ([{"utterance_id": "ann-1", "text": "a"}], "no line is of an utterance"),
@@ -125,6 +134,15 @@ def test_lines_that_are_none_are_named(spoken: Corpus, lines: list[object], said
     )
     assert found.code != 0
     assert re.search(said, found.err)
+
+
+def test_recognizers_are_as_many_as_a_record_holds(spoken: Corpus) -> None:
+    """Seventeen would each be ingested, and no step could read the records."""
+    at = write_lines(spoken.audio.parent / "w.jsonl", [{"utterance_id": "ann-1", "pred_text": "a"}])
+    given = [part for number in range(17) for part in ("--transcripts", f"w{number}={at}")]
+    found = spoken.job("ingest", "--manifest", manifest(spoken), "--format", "table", *given)
+    assert found.code != 0
+    assert "17 recognizers: need at most 16" in found.err
 
 
 @pytest.mark.parametrize("given", ["w", "=a.jsonl", "a b=c.jsonl", "w=", "w=missing.jsonl"])

@@ -95,6 +95,20 @@ def test_another_frame_rate_is_refused(stated: float, true: float) -> None:
     at_low_rate(posteriors, num_frames, true)
     with pytest.raises(ValueError, match=f"frame_ms = {stated:g} for 480 ms.*correct frame_ms"):
         at_low_rate(posteriors, num_frames, stated)
+    with pytest.raises(ValueError, match=r"frame_ms = nan for 480 ms.*correct frame_ms"):
+        at_low_rate(posteriors, num_frames, math.nan)
+
+
+def test_posteriors_that_are_none_are_refused() -> None:
+    """One NaN would be in all of the map; an utterance without a frame counts for nothing."""
+    generator = np.random.default_rng(5)
+    examples = [spoken(generator, 40.0) for _ in range(3)]
+    empty = torch.zeros(0, NUM_TOKENS), torch.zeros(0, dtype=torch.int64)
+    _, fit = estimate_map([empty, *examples], NUM_SENONES)
+    assert fit.counted_frames + fit.withheld_frames == sum(len(each) for _, each in examples)
+    examples[1][0][3] = math.nan
+    with pytest.raises(ValueError, match="utterance 1 has posteriors that are not finite"):
+        estimate_map(examples, NUM_SENONES)
 
 
 def spoken(generator: np.random.Generator, frame_ms: float) -> Example:
