@@ -80,7 +80,7 @@ from pipeline.runs.names import (
     UNLABELLED,
 )
 from training.decode.lexicon import Lexicon
-from training.evaluate.language_model import LanguageModelFile, num_unknown
+from training.evaluate.language_model import MAX_TEXT_BYTES, LanguageModelFile, num_unknown
 from training.models.parameter_count import num_parameters
 from training.settings.decoding import OwnTeacherConfig
 from training.settings.model_training import Precision
@@ -257,7 +257,7 @@ def _missing_words(
         if setting == "arpa":
             file.arpa()
         else:
-            file.require_text()
+            file.require_text(MAX_TEXT_BYTES)
         return ""
     words = lexicon.pronunciations.keys()
     if setting == "arpa":

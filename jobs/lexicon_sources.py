@@ -18,14 +18,14 @@ from jobs.cli.job import Job
 from pipeline.runs.names import BOOTSTRAP_STEP, LANGUAGE_MODEL_FILES, LEXICON_FILE
 from training.decode.corpus_lexicon import CorpusLexicon
 from training.decode.lexicon import Lexicon, decode_lexicon, rare_phones
-from training.evaluate.language_model import LanguageModelFile
+from training.evaluate.language_model import MAX_BYTES, MAX_TEXT_BYTES, LanguageModelFile
 
 
 def read_language_model(uri: str) -> LanguageModelFile:
     """Read a language model by its URI; ValueError if it is too large, or no text."""
     uri = normalize_uri(uri)
     file = LanguageModelFile.read(ObjectStore((uri,)), uri, uri)
-    file.require_text()
+    file.require_text(MAX_TEXT_BYTES if uri.removesuffix(".gz").endswith(".txt") else MAX_BYTES)
     return file
 
 

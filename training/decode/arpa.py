@@ -1,6 +1,6 @@
 """Read ARPA text: n-grams with log10 probabilities and back-off weights, by length."""
 
-import math
+import re
 from array import array
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -10,8 +10,11 @@ import numpy as np
 from training.decode.ngrams import END, NGRAM, START, BackoffModel, backoff_model, ngram_keys
 from training.settings import MAX_ORDER
 
-MAX_LOG_BACKOFF = 100.0
-"""The most that log10 of a back-off weight may be, either way: 1e39 has no float32."""
+MAX_LOG = 100.0
+"""The most that log10 of a probability or a back-off weight may be, either way.
+
+1e39 has no float32, and determinization does not end with costs of 1e38. ARPA's zero is -99.
+"""
 
 
 def read_arpa(lines: Iterable[str]) -> BackoffModel:
@@ -27,8 +30,9 @@ def read_arpa(lines: Iterable[str]) -> BackoffModel:
     section = _Section(0, words)
     lengths: list[np.ndarray] = []
     for number, line in numbered:
-        fields = line.split()
-        if not fields:
+        # Words may hold other blanks than these, such as a no-break space.
+        fields = line.split() if line.isascii() else _BLANKS.split(line.strip(" \t\r\n"))
+        if not any(fields):
             continue
         try:
             if line.startswith("\\") and len(fields) == 1:
@@ -99,12 +103,10 @@ class _Section:
                 f"{len(fields)} fields: need a probability and {length} words, and a back-off "
                 "weight or none"
             )
-        if not (
-            -MAX_LOG_BACKOFF <= log_backoff <= MAX_LOG_BACKOFF and -math.inf < log_probability <= 0
-        ):
-            bounds = f"{-MAX_LOG_BACKOFF:g} to {MAX_LOG_BACKOFF:g}"
+        if not (-MAX_LOG <= log_backoff <= MAX_LOG and -MAX_LOG <= log_probability <= 0):
             need = (
-                f"need a finite log10 probability of at most 0, and a back-off weight of {bounds}"
+                f"need a log10 probability of {-MAX_LOG:g} to 0, -99 for none, and a back-off "
+                f"weight of {-MAX_LOG:g} to {MAX_LOG:g}"
             )
             raise ValueError(f"{fields[0]} and {log_backoff:g}: {need}")
         ids = self.ids
@@ -154,7 +156,8 @@ class _Section:
             wanted = ngram_keys(histories, words, len(self.ids))
             histories = np.searchsorted(keys, wanted)
             found = np.minimum(histories, len(keys) - 1)
-            self._require(columns, keys[found] != wanted, _NO_HISTORY)
+            is_there = keys[found] == wanted if len(keys) else np.zeros(num_read, bool)
+            self._require(columns, ~is_there, _NO_HISTORY)
         ngrams = np.zeros(num_read, NGRAM)
         ngrams["history"], ngrams["word"] = histories, columns[:, -1]
         ngrams["log_probability"] = np.frombuffer(self.log_probabilities)
@@ -175,6 +178,7 @@ class _Section:
             raise _MalformedLineError(f"ARPA line {self.numbers[row]}: {text}: {need}")
 
 
+_BLANKS = re.compile(r"[ \t\r\n]+")
 _TWICE = "there twice: remove one"
 _NO_HISTORY = "its history has no entry: list the shorter n-gram too"
 _NO_UNIGRAM = "its last word has no unigram: list it too"

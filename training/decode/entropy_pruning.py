@@ -26,8 +26,8 @@ def pruned(
 
     `histories` is the model of P(h), of the same words and without pruning; by default the same.
     What one n-gram's removal changes is computed by the whole model. Unigrams stay, and so do the
-    histories of n-grams that stay. Of what each history's probabilities sum to, which is one in an
-    estimated model, nothing changes. With 0 the model stays as it is.
+    histories of n-grams that stay. What the probabilities after a history that is listed sum to,
+    which is one in an estimated model, does not change. With 0 the model stays as it is.
     """
     if threshold == 0:
         return model

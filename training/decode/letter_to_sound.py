@@ -154,6 +154,11 @@ class _Group:
             taken.append(np.broadcast_to(numbers, (len(members), num_letters, numbers.shape[2])))
         return cls(members, tuple(taken))
 
+    def renumbered(self, occurring: np.ndarray) -> "_Group":
+        """Number graphones by their places among those that occur, which are in order."""
+        taken = (np.searchsorted(occurring, numbers).astype(np.int32) for numbers in self.taken)
+        return _Group(self.members, tuple(taken))
+
     def posteriors(self, probabilities: np.ndarray) -> list[np.ndarray]:
         """Return each graphone's posterior probability in its word's alignment."""
         scores = [probabilities[numbers] for numbers in self.taken]
@@ -214,7 +219,11 @@ def align_letters(pairs: Sequence[tuple[str, Pronunciation]]) -> list[list[Graph
         words = np.array([[letters[each] for each in pairs[n][0]] for n in members])
         spoken = np.array([[phones[each] + 1 for each in pairs[n][1]] for n in members])
         groups.append(_Group.of(np.array(members), words, spoken, base))
-    size = len(letters) * base**_PHONES_A_LETTER
+    # Of all graphones few may occur: of 6,000 letters and 200 phones one in thousands.
+    seen = [np.unique(numbers) for group in groups for numbers in group.taken]
+    occurring = np.unique(np.concatenate(seen))
+    groups = [group.renumbered(occurring) for group in groups]
+    size = len(occurring)
     probabilities = np.ones(size)
     for _ in range(NUM_ITERATIONS):
         counts = np.zeros(size)

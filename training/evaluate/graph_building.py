@@ -13,15 +13,11 @@ from pipeline.runs.manifest import Manifest
 from pipeline.runs.names import ALIGNMENT_STEP, BOOTSTRAP_STEP, GRAPH_STEP
 from training.align.labelled import read_lexicon
 from training.align.network_alignment import read_tree
-from training.decode.const_fst import ConstFst
 from training.decode.grammar import ngram_grammar
-from training.decode.graph import grammar_graph, word_ids
+from training.decode.graph import grammar_graph, require_room, word_ids
 from training.evaluate.language_model import LanguageModelFiles
 from training.evaluate.stored_graphs import put_fst, put_words
 from training.settings.decoding import EvaluationConfig, graph_settings
-
-MAX_FIRST_PASS_ARCS = 6_000_000
-"""The most arcs of the first pass's grammar: its graph takes 1.05 kB of each to build, 6.3 GB."""
 
 
 def build_graphs(
@@ -46,7 +42,7 @@ def build_graphs(
         language_model = files.model(store, run_uri, words, evaluation)
         config = evaluation.first_pass
         small = ngram_grammar(language_model.pruned(config.ngram_order, config.pruning), ids)
-        require_room(small)
+        require_room(small, "raise evaluation.first_pass.pruning, or lower ngram_order")
         # A model of the user's own has one order: its grammar is stored once.
         kept = orders[:1] if language_model.has_own_order else orders
         grammars = [
@@ -79,13 +75,3 @@ def build_graphs(
     config = graph_settings(evaluation, orders)
     digests = {**lexicon.digests, **files.digests}
     return run_step(StepSpec(store, run_uri, GRAPH_STEP, config, reads, digests), build)
-
-
-def require_room(grammar: ConstFst) -> None:
-    """Raise ValueError for a grammar of which memory would not hold the graph."""
-    if len(grammar.arcs) > MAX_FIRST_PASS_ARCS:
-        raise ValueError(
-            f"the first pass's n-gram model has {len(grammar.arcs):,} arcs: need at most "
-            f"{MAX_FIRST_PASS_ARCS:,}, whose graph is built in 8 GB: raise "
-            "evaluation.first_pass.pruning, or lower ngram_order"
-        )

@@ -4,15 +4,18 @@ import gzip
 import io
 import zlib
 from abc import ABC, abstractmethod
+from codecs import BOM_UTF8
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from infra.store.object_store import ObjectStore
 from infra.store.uris import resolve_audio
+from pipeline.records import composed
 from pipeline.runs.manifest import sha256
 from pipeline.runs.names import LANGUAGE_MODEL_SETTINGS
 from training.decode.lexicon import UNKNOWN, Lexicon
@@ -54,8 +57,9 @@ class LanguageModelFile:
     def lines(self, max_bytes: int) -> Iterator[str]:
         """Yield the lines of the file, which may be a gzip and is unpacked as it is read.
 
-        ValueError for one that unpacks to more than the bound, for one that is damaged, and for the
-        first line not in UTF-8. A megabyte of a gzip may unpack to a thousand.
+        Accents are composed, as in the lexicon, and a byte order mark is dropped. ValueError for a
+        file that unpacks to more than the bound, for one that is damaged, and for the first line
+        not in UTF-8. A megabyte of a gzip may unpack to a thousand.
         """
         file: io.BufferedIOBase = io.BytesIO(self.data)
         if self.data.startswith(_GZIP):
@@ -68,15 +72,15 @@ class LanguageModelFile:
                 if num_bytes > max_bytes:
                     remedy = "prune the model, or estimate one from a part of the text"
                     raise ValueError(f"{self.uri}: more than {max_bytes} bytes, unpacked: {remedy}")
-                yield line.decode()
+                yield composed((line.removeprefix(BOM_UTF8) if number == 1 else line).decode())
         except UnicodeDecodeError as error:
             raise ValueError(f"{self.uri}: line {number} is not UTF-8: convert it") from error
         except (EOFError, OSError, zlib.error) as error:
             raise ValueError(f"{self.uri}: no whole gzip file: {error}; write it again") from error
 
-    def require_text(self) -> None:
-        """Read all lines; ValueError for what is no text."""
-        for _ in self.lines(MAX_BYTES):
+    def require_text(self, max_bytes: int) -> None:
+        """Read all lines; ValueError for what is no text, or more than the bound."""
+        for _ in self.lines(max_bytes):
             pass
 
     def arpa(self) -> "BackoffModel":
@@ -106,9 +110,7 @@ class LanguageModelFile:
 
     def unknown_words(self, words: Collection[str]) -> Counter[str]:
         """Read it as text, and count the words that a lexicon lacks."""
-        counts = Counter[str]()
-        for line in self.lines(MAX_TEXT_BYTES):
-            counts.update(line.split())
+        counts = Counter(chain.from_iterable(self._sentences()))
         return Counter({word: count for word, count in counts.items() if word not in words})
 
     def sentences(self, words: Collection[str]) -> list[list[str]]:
@@ -116,11 +118,24 @@ class LanguageModelFile:
 
         ValueError where it has none of the lexicon's words.
         """
-        found = _known(filter(None, map(str.split, self.lines(MAX_TEXT_BYTES))), words)
+        found = _known(self._sentences(), words)
         if num_unknown(found) == sum(map(len, found)):
             need = "need the lexicon's spelling, capitals too"
             raise ValueError(f"{self.uri}: a text without any word of lexicon.txt: {need}")
         return found
+
+    def _sentences(self) -> Iterator[list[str]]:
+        """Yield the words of each line that has some, without <s> before and </s> behind them."""
+        from training.decode.ngrams import END, START  # noqa: PLC0415 - imports NumPy
+
+        for number, line in enumerate(self.lines(MAX_TEXT_BYTES), start=1):
+            words = line.split()
+            words = words[words[:1] == [START] : len(words) - (words[-1:] == [END])]
+            if START in words or END in words:
+                need = "need one sentence a line"
+                raise ValueError(f"{self.uri}: line {number}: {START} or {END} within: {need}")
+            if words:
+                yield words
 
 
 def _known(sentences: Iterable[Sequence[str]], words: Collection[str]) -> list[list[str]]:

@@ -163,9 +163,9 @@ _ENDS_SPEAKER = re.compile(r"[-_]")
 
 @dataclass(frozen=True, slots=True)
 class DecodedWord:
-    """DecodedWord: a word, its time in the utterance, and the network's confidence from 0 to 1.
+    """DecodedWord: a word, its time in the utterance, and its confidence from 0 to 1.
 
-    Confidence is the geometric mean of the posteriors of the word's senones.
+    Confidence is the mean, over the word's frames, of its posterior in the rescored lattice.
     """
 
     word: str

@@ -27,9 +27,10 @@ from pipeline.shards import Alignment, LatticeRow, PartitionRow, read_partition,
 from pipeline.splicing import low_rate_alignment
 from training.align.labelled import labelled_transcripts, read_lexicon, transcript_reads
 from training.align.network_alignment import batched_log_likelihoods, read_tree
-from training.decode.graph import DecodingGraph, decoding_graph
+from training.decode.grammar import ngram_grammar
+from training.decode.graph import DecodingGraph, grammar_graph, require_room, word_ids
 from training.decode.lexicon import Lexicon
-from training.decode.ngrams import witten_bell_arpa
+from training.decode.ngrams import witten_bell
 from training.distributed import collectives
 from training.distributed.collectives import run_own_tasks
 from training.distributed.process_group import CPU, ProcessGroup
@@ -156,8 +157,10 @@ def weak_graph(
     """
     sentences = [lexicon.transcript(words) for words in labelled_transcripts(store, run_uri)]
     lexicon = lexicon.with_unknown_word()
-    arpa = witten_bell_arpa(sentences, lexicon.pronunciations, ngram_order)
-    return decoding_graph(lexicon, read_tree(store, run_uri), arpa)
+    model = witten_bell(sentences, lexicon.pronunciations, ngram_order)
+    grammar = ngram_grammar(model, word_ids(lexicon))
+    require_room(grammar, "lower sequence_training.lattices.ngram_order")
+    return grammar_graph(lexicon, read_tree(store, run_uri), grammar)
 
 
 SAMPLED = 16

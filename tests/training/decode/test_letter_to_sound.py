@@ -1,6 +1,7 @@
 """Pronunciations by letters: a lexicon that letters decide, alignments by brute force, a beam."""
 
 import itertools
+import tracemalloc
 from collections import Counter
 
 import numpy as np
@@ -40,6 +41,17 @@ def test_words_that_letters_decide_are_pronounced_without_error() -> None:
     wrong = [word for word in others if model.pronounce(word) != spelled(word)]
     assert len(others) > 700
     assert len(wrong) <= 0.02 * len(others), wrong[:20]
+
+
+def test_memory_is_that_of_the_graphones_that_occur() -> None:
+    """Two thousand letters and two hundred phones would be 0.6 GB as an array of all graphones."""
+    pairs = [(chr(0x4E00 + n), (f"I{n % 20}", f"F{n % 180}")) for n in range(2000)]
+    tracemalloc.start()
+    aligned = align_letters(pairs)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert aligned == [[pair] for pair in pairs]
+    assert peak < 20e6
 
 
 def brute_force_counts(

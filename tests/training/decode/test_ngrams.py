@@ -289,12 +289,35 @@ ngram 3=1
 """
 
 
+NO_BIGRAM = """ngram 2=0
+ngram 3=1
+
+\\1-grams:
+-99\t<s>\t-0.3
+-1\t</s>
+-0.5\ta\t-0.2
+-0.7\tb\t-0.1
+-0.9\twasp\t-0.4
+
+\\2-grams:
+
+\\3-grams:
+"""
+
+
+def test_a_word_may_hold_other_blanks() -> None:
+    """Such as a no-break space of text from the web, which is none of ARPA's."""
+    text = ARPA.replace("wasp", "was\u00a0p").replace("\t", " \t")
+    assert [each.ngram for each in read(text)][4:7:2] == [("was\u00a0p",), ("a", "b")]
+
+
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("-0.5\ta\t", "nan\ta\t", r"line 10: nan and -0\.2: need a finite log10 probability"),
+        ("-0.5\ta\t", "nan\ta\t", r"line 10: nan and -0\.2: need a log10 probability of -100"),
         ("-0.5\ta\t", "-inf\ta\t", "line 10: -inf and"),
-        ("-0.5\ta\t", "0.5\ta\t", r"line 10: 0\.5 and -0\.2: need .* of at most 0"),
+        ("-0.5\ta\t", "-1e38\ta\t", r"line 10: -1e38 and -0\.2: need .* -99 for none"),
+        ("-0.5\ta\t", "0.5\ta\t", r"line 10: 0\.5 and -0\.2: need .* of -100 to 0"),
         ("\ta b\t0.1", "\ta b\tinf", r"line 16: -0\.5 and inf: need"),
         ("\ta b\t0.1", "\ta b\t1e39", r"line 16: -0\.5 and 1e\+39: need .* of -100 to 100"),
         ("\ta b\t0.1", "\ta b\t-100.5", r"line 16: -0\.5 and -100\.5: need .* of -100 to 100"),
@@ -304,6 +327,7 @@ ngram 3=1
         ("-0.6\ta wasp", "-0.5\ta b", "line 17: 'a b': there twice: remove one"),
         ("-0.6\ta wasp", "-0.5\tbee a", "line 17: 'bee a': its history has no entry"),
         ("-0.6\ta wasp", "-0.5\ta <s>", "line 17: 'a <s>': need <s> first and </s> last only"),
+        (ARPA[ARPA.index("ngram 2") : ARPA.index("-0.125")], NO_BIGRAM, "line 17: '<s> a b': its"),
         ("-0.6\ta wasp\n", "", "line 19: 3 2-grams end here: need the 4 that"),
         ("ngram 2=4\n", "", r"line 4: 'ngram 3=1': need `ngram 2=COUNT`"),
         ("ngram 3=1", "ngram 3=many", "line 5: 'ngram 3=many': need `ngram 3=COUNT`"),

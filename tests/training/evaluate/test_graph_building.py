@@ -11,6 +11,7 @@ from pipeline.runs.names import ALIGNMENT_STEP, GRAPH_STEP
 from tests.training.decode.toy_language import toy_lexicon
 from tests.training.sequence_training.toy_run import SCALE, TREE, sentence_row
 from tests.training.targets.unlabelled_toy_run import write_unlabelled_toy_run
+from training.decode import graph
 from training.decode.arpa import read_arpa
 from training.decode.const_fst import ConstFst
 from training.decode.entropy_pruning import pruned
@@ -118,7 +119,7 @@ def test_model_too_large_for_memory_is_refused(
 ) -> None:
     """The error has the size, the bound and the remedy, and nothing is built."""
     num_arcs = len(grammar_of(small_model()).arcs)
-    monkeypatch.setattr(graph_building, "MAX_FIRST_PASS_ARCS", num_arcs - 1)
+    monkeypatch.setattr(graph, "MAX_GRAMMAR_ARCS", num_arcs - 1)
     monkeypatch.setattr(graph_building, "grammar_graph", None)
     need = (
         rf"{num_arcs} arcs: need at most {num_arcs - 1}, .* raise evaluation\.first_pass\.pruning"
@@ -126,5 +127,5 @@ def test_model_too_large_for_memory_is_refused(
     with pytest.raises(ValueError, match=need):
         build_graphs(*place, EVALUATION, ORDERS)
     monkeypatch.undo()
-    monkeypatch.setattr(graph_building, "MAX_FIRST_PASS_ARCS", num_arcs)
+    monkeypatch.setattr(graph, "MAX_GRAMMAR_ARCS", num_arcs)
     build_graphs(*place, EVALUATION, ORDERS)

@@ -1,8 +1,10 @@
 """Decode with an ARPA or a text of the user's own: bounds, prefixes, unknown words, digests."""
 
 import gzip
+from codecs import BOM_UTF8
 from dataclasses import replace
 from pathlib import Path
+from unicodedata import normalize
 
 import numpy as np
 import pytest
@@ -15,7 +17,7 @@ from pipeline.runs.manifest import Manifest, sha256
 from pipeline.runs.names import ALIGNMENT_STEP
 from pipeline.shards import Alignment, PartitionRow, write_partition
 from training.decode.entropy_pruning import pruned
-from training.decode.lexicon import parse_lexicon
+from training.decode.lexicon import Lexicon, parse_lexicon
 from training.decode.ngrams import arpa_text, kneser_ney_arpa, witten_bell, witten_bell_arpa
 from training.evaluate.language_model import MAX_BYTES, MAX_TEXT_BYTES, LanguageModelFiles
 from training.settings.decoding import EvaluationConfig
@@ -150,6 +152,40 @@ def test_files_that_are_no_text_are_refused(run: Path) -> None:
     (run / "corpus" / "latin.txt").write_bytes("a b\nb \xfc\n".encode("latin-1"))
     with pytest.raises(ValueError, match=r"latin\.txt: line 2 is not UTF-8: convert it"):
         arpa_of(run, replace(PLAIN, language_model_text="latin.txt"))
+
+
+@pytest.mark.parametrize("setting", ["arpa", "language_model_text"])
+def test_accents_are_part_of_their_letters(run: Path, setting: str) -> None:
+    """As in a lexicon, whatever the file has; an editor's byte order mark is no word."""
+    text = "caf\u00e9 b\nb\n"
+    arpa = kneser_ney_arpa([["caf\u00e9", "b"]], ["caf\u00e9", "b"], 2)
+    data = arpa if setting == "arpa" else text
+    lexicon = Lexicon(dict.fromkeys(["caf\u00e9", "b"], (("AX",),)))
+    (run / "corpus" / "plain").write_text(data)
+    (run / "corpus" / "other").write_bytes(BOM_UTF8 + normalize("NFD", data).encode())
+    found = []
+    for name in ("plain", "other"):
+        (file,) = files_of(run, replace(PLAIN, **{setting: name})).by_setting.values()
+        if setting == "arpa":
+            found.append(arpa_text(file.restricted_arpa(lexicon.pronunciations).model))
+        else:
+            found.append(str(file.sentences(lexicon.pronunciations)))
+    assert found[0] == found[1]
+    assert "caf\u00e9" in found[1]
+
+
+def test_marks_of_sentences_are_no_words(run: Path) -> None:
+    """Tools write them around each line; within one they are an error."""
+    (run / "corpus" / "marked.txt").write_text("<s> a b </s>\nb\n<s> </s>\n")
+    (run / "corpus" / "joined.txt").write_text("a b\na </s> <s> b\n")
+    marked, joined = (
+        files_of(run, replace(PLAIN, language_model_text=name)).by_setting["language_model_text"]
+        for name in ("marked.txt", "joined.txt")
+    )
+    assert marked.sentences("ab") == [["a", "b"], ["b"]]
+    assert marked.unknown_words("a") == {"b": 2}
+    with pytest.raises(ValueError, match=r"joined\.txt: line 2: <s> or </s> within: need one"):
+        joined.sentences("ab")
 
 
 @pytest.mark.parametrize("setting", ["arpa", "language_model_text"])
