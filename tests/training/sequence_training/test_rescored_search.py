@@ -55,7 +55,7 @@ def test_rescoring_finds_what_the_large_graph_has(scale: float, penalty: float) 
             insertion_penalty=penalty,
             beam=40.0,
         )
-        path = words_and_senones(found.lattice[best_arcs(found.lattice)], graph.words)
+        path = words_and_senones(found[best_arcs(found)], graph.words)
         expected = best_path(whole, scores, DecoderConfig(200.0, 10**6))
         assert expected is not None
         assert path.words == expected.words
