@@ -10,7 +10,7 @@ from infra.extras import how_to_install
 from infra.settings import ConfigurationError
 from jobs.cli.command_line import Answer, Query, main
 from jobs.cli.job import Job
-from pipeline.runs.names import STUDENT
+from pipeline.runs.names import BASELINE, STUDENT
 
 SCORED_PIECE_S = 0.3
 """The score hears audio in pieces of this length, as `transcribe` does by default."""
@@ -18,11 +18,12 @@ SCORED_PIECE_S = 0.3
 
 def export(job: Job) -> Answer:
     """Write the archive; with --score, transcribe the held-out audio with what was written."""
-    path, name, recipe = Path(job.arguments.out), job.arguments.model, job.recipe
+    path, recipe, names = Path(job.arguments.out), job.recipe, job.evaluated_models
+    name = job.arguments.model or (STUDENT if STUDENT in names else BASELINE)
     if path.is_dir() or not path.parent.is_dir():
         what = "is a folder" if path.is_dir() else f"{path.parent} is no folder"
         raise ConfigurationError(f"--out {path}: {what}: name a file, such as student.zip")
-    if name not in (names := recipe.evaluated_models):
+    if name not in names:
         raise ConfigurationError(f"--model {name}: need one of {', '.join(names)}")
     # `--help` needs no ONNX.
     from training.export.archive import read_archive, write_archive  # noqa: PLC0415
@@ -75,8 +76,8 @@ if __name__ == "__main__":
     parser = QUERY.parser()
     add = parser.add_argument
     add("--out", required=True, metavar="FILE", help="the archive to write, a zip file")
-    text = f"model of the run, such as student_smbr or baseline; default {STUDENT}"
-    add("--model", default=STUDENT, metavar="NAME", help=text)
+    text = f"model of the run, such as student_smbr; default {STUDENT}, or without one {BASELINE}"
+    add("--model", default="", metavar="NAME", help=text)
     text = "round weights to 8 bits: a third of the bytes; only onnxruntime reads it; add --score"
     add("--int8", action="store_true", help=text)
     text = "transcribe the held-out audio with the written archive, and print its word error rate"

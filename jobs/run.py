@@ -174,6 +174,8 @@ def chosen_steps(steps: Sequence[Launch], arguments: argparse.Namespace) -> list
             }
             raise ConfigurationError(f"{option} {name}: {whys.get(name, WITHOUT_UNLABELLED)}")
     first = names.index(arguments.first) if arguments.first else 0
+    if before := [name for name in arguments.only if names.index(name) < first]:
+        raise ConfigurationError(f"--only {before[0]}: it is before --from {arguments.first}")
     return [each for each in steps[first:] if not arguments.only or each.step in arguments.only]
 
 

@@ -181,9 +181,9 @@ def _bootstrap(recipe: "Recipe") -> list[Written]:
     text = recipe.spelled_text
     settings = bootstrap_settings(recipe.bootstrap, recipe.senones, versions, rule, text)
     labelled = features_step(LABELLED)
-    return [
-        Written(BOOTSTRAP_STEP, (labelled,), settings, hours_of=labelled, in_increment="labelled")
-    ]
+    # Letters pronounce the words of development speakers, too.
+    reads = (labelled, *([features_step(DEV)] if rule == "letters" else []))
+    return [Written(BOOTSTRAP_STEP, reads, settings, hours_of=labelled, in_increment="labelled")]
 
 
 def _aligners(recipe: "Recipe") -> list[Written]:

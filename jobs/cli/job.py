@@ -31,6 +31,7 @@ from jobs.cli.arguments import (
     recipe_path,
 )
 from jobs.run_table import (
+    BUILD_GRAPH,
     EVALUATE,
     EXTRACT_FEATURES,
     REPORT,
@@ -249,7 +250,8 @@ def require_unlabelled(job: Job) -> None:
             f"{job.run_uri} has no features of unlabelled speech, which {job.name} needs: add its "
             f"metadata to {metadata} and run {SELECT_UTTERANCES} "
             f"and {EXTRACT_FEATURES} again, or begin another run of it with {LABELLED_FROM} "
-            f"{job.run_uri}; baseline and teacher are scored by --only {EVALUATE} --only {REPORT}"
+            f"{job.run_uri}; baseline and teacher are scored by --only {BUILD_GRAPH} "
+            f"--only {EVALUATE} --only {REPORT}"
         )
 
 

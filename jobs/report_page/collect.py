@@ -461,8 +461,8 @@ def hours_point(report: Mapping[str, Any]) -> dict[str, Any]:
         hours = float(report["hours"][UNLABELLED])
     except (KeyError, TypeError) as error:
         raise ValueError(
-            f"{report.get('run')}: its report has no intervals over several speakers ({error!r}): "
-            "run megahour evaluate and report there again"
+            f"{report.get('run')}: its report has no intervals of {BASELINE} and {STUDENT} "
+            f"({error!r}): need a run with a student, and held-out speech of several speakers"
         ) from error
     return {"run": str(report["run"]), "hours": hours, "wer": shown}
 
@@ -480,7 +480,9 @@ def comparison(job: Job, other: OtherReport) -> dict[str, Any]:
     try:
         here = utterance_errors(job.store, job.run_uri)
         there = utterance_errors(other.store, other.run_uri)
-        return kept | {"pairs": paired(here, there)}
+        pairs = paired(here, there)
+        require_same_words(job, other)
+        return kept | {"pairs": pairs}
     except ValueError as error:
         return kept | {"pairs": [], "not_paired": str(error)}
 
@@ -530,12 +532,7 @@ def recovered(job: Job, oracle: OtherReport, hours: Mapping[str, float]) -> dict
     names = {old: new for old, new in ORACLES.items() if there and old in there[0].errors}
     try:
         both = joined(here, of_models(there, names))
-        said_there = _transcripts(oracle.store, oracle.run_uri)
-        for name, words in _transcripts(job.store, job.run_uri).items():
-            if (other := said_there.get(name)) != words:
-                raise ValueError(
-                    f"{name} is {words!r} here and {other!r} there: need the same words"
-                )
+        require_same_words(job, oracle)
     except ValueError as error:
         raise ValueError(
             f"--oracle {oracle.run_uri}: {error}; give the oracle's run the held-out list of this "
@@ -558,6 +555,14 @@ def recovered(job: Job, oracle: OtherReport, hours: Mapping[str, float]) -> dict
             name: _scores(counts) for name, counts in counts_by_placement(both).items()
         },
     }
+
+
+def require_same_words(job: Job, other: OtherReport) -> None:
+    """Raise ValueError for an utterance of this run whose transcript differs in the other."""
+    said_there = _transcripts(other.store, other.run_uri)
+    for name, words in _transcripts(job.store, job.run_uri).items():
+        if (there := said_there.get(name)) != words:
+            raise ValueError(f"{name} is {words!r} here and {there!r} there: need the same words")
 
 
 def _transcripts(store: ObjectStore, run_uri: str) -> dict[str, str]:

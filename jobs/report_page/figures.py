@@ -5,6 +5,7 @@ page.
 """
 
 import io
+import warnings
 import xml.etree.ElementTree as ET
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -82,7 +83,9 @@ def drawn(draw: Callable[[Form], Figure], name: str, label: str) -> Drawing:
 
     `name` makes the ids unique; `label` describes the drawing.
     """
-    with matplotlib.style.context(_STYLE, after_reset=True):
+    with matplotlib.style.context(_STYLE, after_reset=True), warnings.catch_warnings():
+        # The browser has letters that matplotlib's font lacks.
+        warnings.filterwarnings("ignore", "Glyph .* missing from")
         wide, narrow = (
             _inline_svg(draw(form), f"{name}-{kind}", printable(label))
             for kind, form in FORMS.items()

@@ -266,6 +266,9 @@ SAMPLE_BYTES = 2
 FULL_SCALE = np.float32(32768)
 _PCM = 1
 _MAX_CHUNK_BYTES = 1 << 24
+_FILES = (b"fLaC", b"OggS", b"ID3\x03", b"ID3\x04", b"FORM", b"RF64", b"BW64", b"RIFX", b"caff")
+"""What streams begin with that are files of other forms; as PCM they would be noise."""
+
 _NEED = "need 16 kHz, 1 channel, 16 bits: arecord -f S16_LE -r 16000 -c 1, or sox's -r 16000 -c 1"
 
 
@@ -278,6 +281,8 @@ def pcm_pieces(
     for a WAV of another form.
     """
     head = file.read(4)
+    if head in _FILES:
+        raise AudioError("not_audio", f"a stream that begins with {head!r}: give the file's name")
     left = _bytes_of_wav(file) if head == b"RIFF" else None
     begun = b"" if left is not None else head
     while True:

@@ -41,7 +41,8 @@ class KaldiFolder:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        # Kaldi reads scp files wherever it is started.
+        self._folder = folder.resolve()
         self._lines: dict[str, dict[str, str]] = defaultdict(dict)
 
     def write_shard(self, number: int, rows: Sequence[FeatureRow | PartitionRow]) -> None:
@@ -74,6 +75,9 @@ class KaldiFolder:
 
     def finish(self) -> None:
         """Write the scp files and lists in the order of bytes, as Kaldi wants them."""
+        for utterance, speaker in self._lines["utt2spk"].items():
+            said = self._lines["spk2utt"].get(speaker, "")
+            self._lines["spk2utt"][speaker] = f"{said} {utterance}".strip()
         for name, lines in self._lines.items():
             ordered = sorted(lines.items(), key=lambda each: each[0].encode())
             text = "".join(f"{key} {value}".rstrip() + "\n" for key, value in ordered)

@@ -53,3 +53,19 @@ def test_words_of_the_development_speakers_are_compared_before_the_bootstrap(
     assert said.code == 3
     assert "lexicon.txt lacks 1 word, in 1 of 1 dev utterances: 'wasp'" in said.err
     assert not list(store.list(join_uri(run_uri, BOOTSTRAP_STEP)))
+
+
+def test_development_words_without_letters_are_refused_by_the_bootstrap(
+    tmp_path: Path, run_job: RunJob
+) -> None:
+    """Realignment would come after the training of an aligner; "letters" is no remedy any more."""
+    parts = shards()
+    store, run_uri, corpus_uri = write_labelled(tmp_path, parts)
+    write_features_of(store, run_uri, UNLABELLED, parts)
+    write_features_of(store, run_uri, DEV, [[replace(parts[0][0], text="see 1984")]])
+    sets = (f'corpus.uri="{corpus_uri}"', 'corpus.unknown_words="letters"')
+    options = [part for each in sets for part in ("--set", each)]
+    said = run_job("bootstrap", "--recipe", str(TINY), "--run", run_uri, *options)
+    assert said.code == 3
+    assert "lexicon.txt lacks 1 word, in 1 of 1 dev utterances: '1984'" in said.err
+    assert "set corpus.unknown_words = 'spn', or raise loss_budget" in said.err

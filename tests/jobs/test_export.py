@@ -117,6 +117,7 @@ def test_people_read_words_and_costs(run_job: RunJob, archive: Path, tmp_path: P
     [
         (b"", "0.0 s of speech"),
         (b"RIFF\0\0\0\0AVI ", "RIFF without WAVE"),
+        (b"fLaC\0\0\0\x22", "a stream that begins with b'fLaC': give the file's name"),
         (wav(tone(1, 0.1))[:30], "a WAV format of 10 bytes: need 16"),
         (wav(tone(1, 0.1))[:24] + b"\x40\x1f\0\0" + wav(tone(1, 0.1))[28:], "8000 Hz: need 16 kHz"),
         (wav(tone(1, 0.1))[:22] + b"\2\0" + wav(tone(1, 0.1))[24:], "2 channels: need 16 kHz"),

@@ -97,6 +97,14 @@ def test_a_training_step_is_started_once_more(tmp_path: Path) -> None:
     assert sorted(done.stdout.splitlines()) == [f"rank {n} --run somewhere" for n in (0, 1)]
 
 
+def test_a_step_before_the_first_is_no_run_of_nothing() -> None:
+    """A scheduler would take it for done."""
+    steps = launches(["--kaldi-dir", "data"], 2, 2)
+    chosen = argparse.Namespace(first="realign", only=["realign", "bootstrap"])
+    with pytest.raises(ConfigurationError, match="--only bootstrap: it is before --from realign"):
+        chosen_steps(steps, chosen)
+
+
 ENDS = """
 import os, signal, sys, time
 how = sys.argv[1]

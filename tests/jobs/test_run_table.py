@@ -37,7 +37,14 @@ from pipeline.runs.manifest import (
     read_output,
     read_with_digest,
 )
-from pipeline.runs.names import job_record, start_record, task_name
+from pipeline.runs.names import (
+    BOOTSTRAP_STEP,
+    DEV,
+    features_step,
+    job_record,
+    start_record,
+    task_name,
+)
 from pipeline.runs.sealed_json import seal
 from tests.job_programs import RunJob
 from tests.jobs.planning.test_throughputs import CALIBRATION
@@ -200,3 +207,10 @@ def test_a_retry_of_features_removes_it(row: Step) -> None:
     assert written(recipe)[MADE].in_increment == "made"
     assert utterance_reads(recipe)[MADE] == [FEATURES]
     assert row.reads(recipe) == (FEATURES,)
+
+
+def test_letters_pronounce_the_words_of_development_speakers() -> None:
+    """So their features are the bootstrap's, too, and where they change it is made again."""
+    rows, letters = read_recipe(str(TINY)), read_recipe(str(TINY), ["corpus.unknown_words=letters"])
+    assert BOOTSTRAP_STEP in later_steps(letters, [features_step(DEV)])
+    assert BOOTSTRAP_STEP not in later_steps(rows, [features_step(DEV)])

@@ -100,7 +100,10 @@ def bootstrap(
         spoken = transcribed_words(store, run_uri, subsets)
         complete = stored.pronounced(spoken.union(text.words))
         lexicon = complete.parse()
-        check_transcripts(store, run_uri, LABELLED, lexicon, loss_budget)
+        for subset in subsets:
+            check_transcripts(
+                store, run_uri, subset, lexicon, loss_budget, unknown_words, is_pronounced=True
+            )
         model = _trained(context, lexicon, config, tree_config, versions)
         made = json.dumps(dict(complete.made)).encode()
         put = context.scratch.put_output
@@ -187,15 +190,20 @@ def check_transcripts(
     subset: str,
     lexicon: Lexicon,
     loss_budget: float,
-    rule: UnknownWordsRule = "row",
+    rule: UnknownWordsRule,
+    *,
+    is_pronounced: bool = False,
 ) -> None:
     """Log which words of a subset's transcripts the lexicon lacks; reads no features.
 
     LossBudgetExceededError if too many utterances cannot be aligned for them; by the rule
-    "letters", before pronunciations are made, none is refused.
+    "letters" none is refused before the lexicon has the pronunciations that are made.
     """
     unknown = UnknownWords.of(_texts(store, run_uri, subset), lexicon)
-    unknown.check_loss(lexicon, subset, loss_budget, rule)
+    left = [other for other in ("letters", "spn") if other != rule]
+    if is_pronounced:
+        rule = "row"
+    unknown.check_loss(lexicon, subset, loss_budget, rule, left)
     if said := unknown.note(lexicon, subset, rule):
         log(said)
 

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float, Float32, Float64, Int64
 
+from training.align.monophone_hmm import VARIANCE_FLOOR
+
 NUM_SPLICED = 13
 """The static cepstra, which lie before their derivatives."""
 
@@ -111,6 +113,8 @@ def mllt(
         return matrix
     for _ in range(num_iterations):
         variances = np.einsum("rd,jde,re->rj", matrix, covariances, matrix)
+        # Frames that are all equal, such as digital silence, have none.
+        variances = np.maximum(variances, VARIANCE_FLOOR)
         # G_i = sum_j n_j / variance_ij S_j, with the variances of this iteration's beginning.
         weighted = np.tensordot(counts / variances, covariances, axes=1)
         for row, inverse in enumerate(map(np.linalg.inv, weighted)):

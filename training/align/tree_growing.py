@@ -14,12 +14,11 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float, Float32, Float64, Int, Int32
 
+from training.align.monophone_hmm import VARIANCE_FLOOR
 from training.decode.lexicon import SILENCE_ID
 from training.decode.senones import Node, PhoneAlignment, SenoneTree, Side, Split
 from training.settings.decoding import TreeConfig
 from training.tensor_encoding import decode_state, encode_state
-
-VARIANCE_FLOOR = 0.01  # of cepstra with variance 1
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,13 @@ from infra.store.object_store import ObjectStore, join_uri
 from pipeline.runs.engine import LossBudgetExceededError, LossWatch
 from pipeline.runs.manifest import sha256
 from pipeline.runs.names import HELDOUT, LEXICON_FILE
-from training.decode.lexicon import MAX_NAMED, Lexicon, decode_lexicon, parse_lexicon
+from training.decode.lexicon import (
+    MAX_NAMED,
+    RESERVED_WORDS,
+    Lexicon,
+    decode_lexicon,
+    parse_lexicon,
+)
 from training.settings.decoding import UnknownWordsRule
 
 
@@ -58,7 +64,7 @@ class CorpusLexicon:
         if self.unknown_words != "letters":
             return self
         lexicon = self.parse()
-        missing = sorted({*words} - lexicon.pronunciations.keys())
+        missing = sorted({*words} - lexicon.pronunciations.keys() - RESERVED_WORDS)
         if not missing:
             return self
         from training.decode.letter_to_sound import LetterToSound  # noqa: PLC0415 - imports NumPy
@@ -112,12 +118,18 @@ class UnknownWords:
         return f"{self._named(lexicon, subset)}; {effect}"
 
     def check_loss(
-        self, lexicon: Lexicon, subset: str, loss_budget: float, rule: UnknownWordsRule
+        self,
+        lexicon: Lexicon,
+        subset: str,
+        loss_budget: float,
+        rule: UnknownWordsRule,
+        others: Sequence[str] = ("letters", "spn"),
     ) -> None:
         """Raise LossBudgetExceededError if too many utterances would not be aligned.
 
-        A lexicon without any of the words is refused also where unknown words are aligned. By the
-        rule "letters" there is no loss yet: bootstrap makes pronunciations.
+        The error names the `others` that could be set. A lexicon without any of the words is
+        refused also where unknown words are aligned. By the rule "letters" there is no loss yet:
+        bootstrap makes pronunciations.
         """
         max_lost = LossWatch(loss_budget, self.num_utterances).max_lost
         if 0 < self.num_unknown == self.num_words:
@@ -127,7 +139,7 @@ class UnknownWords:
         else:
             remedy = (
                 f"the loss budget is {loss_budget:.2%}: correct lexicon.txt or the transcripts, "
-                "set corpus.unknown_words = 'letters' or 'spn', or raise loss_budget"
+                f"set corpus.unknown_words = {' or '.join(map(repr, others))}, or raise loss_budget"
             )
         raise LossBudgetExceededError(f"{self._named(lexicon, subset)}; {remedy}")
 

@@ -187,9 +187,8 @@ def _entries(text: str) -> Iterator[_Entry]:
         if "#" in content:
             ends = (n for n, field in enumerate(fields) if n and field[0] == "#")
             fields = fields[: next(ends, len(fields))]
-        if not _PLAIN(content):
-            for field in fields:
-                _require_visible(number, field)
+        for field in fields if not _PLAIN(content) else ():
+            require_visible(field, f"lexicon line {number}")
         word = _VARIANT.sub("", fields[0])
         if word in RESERVED_WORDS:
             raise ValueError(
@@ -200,8 +199,8 @@ def _entries(text: str) -> Iterator[_Entry]:
         yield _Entry(number, word, tuple(fields[1:]))
 
 
-def _require_visible(line: int, field: str) -> None:
-    """Raise ValueError for a blank other than space and tab, a control or a format character."""
+def require_visible(field: str, where: str) -> None:
+    """Raise ValueError for a blank, a control or a format character, also of another script."""
     for place, character in enumerate(field):
         is_within = 0 < place < len(field) - 1
         if character in _JOINERS and is_within:
@@ -210,9 +209,7 @@ def _require_visible(line: int, field: str) -> None:
         if is_blank or character == "\ufffd" or unicodedata.category(character) in ("Cc", "Cf"):
             name = unicodedata.name(character, "a control character")
             remedy = "put a space or a tab there" if is_blank else "remove it"
-            raise ValueError(
-                f"lexicon line {line}: {field!r} has U+{ord(character):04X}, {name}: {remedy}"
-            )
+            raise ValueError(f"{where}: {field!r} has U+{ord(character):04X}, {name}: {remedy}")
 
 
 def _require_phones(entries: Sequence[_Entry]) -> None:

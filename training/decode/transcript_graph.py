@@ -19,8 +19,8 @@ from training.decode.graph import DecodingGraph, senone_graph, word_table
 from training.decode.lexicon import SILENCE_ID, Lexicon, Pronunciation
 from training.decode.senones import Node, SenoneTree, Split
 
-GARBAGE = "<garbage>"
-"""The word of speech that no word of a transcript explains."""
+GARBAGE = "\U0010ffff"
+"""The word of speech that no word of a transcript explains: no lexicon has this character."""
 
 _GARBAGE_PHONE = "\U0010ffff"
 """Its phone: it sorts behind a lexicon's, so that these keep their ids."""

@@ -10,6 +10,7 @@ be read beyond the end of an array.
 
 import json
 import os
+import re
 import zipfile
 import zlib
 from dataclasses import asdict, dataclass
@@ -31,6 +32,7 @@ from training.decode.const_fst import ConstFst
 from training.decode.decoder import DecoderConfig
 from training.decode.grammar import BACKOFF_WORD, GrammarWeights
 from training.decode.graph import DecodingGraph
+from training.decode.lexicon import require_visible
 from training.decode.second_pass import SecondPass
 from training.settings import AcousticScale
 
@@ -42,13 +44,14 @@ ExportPrecision = Literal["float32", "int8"]
 """The numbers of an exported network's weights and products."""
 
 _MAX_MEMBER_BYTES = 4 << 30
-_MAX_RATIO = 1032
-"""Deflate shrinks to no less than a 1032nd: what claims more is forged."""
+_MAX_RATIO, _SMALL_BYTES = 64, 1 << 20
+"""A member beyond a megabyte unpacks to so many times its size at most; ours to a tenth of that."""
 
 _REFUSED = (
     *(EOFError, IndexError, KeyError, NotImplementedError, RecursionError, RuntimeError, TypeError),
     *(ValueError, zipfile.BadZipFile, zlib.error),
 )
+_PLAIN = re.compile(rb"[\n!-~]*").fullmatch
 _FIRST_DAY = (1980, 1, 1, 0, 0, 0)
 """A zip file's earliest date: equal models make equal bytes."""
 
@@ -109,7 +112,7 @@ class ExportedModel:
 def write_archive(path: Path, model: ExportedModel) -> int:
     """Write the archive at once, or leave what was there; return its bytes.
 
-    OSError where the folder cannot be written.
+    ValueError for a model that would not be read again. OSError where the folder cannot be written.
     """
     content = BytesIO()
     settings = json.dumps(asdict(model.settings), indent=1, sort_keys=True).encode()
@@ -121,6 +124,7 @@ def write_archive(path: Path, model: ExportedModel) -> int:
             member = zipfile.ZipInfo(name, _FIRST_DAY)
             member.compress_type = zipfile.ZIP_DEFLATED
             archive.writestr(member, data)
+            _require_room(member)
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         beside.write_bytes(content.getvalue())
@@ -139,7 +143,10 @@ def read_archive(path: Path) -> ExportedModel:
         table = json.loads(settings)
         table["silence"], table["log_priors"] = list(table["silence"]), list(table["log_priors"])
         read = read_record(ExportedSettings, table, SETTINGS)
-        names = tuple(words.decode().splitlines())
+        names = tuple(words.decode().split("\n")[:-1])
+        # What a terminal may be told is no word.
+        for name in names if not _PLAIN(words) else ():
+            require_visible(name, WORDS)
         num_words, num_senones = len(names), len(read.log_priors)
         limits = {GRAPH: num_senones, FIRST_PASS: num_words - 1, GRAMMAR: num_words - 1}
         searched, first_pass, grammar = (
@@ -160,10 +167,17 @@ def read_archive(path: Path) -> ExportedModel:
 
 def _member(archive: zipfile.ZipFile, name: str) -> bytes:
     member = archive.getinfo(name)
-    size, most = member.file_size, min(_MAX_MEMBER_BYTES, _MAX_RATIO * member.compress_size + 1)
-    if size > most:
-        raise ValueError(f"{name} has {size} bytes: need at most {most}")
+    if member.compress_type not in (zipfile.ZIP_DEFLATED, zipfile.ZIP_STORED):
+        raise ValueError(f"{name} is packed by method {member.compress_type}: need deflate")
+    _require_room(member)
     return archive.read(name)  # which compares its CRC
+
+
+def _require_room(member: zipfile.ZipInfo) -> None:
+    """Raise ValueError for a member that takes more memory than its bytes let expect."""
+    most = min(_MAX_MEMBER_BYTES, max(_MAX_RATIO * member.compress_size, _SMALL_BYTES))
+    if member.file_size > most:
+        raise ValueError(f"{member.filename} has {member.file_size} bytes: need at most {most}")
 
 
 def _fst(data: bytes, name: str, num_labels: int, num_words: int) -> ConstFst:

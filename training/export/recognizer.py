@@ -11,6 +11,7 @@ import onnxruntime
 from jaxtyping import Float32, Float64, Int64
 from scipy.special import log_softmax
 
+from infra.settings import ConfigurationError, printable
 from pipeline.filterbank import (
     FRAME_SHIFT_MS,
     NUM_BINS,
@@ -61,16 +62,31 @@ class StreamState:
 
 
 class StreamingModel:
-    """StreamingModel runs an exported graph by onnxruntime, on one core."""
+    """StreamingModel runs an exported graph by onnxruntime, on one core.
+
+    ConfigurationError for bytes that are no such graph.
+    """
 
     def __init__(self, graph: bytes) -> None:
         options = onnxruntime.SessionOptions()
         # A stream is far below a core; more threads would only wait for each other.
         options.intra_op_num_threads = options.inter_op_num_threads = 1
-        self.session = onnxruntime.InferenceSession(
-            graph, options, providers=["CPUExecutionProvider"]
-        )
-        self.num_senones = int(self.session.get_outputs()[0].shape[-1])
+        if EXTERNAL_DATA in graph:
+            raise ConfigurationError(f"the network names weights in another file: {_EXPORT}")
+        try:
+            self.session = onnxruntime.InferenceSession(
+                graph, options, providers=["CPUExecutionProvider"]
+            )
+        except Exception as error:  # onnxruntime's own have no class in common
+            said = printable(str(error), 200)
+            raise ConfigurationError(f"no network of ONNX: {said}: {_EXPORT}") from error
+        state = {each.name for each in fields(StreamState)}
+        inputs = {each.name for each in self.session.get_inputs()}
+        outputs = {each.name: each.shape for each in self.session.get_outputs()}
+        has_inputs = inputs == {ENERGIES, NUM_REPEATS, *state}
+        if not has_inputs or outputs.keys() != {LOGITS, *map(next_name, state)}:
+            raise ConfigurationError(f"a network of other inputs or outputs: {_EXPORT}")
+        self.num_senones = int(outputs[LOGITS][-1])
 
     def start(self, num_streams: int = 1) -> StreamState:
         """Return the state of so many streams before any frame."""
@@ -109,6 +125,11 @@ class StreamingModel:
         # onnxruntime's integers are C's long long, which NumPy takes for another type than int64.
         return logits, StreamState(count.view(np.int64), *others)
 
+
+EXTERNAL_DATA = b"\n\x08location\x12"
+"""What names the file of a tensor's weights in a network: it could be any of the machine."""
+
+_EXPORT = "need a model that megahour export wrote"
 
 ROW_S = STACK * FRAME_SHIFT_MS / 1000
 
@@ -211,6 +232,9 @@ class Recognizer:
         state: StreamState | None = None,
     ) -> None:
         self._settings = exported.settings
+        if (num_priors := len(exported.settings.log_priors)) != model.num_senones:
+            found = f"a network of {model.num_senones} senones for {num_priors} priors"
+            raise ConfigurationError(f"{found}: {_EXPORT}")
         self._log_priors = np.array(exported.settings.log_priors, np.float32)
         self._silence = np.array(exported.settings.silence)
         self._pause_rows = round(pause_s / ROW_S)

@@ -11,6 +11,7 @@ from pipeline.runs.manifest import manifest_uri, sha256
 from pipeline.runs.names import INGEST_STEP, REPORT_DOCUMENT
 from tests.job_programs import RunJob
 from tests.jobs.report_page.reported_run import (
+    TRANSCRIPT,
     document,
     report,
     text_of_page,
@@ -136,6 +137,17 @@ def test_a_run_of_other_utterances_is_compared_without_a_test(
     assert document(here)["comparison"]["pairs"] == []
     reason = "There is no test of matched pairs: 4 and 3 utterances: need the same ones."
     assert reason in text_of_page(here)
+
+
+def test_runs_of_other_words_are_compared_without_a_test(run_job: RunJob, tmp_path: Path) -> None:
+    """As after a change of spelling, which makes other errors of equal hypotheses."""
+    here, there = tmp_path / "new", tmp_path / "old"
+    write_reported_run(there, ERRORS, transcript=TRANSCRIPT.replace("lamp", "damp"))
+    write_reported_run(here, ERRORS)
+    report(run_job, there)
+    report(run_job, here, "--compare", str(there))
+    assert document(here)["comparison"]["pairs"] == []
+    assert "need the same words" in document(here)["comparison"]["not_paired"]
 
 
 def test_a_run_without_a_report_cannot_be_compared(run_job: RunJob, tmp_path: Path) -> None:

@@ -57,6 +57,11 @@ def test_kaldi_reads_features_and_posteriors(tmp_path: Path) -> None:
         found = posteriors[each.utterance_id]
         assert [[s for s, _ in frame] for frame in found] == each.targets.senones.tolist()
         np.testing.assert_allclose([[p for _, p in frame] for frame in found], expected, rtol=1e-6)
+    utterances = [each.utterance_id for each in SOFT]
+    speakers = (tmp_path / "spk2utt").read_text().splitlines()
+    assert sorted(key for line in speakers for key in line.split()[1:]) == sorted(utterances)
+    assert {line.split()[0] for line in speakers} == {each.speaker_id for each in SOFT}
+    assert str(tmp_path / "feats.") in (tmp_path / "feats.scp").read_text()
     offsets = dict(line.split() for line in (tmp_path / "utt2offset").read_text().splitlines())
     assert offsets == {each.utterance_id: str(each.offset) for each in SOFT}
     assert (tmp_path / "text").read_text().splitlines()[1] == "utterance-1 said 1"

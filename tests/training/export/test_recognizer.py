@@ -1,5 +1,6 @@
 """A recognizer of a stream writes the words of the batch, and the archive keeps all it needs."""
 
+import zipfile
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -20,9 +21,16 @@ from tests.training.export.heard_run import heard_recipe, write_heard_run
 from training.align.network_alignment import log_likelihoods
 from training.decode.decoder import DecoderConfig, StreamingSearch, decode, find_lattice
 from training.export import recognizer as recognizer_module
-from training.export.archive import ExportedModel, read_archive, write_archive
+from training.export.archive import (
+    MEMBERS,
+    SETTINGS,
+    WORDS,
+    ExportedModel,
+    read_archive,
+    write_archive,
+)
 from training.export.export_model import export_model, score_heldout, transcribe_heldout
-from training.export.recognizer import EnergyStream, Recognizer, StreamingModel
+from training.export.recognizer import EXTERNAL_DATA, EnergyStream, Recognizer, StreamingModel
 from training.models.store import load_model
 
 Run = tuple[object, str, str]
@@ -175,6 +183,60 @@ def test_equal_models_make_equal_archives_that_read_back(
     assert words[0] == words[1]
     assert len(words[0].confidences) == len(words[0].words) > 0
     assert [each.name for each in tmp_path.iterdir() if each.name.startswith(".")] == []
+
+
+def forged(source: Path, path: Path, name: str, data: bytes, how: int) -> Path:
+    """Copy an archive with other bytes for a member, packed by the method `how`."""
+    with zipfile.ZipFile(source) as old, zipfile.ZipFile(path, "w") as new:
+        for member in MEMBERS:
+            is_other = member == name
+            kind = how if is_other else zipfile.ZIP_DEFLATED
+            new.writestr(member, data if is_other else old.read(member), kind)
+    return path
+
+
+DEFLATED = zipfile.ZIP_DEFLATED
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "how", "said"),
+    [
+        (WORDS, b"\n" * 10**7, DEFLATED, "words.txt has 10000000 bytes: need at most 1048576"),
+        (WORDS, b"<eps>\na\x1b[2J\n#0\n", DEFLATED, r"words\.txt: .* has U\+001B, a control"),
+        (SETTINGS, b"{}", zipfile.ZIP_LZMA, r"model\.json is packed by method 14: need deflate"),
+    ],
+)
+def test_a_forged_archive_is_refused(
+    exported: ExportedModel, tmp_path: Path, name: str, data: bytes, how: int, said: str
+) -> None:
+    """Before it takes memory, and before its words reach a terminal."""
+    write_archive(tmp_path / "a.zip", exported)
+    path = forged(tmp_path / "a.zip", tmp_path / "b.zip", name, data, how)
+    with pytest.raises(ConfigurationError, match=said):
+        read_archive(path)
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (b"", "no network of ONNX: .* need a model that megahour export wrote"),
+        (b"onnx", "no network of ONNX: "),
+        (b"a" + EXTERNAL_DATA + b"b", "names weights in another file"),
+    ],
+)
+def test_a_network_that_is_none_is_refused(data: bytes, said: str) -> None:
+    """Also one that would read a file of the machine."""
+    with pytest.raises(ConfigurationError, match=said):
+        StreamingModel(data)
+
+
+def test_a_network_of_other_senones_is_refused(exported: ExportedModel) -> None:
+    """Both numbers are in the message."""
+    priors = exported.settings.log_priors[1:]
+    other = replace(exported, settings=replace(exported.settings, log_priors=priors))
+    said = f"a network of {len(priors) + 1} senones for {len(priors)} priors"
+    with pytest.raises(ConfigurationError, match=said):
+        Recognizer(other, StreamingModel(other.network))
 
 
 def test_a_missing_archive_is_named(tmp_path: Path) -> None:
