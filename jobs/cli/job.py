@@ -19,7 +19,7 @@ from infra.log_lines import log
 from infra.settings import ConfigurationError, canonical_json, holds_password, printable, shown
 from infra.store.object_store import ObjectNotFound, ObjectStore, join_uri, normalize_uri
 from infra.store.objects import PrefixError
-from infra.store.uris import require_within, resolve_prefix
+from infra.store.uris import require_within, resolve_audio, resolve_prefix
 from infra.task_metrics import TaskTotals
 from infra.torchrun import launched_rank
 from jobs.cli.arguments import (
@@ -71,6 +71,7 @@ from pipeline.runs.names import (
     EXTENDS,
     LABELLED,
     LABELLED_FROM,
+    LANGUAGE_MODEL_SETTINGS,
     LEXICON_FILE,
     METADATA_FOLDER,
     MODELS_FOLDER,
@@ -491,9 +492,25 @@ def take_over(job: Job) -> None:
     steps = [BaseStep(base, *read_with_digest(job.store, base, each.name)) for each in there]
     for step in steps:
         _require_same(job, step, now, new_lexicon=None)
+        require_same_language_model(job, step)
     record_bases(job.store, job.run_uri, base, "all" if job.bases.extends else "labelled")
     for step in steps:
         step.inherit(job.store, job.run_uri)
+
+
+def require_same_language_model(job: Job, base: BaseStep) -> None:
+    """Raise ConfigurationError if what a step of the base read was replaced under its name."""
+    for setting in LANGUAGE_MODEL_SETTINGS:
+        used, name = base.manifest.inputs.get(setting), getattr(job.recipe.evaluation, setting)
+        if used is None or not name:
+            continue
+        uri = resolve_audio(job.corpus_uri, name)
+        if (digest := sha256(job.store.get(uri))) != used:
+            raise ConfigurationError(
+                f"{base.run_uri}: {base.manifest.step} was made of another {setting}: {uri}: "
+                f"SHA-256 {used[:12]} -> {digest[:12]}: put the one of the base there, or begin a "
+                f"run without {job.bases.option}"
+            )
 
 
 def _require_same(

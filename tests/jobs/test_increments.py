@@ -2,19 +2,25 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from infra.store.object_store import join_uri
+from infra.settings import ConfigurationError
+from infra.store.object_store import ObjectStore, join_uri
 from jobs.cli import spark_steps
+from jobs.cli.job import require_same_language_model
 from jobs.run import launches
-from pipeline.runs.increment import Bases, read_bases
-from pipeline.runs.manifest import Manifest, manifest_uri, read_manifest
+from pipeline.runs.increment import Bases, BaseStep, read_bases
+from pipeline.runs.manifest import Manifest, manifest_uri, read_manifest, sha256
+from pipeline.runs.names import GRAPH_STEP
 from tests.job_programs import RunJob, Said
 from tests.pipeline.steps.increments.nights import SUBSET, Nights
 from tests.s3_server import fresh_bucket, running_s3_server
 from tests.small_corpus import plain_loop
 from tests.whole_path.processes import TINY
+from training.settings.recipe import read_recipe
 
 SPEAKERS = ["ann", "bert", "clara"]
 LAST = (
@@ -191,3 +197,22 @@ def test_a_workflow_of_another_selection_trains_the_student_alone(run_job: RunJo
     (realign,) = [each for each in steps if each["name"] == "realign"]
     made = {each.partition("{{ ds }}/")[2] for each in realign["manifests"]}
     assert made == {f"alignments/{name}/manifest.json" for name in ("round_1", "labelled")}
+
+
+def test_a_language_model_that_was_replaced_is_refused(tmp_path: Path) -> None:
+    """By its digest: its name in the recipe is the same."""
+    text = tmp_path / "corpus" / "text.txt"
+    text.parent.mkdir()
+    text.write_text("see a cab\n")
+    job: Any = SimpleNamespace(
+        store=ObjectStore((str(tmp_path),)),
+        corpus_uri=str(text.parent),
+        recipe=read_recipe(str(TINY), ["evaluation.language_model_text=text.txt"]),
+        bases=Bases((), ("base",)),
+    )
+    graph = Manifest(GRAPH_STEP, {}, {"language_model_text": sha256(text.read_bytes())}, ())
+    require_same_language_model(job, BaseStep("base", graph, ""))
+    text.write_text("see a wasp\n")
+    said = "base: graphs/decoding was made of another language_model_text: .*text.txt: SHA-256"
+    with pytest.raises(ConfigurationError, match=rf"{said}.* run without --labelled-from"):
+        require_same_language_model(job, BaseStep("base", graph, ""))
