@@ -29,11 +29,10 @@ from pipeline.runs.manifest import read_manifest, read_output
 from pipeline.runs.names import ALIGNER, BOOTSTRAP_STEP, CORPUS_FOLDER, DEV, features_step
 from pipeline.shards import read_features
 from tests.benchmarks.measure import Figure, ratios, show
+from tests.training.decode.whole_graphs import decoding_graph, kneser_ney_arpa
 from training.align.network_alignment import batched_log_likelihoods, read_tree
 from training.decode.const_fst import ConstFst
-from training.decode.graph import decoding_graph
 from training.decode.lexicon import parse_lexicon
-from training.decode.ngrams import kneser_ney_arpa
 from training.decode.search import Search, SearchableGraph
 from training.evaluate.word_errors import word_errors
 from training.models.store import load_model

@@ -29,21 +29,7 @@ class GrammarWeights:
     insertion_penalty: float = 0.0
 
 
-AS_ESTIMATED = GrammarWeights()
-
-
-def weighted(grammar: ConstFst, weights: GrammarWeights, backoff_id: int) -> ConstFst:
-    """Return a grammar with the model's costs scaled, and the penalty at each word."""
-    arcs, states = grammar.arcs.copy(), grammar.states.copy()
-    arcs["cost"] *= weights.scale
-    states["final_cost"] *= weights.scale
-    arcs["cost"][arcs["input_label"] != backoff_id] += weights.insertion_penalty
-    return ConstFst(grammar.start, states, arcs)
-
-
-def ngram_grammar(
-    model: BackoffModel, word_ids: Mapping[str, int], weights: GrammarWeights = AS_ESTIMATED
-) -> ConstFst:
+def ngram_grammar(model: BackoffModel, word_ids: Mapping[str, int]) -> ConstFst:
     """Build the grammar of a model; ValueError for words that `word_ids` lacks."""
     if foreign := sorted({*model.words} - word_ids.keys() - {START, END}):
         raise ValueError(f"{foreign[0]!r} is not in lexicon.txt: add it")
@@ -84,8 +70,7 @@ def ngram_grammar(
     arcs["cost"] = np.append(costs[words] + extra_costs[words], backoff_costs[backoffs])
     arcs["target"] = np.append(targets[words], targets[suffixes[backoffs]])
     arc_sources = np.append(sources[words], states[backoffs])
-    grammar = ConstFst.of(arc_sources, arcs, final_costs, int(states[starts[-1]]))
-    return weighted(grammar, weights, word_ids[BACKOFF_WORD])
+    return ConstFst.of(arc_sources, arcs, final_costs, int(states[starts[-1]]))
 
 
 _START_LABEL, _END_LABEL = -1, -2

@@ -12,15 +12,13 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from io import StringIO
 from itertools import chain, pairwise
 
 import kaldifst
 import numpy as np
 
-from training.decode.arpa import read_arpa
 from training.decode.const_fst import ARC, ConstFst
-from training.decode.grammar import AS_ESTIMATED, BACKOFF_WORD, GrammarWeights, ngram_grammar
+from training.decode.grammar import BACKOFF_WORD
 from training.decode.lexicon import SILENCE_ID, Lexicon
 from training.decode.search import SearchableGraph
 from training.decode.senones import NO_WORDS, SenoneTree
@@ -192,14 +190,6 @@ class DecodingGraph:
     def searchable(self) -> SearchableGraph:
         """Return the graph as searches read it; ValueError if it is not whole."""
         return SearchableGraph(self.fst, self.num_senones, len(self.words) or None)
-
-
-def decoding_graph(
-    lexicon: Lexicon, tree: SenoneTree, arpa: str, weights: GrammarWeights = AS_ESTIMATED
-) -> DecodingGraph:
-    """Build HCLG: word sequences of an ARPA language model over the lexicon's words."""
-    grammar = ngram_grammar(read_arpa(StringIO(arpa)), word_ids(lexicon), weights)
-    return grammar_graph(lexicon, tree, grammar)
 
 
 def require_room(grammar: ConstFst, remedy: str) -> None:

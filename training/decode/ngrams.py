@@ -360,17 +360,3 @@ def arpa_lines(model: BackoffModel) -> Iterator[str]:
 def arpa_text(model: BackoffModel) -> str:
     """Return the ARPA text of a model."""
     return "".join(f"{line}\n" for line in arpa_lines(model))
-
-
-def kneser_ney_arpa(
-    sentences: Iterable[Sequence[str]], vocabulary: Collection[str], order: int
-) -> str:
-    """Return ARPA text of the Kneser-Ney model."""
-    return arpa_text(kneser_ney(sentences, vocabulary, order))
-
-
-def witten_bell_arpa(
-    sentences: Iterable[Sequence[str]], vocabulary: Collection[str], order: int = 3
-) -> str:
-    """Return ARPA text of the Witten-Bell model."""
-    return arpa_text(witten_bell(sentences, vocabulary, order))

@@ -14,6 +14,7 @@ from tests.training.decode.toy_language import (
     toy_lexicon,
     toy_tree,
 )
+from tests.training.decode.whole_graphs import decoding_graph, witten_bell_arpa
 from training.decode.decoder import (
     AlignmentError,
     DecoderConfig,
@@ -23,9 +24,8 @@ from training.decode.decoder import (
     decode,
     word_spans,
 )
-from training.decode.graph import DecodingGraph, alignment_graph, decoding_graph
+from training.decode.graph import DecodingGraph, alignment_graph
 from training.decode.lexicon import SILENCE_ID, parse_lexicon
-from training.decode.ngrams import witten_bell_arpa
 from training.decode.senones import expand_to_frames
 
 TREE, LEXICON = toy_tree(), toy_lexicon()

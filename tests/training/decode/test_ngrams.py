@@ -27,7 +27,7 @@ from tests.training.decode.small_ngrams import (
 )
 from training.decode.arpa import read_arpa, restricted
 from training.decode.const_fst import ConstFst
-from training.decode.grammar import GrammarWeights, ngram_grammar
+from training.decode.grammar import ngram_grammar
 from training.decode.lexicon import UNKNOWN
 from training.decode.ngrams import (
     NO_COUNTS,
@@ -385,18 +385,3 @@ def test_a_model_without_words_or_ends_is_refused() -> None:
     without_end = without_end.replace("-0.4\tb </s>\n", "").replace("ngram 2=4", "ngram 2=3")
     with pytest.raises(ValueError, match="has no unigram </s>: need it to end sentences"):
         restricted(read(without_end), {"a", "b"})
-
-
-def test_scale_and_insertion_penalty_enter_the_grammar() -> None:
-    """The scale multiplies all costs of the model; the penalty is added to words alone."""
-    word_ids = {"a": 1, "b": 2, "wasp": 3, "#0": 4}
-    grammar = ngram_grammar(
-        read_arpa(ARPA.splitlines()), word_ids, GrammarWeights(scale=2.0, insertion_penalty=0.75)
-    )
-    _, first, num_arcs, *_ = grammar.states[grammar.start].tolist()
-    arcs = {arc[0]: arc for arc in grammar.arcs[first : first + num_arcs].tolist()}
-    nats = math.log(10)
-    assert arcs[1][2] == pytest.approx(2 * 0.25 * nats + 0.75, abs=1e-5)
-    assert arcs[4][2] == pytest.approx(2 * 0.3 * nats, abs=1e-5)
-    unigrams = arcs[4][3]
-    assert grammar.states["final_cost"][unigrams] == pytest.approx(2 * 1 * nats, abs=1e-5)

@@ -9,10 +9,11 @@ from tests.training.decode.toy_language import (
     toy_lexicon,
     toy_tree,
 )
+from tests.training.decode.whole_graphs import decoding_graph, witten_bell_arpa
 from training.decode.decoder import DecoderConfig, best_path, decode, find_lattice
 from training.decode.grammar import GrammarWeights, ngram_grammar
-from training.decode.graph import DecodingGraph, decoding_graph, grammar_graph, word_ids
-from training.decode.ngrams import witten_bell, witten_bell_arpa
+from training.decode.graph import DecodingGraph, grammar_graph, word_ids
+from training.decode.ngrams import witten_bell
 from training.decode.second_pass import SecondPass
 
 TREE, LEXICON = toy_tree(), toy_lexicon()

@@ -16,9 +16,10 @@ from pipeline.runs.engine import StepRun, StepSpec, run_step
 from pipeline.runs.manifest import Manifest, sha256
 from pipeline.runs.names import ALIGNMENT_STEP
 from pipeline.shards import Alignment, PartitionRow, write_partition
+from tests.training.decode.whole_graphs import kneser_ney_arpa, witten_bell_arpa
 from training.decode.entropy_pruning import pruned
 from training.decode.lexicon import Lexicon, parse_lexicon
-from training.decode.ngrams import arpa_text, kneser_ney_arpa, witten_bell, witten_bell_arpa
+from training.decode.ngrams import arpa_text, witten_bell
 from training.evaluate.language_model import MAX_BYTES, MAX_TEXT_BYTES, LanguageModelFiles
 from training.settings.decoding import EvaluationConfig
 

@@ -23,6 +23,7 @@ from pipeline.runs.names import ALIGNMENT_STEP, DEV_ALIGNMENT_STEP, TUNING_STEP,
 from pipeline.shards import FeatureRow
 from tests.small_corpus import serially
 from tests.training.decode.toy_language import toy_lexicon
+from tests.training.decode.whole_graphs import decoding_graph, witten_bell_arpa
 from tests.training.evaluate.oracle_run import (
     CONFIG,
     LISTENS_FROM,
@@ -38,8 +39,8 @@ from tests.training.evaluate.oracle_run import (
 )
 from training.decode.decoder import DecoderConfig, FoundLattice, decode
 from training.decode.grammar import GrammarWeights, ngram_grammar
-from training.decode.graph import DecodingGraph, decoding_graph, word_ids
-from training.decode.ngrams import witten_bell, witten_bell_arpa
+from training.decode.graph import DecodingGraph, word_ids
+from training.decode.ngrams import witten_bell
 from training.decode.second_pass import SecondPass
 from training.evaluate import slices, tuning
 from training.evaluate.heldout import HypothesisTask, decode_slice, evaluate

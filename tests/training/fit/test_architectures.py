@@ -10,6 +10,7 @@ import pytest
 from pipeline.runs.names import BASELINE
 from tests.job_programs import RunJob, Said
 from tests.training.decode.toy_language import toy_lexicon
+from tests.training.decode.whole_graphs import decoding_graph, witten_bell_arpa
 from tests.training.fit import small_fits
 from tests.training.fit.small_fits import copy_stopped, small_fit, write_run
 from tests.training.fit.test_sequence_training import BEAMS
@@ -25,8 +26,6 @@ from tests.training.sequence_training.toy_run import (
 from tests.whole_path.processes import TINY
 from training.align.network_alignment import log_likelihoods
 from training.decode.decoder import DecoderConfig, decode
-from training.decode.graph import decoding_graph
-from training.decode.ngrams import witten_bell_arpa
 from training.distributed import process_group
 from training.distributed.simulated_group import simulate_ranks
 from training.evaluate.word_errors import WordErrors, word_errors

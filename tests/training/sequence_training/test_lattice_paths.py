@@ -11,14 +11,14 @@ from tests.training.decode.toy_language import (
     toy_lexicon,
     toy_tree,
 )
+from tests.training.decode.whole_graphs import decoding_graph, witten_bell_arpa
 from tests.training.sequence_training.random_lattices import (
     NUM_SENONES,
     paths_of,
     random_lattice,
     seeds,
 )
-from training.decode.graph import DecodingGraph, decoding_graph
-from training.decode.ngrams import witten_bell_arpa
+from training.decode.graph import DecodingGraph
 from training.sequence_training import lattice_decoder
 from training.sequence_training.lattice_decoder import (
     LatticeError,

@@ -11,11 +11,10 @@ from tests.training.decode.toy_language import (
     toy_lexicon,
     toy_tree,
 )
+from tests.training.decode.whole_graphs import decoding_graph, kneser_ney_arpa
 from training.decode.arpa import read_arpa
 from training.decode.decoder import DecoderConfig, best_path
 from training.decode.grammar import BACKOFF_WORD, GrammarWeights, ngram_grammar
-from training.decode.graph import decoding_graph
-from training.decode.ngrams import kneser_ney_arpa
 from training.decode.rescoring import best_arcs, rescore, words_and_senones
 from training.sequence_training.lattice_decoder import search_lattice
 from training.settings.decoding import LatticeTargetsConfig

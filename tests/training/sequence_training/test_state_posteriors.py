@@ -14,6 +14,7 @@ from tests.training.decode.toy_language import (
     toy_lexicon,
     toy_tree,
 )
+from tests.training.decode.whole_graphs import decoding_graph
 from tests.training.sequence_training.random_lattices import (
     NUM_SENONES,
     paths_of,
@@ -21,7 +22,7 @@ from tests.training.sequence_training.random_lattices import (
     seeds,
 )
 from tests.training.sequence_training.test_lattice_decoder import graph_paths
-from training.decode.graph import alignment_graph, decoding_graph
+from training.decode.graph import alignment_graph
 from training.models.losses import kbest_cross_entropy
 from training.sequence_training.forward_backward import (
     StatePosteriors,

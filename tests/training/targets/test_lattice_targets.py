@@ -25,6 +25,7 @@ from pipeline.steps.targets import TargetsSearch, generate_targets
 from tests.in_process_teacher import in_process, stream_alone
 from tests.small_corpus import serially
 from tests.training.decode.toy_language import toy_lexicon
+from tests.training.decode.whole_graphs import decoding_graph, witten_bell_arpa
 from tests.training.sequence_training.toy_run import (
     SCALE,
     TREE,
@@ -37,8 +38,7 @@ from tests.training.targets.unlabelled_toy_run import (
     unlabelled_rows,
     write_unlabelled_toy_run,
 )
-from training.decode.graph import DecodingGraph, decoding_graph
-from training.decode.ngrams import witten_bell_arpa
+from training.decode.graph import DecodingGraph
 from training.evaluate.graph_building import build_graphs
 from training.evaluate.tuning import recipe_settings
 from training.models.store import load_model
