@@ -174,9 +174,12 @@ def chosen_steps(steps: Sequence[Launch], arguments: argparse.Namespace) -> list
             }
             raise ConfigurationError(f"{option} {name}: {whys.get(name, WITHOUT_UNLABELLED)}")
     first = names.index(arguments.first) if arguments.first else 0
-    if before := [name for name in arguments.only if names.index(name) < first]:
-        raise ConfigurationError(f"--only {before[0]}: it is before --from {arguments.first}")
-    return [each for each in steps[first:] if not arguments.only or each.step in arguments.only]
+    found = [each for each in steps[first:] if not arguments.only or each.step in arguments.only]
+    if not found:
+        # A scheduler would take a run of nothing for done.
+        only = ", ".join(arguments.only)
+        raise ConfigurationError(f"--only {only}: no step is left from --from {arguments.first} on")
+    return found
 
 
 def dry_run(steps: Sequence[Launch], shared: Sequence[str]) -> int:

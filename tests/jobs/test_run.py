@@ -97,11 +97,11 @@ def test_a_training_step_is_started_once_more(tmp_path: Path) -> None:
     assert sorted(done.stdout.splitlines()) == [f"rank {n} --run somewhere" for n in (0, 1)]
 
 
-def test_a_step_before_the_first_is_no_run_of_nothing() -> None:
+def test_a_run_of_no_step_is_refused() -> None:
     """A scheduler would take it for done."""
     steps = launches(["--kaldi-dir", "data"], 2, 2)
-    chosen = argparse.Namespace(first="realign", only=["realign", "bootstrap"])
-    with pytest.raises(ConfigurationError, match="--only bootstrap: it is before --from realign"):
+    chosen = argparse.Namespace(first="realign", only=["ingest", "bootstrap"])
+    with pytest.raises(ConfigurationError, match="--only ingest, bootstrap: no step is left from"):
         chosen_steps(steps, chosen)
 
 
