@@ -19,10 +19,7 @@ from jaxtyping import Float64, Int64
 from pipeline.compiled_library import compiled_library
 from training.decode.const_fst import ARC, STATE, ConstFst
 from training.decode.decoder import BestPath
-from training.decode.search import SEARCH_ARC
-
-MAX_ARCS = 2**24
-"""A rescored lattice grows to so many arcs, of 24 bytes, before a narrower beam is tried."""
+from training.decode.search import MAX_LATTICE_ARCS, SEARCH_ARC
 
 POSTERIOR_SCALE = 0.5
 """The factor of costs in the confidence of words, which lattices overstate without (0121)."""
@@ -45,7 +42,7 @@ def rescore(
     insertion_penalty: float,
     beam: float,
     ends_sentence: bool = True,
-    max_arcs: int = MAX_ARCS,
+    max_arcs: int = MAX_LATTICE_ARCS,
 ) -> np.ndarray:
     """Return the lattice whose words have `scale` times the costs of `large`, not those of `first`.
 

@@ -29,7 +29,7 @@ Arcs into the end read no frame, and have final states' costs.
 """
 
 MAX_LATTICE_ARCS = 2**24
-"""The most arcs that one search may hold at a time: 0.3 GB, and 1 GB while they are read."""
+"""The most arcs of a lattice, rescored ones too: 0.3 GB in a search, 1 GB while they are read."""
 
 _ANY_WORD = 2**31
 

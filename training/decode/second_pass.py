@@ -9,12 +9,12 @@ from training.decode.const_fst import ConstFst
 from training.decode.decoder import BestPath, FoundLattice
 from training.decode.grammar import GrammarWeights
 from training.decode.rescoring import (
-    MAX_ARCS,
     best_arcs,
     rescore,
     word_confidences,
     words_and_senones,
 )
+from training.decode.search import MAX_LATTICE_ARCS
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -38,7 +38,7 @@ class SecondPass:
     weights: GrammarWeights
     beam: float
 
-    def rescored(self, found: FoundLattice, max_arcs: int = MAX_ARCS) -> np.ndarray:
+    def rescored(self, found: FoundLattice, max_arcs: int = MAX_LATTICE_ARCS) -> np.ndarray:
         """Return the lattice (SEARCH_ARC) by the other grammar; a narrower beam if it is large."""
         return rescore(
             found.arcs,

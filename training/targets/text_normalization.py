@@ -346,7 +346,7 @@ class Normalizer:
                 # It may be a word that only looks like a unit: "by 10 am I there".
                 found = dict.fromkeys((*(self._kept(unit) or ()), *self._word(alone)))
                 read.append(tuple(islice(found, MAX_READINGS)))
-            elif before[-1:].isdecimal() and alone in _FRACTIONS.values():
+            elif before[-1:].isdecimal() and alone in self._rules.symbols:
                 read += self._symbol(alone, after_number=True)
             else:
                 read += self._token(first)
@@ -427,8 +427,8 @@ class Normalizer:
 
     def _symbol(self, symbol: str, *, after_number: bool = False) -> Iterator[Readings]:
         """Yield what a symbol is called; after a number "and a half" comes before "half"."""
-        said = self._rules.symbols.get(symbol, ())
-        if after_number and said:
+        said = self._rules.symbols[symbol]
+        if after_number:
             also = f"{self._rules.symbols['&'][0]} "
             said = sorted(said, key=lambda each: not each.startswith(also))
         if found := self._kept(said):

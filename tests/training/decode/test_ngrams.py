@@ -289,20 +289,12 @@ ngram 3=1
 """
 
 
-NO_BIGRAM = """ngram 2=0
-ngram 3=1
-
-\\1-grams:
--99\t<s>\t-0.3
--1\t</s>
--0.5\ta\t-0.2
--0.7\tb\t-0.1
--0.9\twasp\t-0.4
-
-\\2-grams:
-
-\\3-grams:
-"""
+def test_longer_ngrams_alone_are_refused() -> None:
+    """The history of the first one is named."""
+    text = ARPA.replace("ngram 2=4", "ngram 2=0")
+    text = text[: text.index("-0.25")] + text[text.index("\\3-grams") :]
+    with pytest.raises(ValueError, match="'<s> a b': its history has no entry"):
+        read(text)
 
 
 def test_a_word_may_hold_other_blanks() -> None:
@@ -327,7 +319,6 @@ def test_a_word_may_hold_other_blanks() -> None:
         ("-0.6\ta wasp", "-0.5\ta b", "line 17: 'a b': there twice: remove one"),
         ("-0.6\ta wasp", "-0.5\tbee a", "line 17: 'bee a': its history has no entry"),
         ("-0.6\ta wasp", "-0.5\ta <s>", "line 17: 'a <s>': need <s> first and </s> last only"),
-        (ARPA[ARPA.index("ngram 2") : ARPA.index("-0.125")], NO_BIGRAM, "line 17: '<s> a b': its"),
         ("-0.6\ta wasp\n", "", "line 19: 3 2-grams end here: need the 4 that"),
         ("ngram 2=4\n", "", r"line 4: 'ngram 3=1': need `ngram 2=COUNT`"),
         ("ngram 3=1", "ngram 3=many", "line 5: 'ngram 3=many': need `ngram 3=COUNT`"),

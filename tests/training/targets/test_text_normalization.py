@@ -205,6 +205,12 @@ def test_a_language_without_numbers_is_named() -> None:
         Normalizer(lexicon_of("a"), "xx")
 
 
+def test_a_fraction_of_the_lexicon_is_a_word() -> None:
+    """Where the rules have none: it stays also after a number."""
+    found = Normalizer(lexicon_of("twee \u00bd"), "nl").words("2\u00bd")
+    assert found == ["twee", "\u00bd"]
+
+
 def test_a_language_without_rules_has_numbers() -> None:
     """Dutch, of which there is no rule here; a number that is one word may be the lexicon's two."""
     lexicon = lexicon_of("drie honderd vijf")
