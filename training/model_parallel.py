@@ -238,13 +238,13 @@ def split_model(model: nn.Module, group: ProcessGroup) -> nn.Module:
     each rank. Ranks must be given the same minibatches. Dropout between an LSTM's layers must
     draw the same numbers on all ranks of the group: seed them alike. ValueError for other models.
     """
-    if isinstance(model, LstmModel):
+    if isinstance(model, LstmModel) and isinstance(model.filters, nn.Identity):
         return SplitStudent(model, group)
     if isinstance(model, nn.Sequential):
         return _split_layers(model, group)
     raise ValueError(
         f"model parallelism of a {type(model).__name__}: need an nn.Sequential of linear and "
-        "component-wise layers, or an LSTM model"
+        "component-wise layers, or an LSTM model without filters"
     )
 
 

@@ -19,7 +19,7 @@ import onnx
 from jaxtyping import Float32
 from onnx import TensorProto, helper, numpy_helper
 from onnxruntime.quantization import quantize_dynamic
-from torch import Tensor
+from torch import Tensor, nn
 
 from infra.store.object_store import Fetched, ObjectStore, StoreError
 from pipeline.audio.decode import decode_utterance
@@ -56,9 +56,15 @@ from training.export.recognizer import (
     StreamState,
     next_name,
 )
-from training.models.lstm import LstmModel
+from training.models.lstm import FrequencyFilters, LstmModel
 from training.models.store import load_model
-from training.settings.models import LstmConfig, ModelConfig
+from training.settings.models import (
+    FIRST_BINS,
+    FIRST_STRIDE,
+    SECOND_PLACES,
+    LstmConfig,
+    ModelConfig,
+)
 from training.settings.recipe import Recipe
 
 OPSET, IR_VERSION = 18, 9
@@ -224,16 +230,45 @@ def _logits(graph: _Graph, model: LstmModel, rows: str) -> str:
     for name, parts in zip((HIDDEN, CELL), split, strict=True):
         node = helper.make_node("Split", [name], parts, axis=0, num_outputs=num_layers)
         graph.nodes.append(node)
+    if isinstance(model.filters, FrequencyFilters):
+        rows = _filtered(graph, model.filters, rows)
     outputs = graph.add("Transpose", [rows], perm=[1, 0, 2])
     for layer, (hidden, cell) in enumerate(zip(*split, strict=True)):
         outputs = _layer(graph, model, layer, outputs, [hidden, cell])
     for name in (HIDDEN, CELL):
         parts = [next_name(f"{name}_{layer}") for layer in range(num_layers)]
         graph.add("Concat", parts, next_name(name), axis=0)
-    weights = graph.constant(_array(model.output.weight).T, np.float32)
-    products = graph.add("MatMul", [outputs, weights])
-    biased = graph.add("Add", [products, graph.constant(_array(model.output.bias), np.float32)])
-    return graph.add("Transpose", [biased], perm=[1, 0, 2])
+    return graph.add("Transpose", [_linear(graph, model.output, outputs)], perm=[1, 0, 2])
+
+
+def _filtered(graph: _Graph, filters: FrequencyFilters, rows: str) -> str:
+    """Apply filters over frequency as convolutions; their outputs are in the order of torch's."""
+    add = graph.add
+    frames = add("Reshape", [rows, graph.integers(-1, STACK, NUM_BINS)])
+    heard = _convolution(graph, filters.first, frames, FIRST_BINS, FIRST_STRIDE)
+    outputs = add("Transpose", [_convolution(graph, filters.second, heard)], perm=[0, 2, 1])
+    shape = graph.slice(add("Shape", [rows]), graph.integers(0), graph.integers(2), 0)
+    width = graph.integers(filters.projection.in_features)
+    places = add("Reshape", [outputs, add("Concat", [shape, width], axis=0)], allowzero=1)
+    return _linear(graph, filters.projection, places)
+
+
+def _convolution(
+    graph: _Graph,
+    filters: nn.Linear,
+    inputs: str,
+    num_places: int = SECOND_PLACES,
+    stride: int = 1,
+) -> str:
+    """Slide a layer, which sees `num_places` places of each channel, along the inputs' places."""
+    weights = _array(filters.weight).reshape(filters.out_features, -1, num_places)
+    constants = [graph.constant(each, np.float32) for each in (weights, _array(filters.bias))]
+    return graph.add("Relu", [graph.add("Conv", [inputs, *constants], strides=[stride])])
+
+
+def _linear(graph: _Graph, linear: nn.Linear, inputs: str) -> str:
+    products = graph.add("MatMul", [inputs, graph.constant(_array(linear.weight).T, np.float32)])
+    return graph.add("Add", [products, graph.constant(_array(linear.bias), np.float32)])
 
 
 def _layer(graph: _Graph, model: LstmModel, layer: int, inputs: str, state: list[str]) -> str:

@@ -10,10 +10,17 @@ from torch.autograd.function import BackwardCFunction, FunctionCtx
 from torch.nn import functional
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from pipeline.filterbank import NUM_INPUTS
+from pipeline.filterbank import NUM_BINS, NUM_INPUTS, STACK
 from training.models.acoustic_model import AcousticModel
-from training.models.precision import linear_in_bfloat16, lstm_in_bfloat16, summed_in_float32
-from training.settings.models import LstmConfig, ProjectedBlstmConfig
+from training.models.precision import lstm_in_bfloat16, rounded_linear, summed_in_float32
+from training.settings.models import (
+    FIRST_BINS,
+    FIRST_STRIDE,
+    NUM_SECOND_PLACES,
+    SECOND_PLACES,
+    LstmConfig,
+    ProjectedBlstmConfig,
+)
 
 
 def padded_lstm(
@@ -118,13 +125,38 @@ class _Permutation(torch.autograd.Function):
         return _in_order(gradient, rows), None
 
 
+class FrequencyFilters(nn.Module):
+    """FrequencyFilters see neighbouring bins of a row, before an LSTM (Sainath et al. 2015, CLDNN).
+
+    A shorter vocal tract has its formants higher. These are the same filters at all places, so that
+    a model of few speakers knows their formants in others' voices too. They see no other row, and
+    so pieces of an utterance need no state of them. A linear layer makes them few again.
+    """
+
+    def __init__(self, num_filters: int, num_outputs: int) -> None:
+        super().__init__()
+        self.first = nn.Linear(STACK * FIRST_BINS, num_filters)
+        self.second = nn.Linear(num_filters * SECOND_PLACES, num_filters)
+        self.projection = nn.Linear(num_filters * NUM_SECOND_PLACES, num_outputs)
+
+    def forward(self, rows: Float[Tensor, "*batch dim"]) -> Float[Tensor, "*batch outputs"]:
+        """Return the projected outputs of all places, in the numbers of the rows."""
+        # Products of unfolded rows: on a GPU, gradients of convolutions add in any order.
+        bins = rows.reshape(-1, STACK, NUM_BINS).unfold(2, FIRST_BINS, FIRST_STRIDE)
+        heard = rounded_linear(self.first, bins.transpose(1, 2).flatten(2)).relu()
+        outputs = rounded_linear(self.second, heard.unfold(1, SECOND_PLACES, 1).flatten(2)).relu()
+        return rounded_linear(self.projection, outputs.view(*rows.shape[:-1], -1))
+
+
 class LstmModel(AcousticModel):
-    """LstmModel: layers of LSTMs, and an output layer."""
+    """LstmModel: filters over frequency if it has some, layers of LSTMs, and an output layer."""
 
     def __init__(self, config: LstmConfig, num_senones: int) -> None:
         super().__init__(config, num_senones)
+        filters, units = config.num_filters, config.num_units
+        self.filters = FrequencyFilters(filters, units) if filters else nn.Identity()
         self.lstm = nn.LSTM(
-            NUM_INPUTS,
+            units if filters else NUM_INPUTS,
             config.num_units,
             config.num_layers,
             batch_first=True,
@@ -139,17 +171,17 @@ class LstmModel(AcousticModel):
         self, normalized: Float[Tensor, "batch frames dim"], lengths: Int64[Tensor, " batch"]
     ) -> Float[Tensor, "batch frames senones"]:
         """Return logits, `look_ahead` frames late."""
-        logits: Tensor = self.output(padded_lstm(self.lstm, normalized, lengths))
+        logits: Tensor = self.output(padded_lstm(self.lstm, self.filters(normalized), lengths))
         return logits
 
     def bfloat16_logits(
         self, normalized: Float[Tensor, "batch frames dim"], lengths: Int64[Tensor, " batch"]
     ) -> Float[Tensor, "batch frames senones"]:
         """Compute by rounded weights, an LSTM's in one piece; in inference, sums are float32."""
-        hidden = padded_lstm(lstm_in_bfloat16(self.lstm), normalized, lengths)
+        hidden = padded_lstm(lstm_in_bfloat16(self.lstm), self.filters(normalized), lengths)
         if torch.is_inference_mode_enabled():
             return summed_in_float32(self.output, hidden)
-        return linear_in_bfloat16(self.output, hidden)
+        return rounded_linear(self.output, hidden)
 
     @property
     def carries_state(self) -> bool:
@@ -165,7 +197,7 @@ class LstmModel(AcousticModel):
             raise ValueError("a bidirectional LSTM has no pieces: give it whole utterances")
         if len(normalized) == 0:
             return normalized.new_empty(0, self.num_senones), state
-        hidden, after = self.lstm(normalized, state)
+        hidden, after = self.lstm(self.filters(normalized), state)
         return self.output(hidden), after
 
 

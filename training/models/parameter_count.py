@@ -4,8 +4,11 @@ from functools import cache
 from itertools import pairwise
 
 from infra.settings import ConfigurationError
-from pipeline.filterbank import NUM_INPUTS
+from pipeline.filterbank import NUM_INPUTS, STACK
 from training.settings.models import (
+    FIRST_BINS,
+    NUM_SECOND_PLACES,
+    SECOND_PLACES,
     FeedForwardConfig,
     LstmConfig,
     ModelConfig,
@@ -18,9 +21,13 @@ def num_parameters(config: ModelConfig, num_senones: int) -> int:
     """Count the parameters of a model, as torch does."""
     if isinstance(config, LstmConfig | ProjectedBlstmConfig):
         units, directions = config.num_units, 2 if config.bidirectional else 1
-        inputs = [NUM_INPUTS, *[units * directions] * (config.num_layers - 1)]
+        filters = config.num_filters if isinstance(config, LstmConfig) else 0
+        inputs = [units if filters else NUM_INPUTS, *[units * directions] * (config.num_layers - 1)]
         # Four gates; torch keeps a bias for the inputs and one for the last outputs.
         layers = sum(directions * 4 * units * (width + units + 2) for width in inputs)
+        if filters:
+            layers += (STACK * FIRST_BINS + 1 + SECOND_PLACES * filters + 1) * filters
+            layers += (NUM_SECOND_PLACES * filters + 1) * units
         if isinstance(config, LstmConfig):
             return layers + (units * directions + 1) * num_senones
         projected = config.num_projected_units

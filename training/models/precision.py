@@ -72,17 +72,18 @@ def lstm_in_bfloat16(lstm: nn.LSTM) -> nn.LSTM:
     return rounded
 
 
-def linear_in_bfloat16(
-    linear: nn.Linear, inputs: BFloat16[Tensor, "*batch inputs"]
-) -> BFloat16[Tensor, "*batch outputs"]:
-    """Apply rounded weights; their gradients arrive at those of `linear`."""
-    return functional.linear(inputs, linear.weight.bfloat16(), linear.bias.bfloat16())
+def rounded_linear(
+    linear: nn.Linear, inputs: Float[Tensor, "*batch inputs"]
+) -> Float[Tensor, "*batch outputs"]:
+    """Apply weights rounded to the numbers of the inputs; gradients arrive at those of `linear`."""
+    dtype = inputs.dtype
+    return functional.linear(inputs, linear.weight.to(dtype), linear.bias.to(dtype))
 
 
 def summed_in_float32(
     linear: nn.Linear, inputs: BFloat16[Tensor, "*batch inputs"]
 ) -> Float32[Tensor, "*batch outputs"]:
-    """Multiply as `linear_in_bfloat16` does, but keep the sums: outputs have 24 bits for 8.
+    """Multiply as `rounded_linear` does, but keep the sums: outputs have 24 bits for 8.
 
     TF32 holds each factor exactly, so a GPU may use it.
     """

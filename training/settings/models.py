@@ -5,7 +5,15 @@ from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, Literal, TypeAlias
 
 from infra.settings import IMPLIED, Range, canonical_json, check_ranges, read_record
+from pipeline.filterbank import NUM_BINS
 from training.entry_point import FactoryName, Settings, require_not_given
+
+FIRST_BINS, FIRST_STRIDE, SECOND_PLACES = 10, 3, 4
+"""Of an LSTM's filters, the first see so many bins, at every third; the second so many of these."""
+
+NUM_FIRST_PLACES = (NUM_BINS - FIRST_BINS) // FIRST_STRIDE + 1
+NUM_SECOND_PLACES = NUM_FIRST_PLACES - SECOND_PLACES + 1
+"""The places at which each filter has an output: 19 and 16, which cover all 64 bins."""
 
 Normalization: TypeAlias = Literal["labelled", "all"]
 """The speech whose global mean and variance normalize a model's inputs."""
@@ -21,6 +29,8 @@ class LstmConfig:
     # 000 3.2 found three low-rate frames to give the best WERR.
     look_ahead: Annotated[int, Range(0, 1000)]
     dropout: Annotated[float, Range(0, 1, below=True)]
+    # 0: the papers' LSTMs, which see the bins themselves
+    num_filters: Annotated[int, Range(0, 4096)] = 0
     name: Literal["lstm"] = field(default="lstm", metadata=IMPLIED)
 
     whole_utterances: ClassVar[bool] = False
@@ -194,10 +204,10 @@ def read_form(text: str) -> ModelConfig:
 
 def check_divisible(model: ModelConfig, num_parts: int) -> None:
     """Raise ValueError where a model's units cannot be divided among so many ranks."""
-    if not isinstance(model, LstmConfig) or model.bidirectional:
+    if not isinstance(model, LstmConfig) or model.bidirectional or model.num_filters:
         raise ValueError(
-            f"student: model_parallel_ranks = {num_parts}: need a unidirectional LSTM in "
-            "models.student, or 1"
+            f"student: model_parallel_ranks = {num_parts}: need a unidirectional LSTM without "
+            "filters in models.student, or 1"
         )
     if model.num_units < num_parts:
         raise ValueError(

@@ -18,7 +18,11 @@ from training.settings.models import ConformerConfig, LstmConfig
 
 NUM_SENONES = 7
 STUDENT = LstmConfig(2, 16, bidirectional=False, look_ahead=3, dropout=0.0)
-FORMS = (STUDENT, LstmConfig(1, 8, bidirectional=False, look_ahead=0, dropout=0.0))
+FORMS = (
+    STUDENT,
+    LstmConfig(1, 8, bidirectional=False, look_ahead=0, dropout=0.0),
+    LstmConfig(1, 8, bidirectional=False, look_ahead=3, dropout=0.0, num_filters=5),
+)
 LOUD = 1e3
 """Energies whose causal mean has digits that float32 loses."""
 

@@ -42,6 +42,8 @@ def own(name: str, look_ahead: int = 0, **others: Any) -> FactoryConfig:
         ConformerConfig(num_layers=2, num_units=16, chunk_frames=1, left_frames=0, kernel_frames=1),
         LstmConfig(2, 8, False, 3, 0.2),
         LstmConfig(2, 8, True, 0, 0.2),
+        LstmConfig(2, 8, False, 3, 0.2, num_filters=5),
+        LstmConfig(2, 8, True, 0, 0.2, num_filters=5),
     ],
     ids=lambda config: str(getattr(config, "factory", config.name)).rpartition(":")[2],
 )
@@ -175,6 +177,7 @@ def test_parameters_are_counted_without_memory() -> None:
         LstmConfig(1, 3, False, 2, 0.0),
         LstmConfig(3, 8, False, 3, 0.1),
         LstmConfig(2, 5, True, 0, 0.0),
+        LstmConfig(2, 5, True, 0, 0.0, num_filters=3),
     ],
 )
 def test_parameters_are_counted_without_a_model(config: ModelConfig) -> None:
