@@ -47,17 +47,28 @@ def shard_partitions(
 ) -> list[PartitionSlice]:
     """Return one rank's part of a sub-epoch: whole partitions, or slices where they are too few.
 
-    Over all ranks of all shares, every row of every partition is in exactly one slice.
+    Over all ranks of all shares, every row of every partition is in exactly one slice. A share has
+    the same rows on any number of ranks, so that training goes on with others of them.
     """
-    num_parts = sub_epoch.num_shares * world_size
-    own = sub_epoch.share + sub_epoch.num_shares * rank
-    step = 1
-    # With 4 partitions or more a part, whole ones leave ranks within a quarter of each other.
-    if len(outputs) < 4 * num_parts:
-        # Each slice costs reading all of its partition: about 16 a part bound that.
-        step = min(num_parts, math.ceil(16 * num_parts / max(len(outputs), 1)))
-    numbers = range(own, len(outputs) * step, num_parts)
-    return [PartitionSlice(outputs[number // step], number % step, step) for number in numbers]
+    num_outputs, num_shares = len(outputs), sub_epoch.num_shares
+    # With 4 partitions or more a share, whole ones leave shares within a quarter of each other.
+    step = 1 if num_outputs >= 4 * num_shares else _num_slices(num_outputs, num_shares)
+    share = range(sub_epoch.share, num_outputs * step, num_shares)
+    is_whole = num_outputs >= 4 * num_shares * world_size
+    own_step = 1 if is_whole else _num_slices(len(share), world_size)
+    numbers = (divmod(each, own_step) for each in range(rank, len(share) * own_step, world_size))
+    return [
+        PartitionSlice(
+            outputs[share[number] // step], share[number] % step + step * own, step * own_step
+        )
+        for number, own in numbers
+    ]
+
+
+def _num_slices(num_units: int, num_parts: int) -> int:
+    """Return into how many slices to cut each unit, so that parts of them are nearly equal."""
+    # Each slice costs reading all of its partition: about 16 a part bound that.
+    return min(num_parts, math.ceil(16 * num_parts / max(num_units, 1)))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -28,24 +28,37 @@ from training.data.row_order import (
 from training.data.sub_epochs import SubEpoch
 
 
-@settings(deadline=None)
-@given(st.integers(1, 40), st.integers(1, 5), st.integers(1, 4))
-def test_every_row_is_in_exactly_one_slice(
-    num_outputs: int, world_size: int, num_shares: int
-) -> None:
-    """Over all shares and ranks, each of a partition's 50 rows belongs to one slice."""
+def slices_of(num_outputs: int, share: int, num_shares: int, world_size: int) -> list[list]:
+    """Return the slices of each rank."""
     outputs = [Output(str(number), 0, "", 0, 0) for number in range(num_outputs)]
-    counts = Counter(
+    sub_epoch = SubEpoch(True, share, num_shares, 0, False, 0.1)
+    ranks = range(world_size)
+    return [shard_partitions(outputs, sub_epoch, rank, world_size) for rank in ranks]
+
+
+def rows_of(ranks: list[list]) -> Counter:
+    """Count each of the 50 rows of the slices' partitions."""
+    slices = [part for each in ranks for part in each]
+    return Counter(
         (part.output.key, number)
-        for share in range(num_shares)
-        for rank in range(world_size)
-        for part in shard_partitions(
-            outputs, SubEpoch(True, share, num_shares, 0, False, 0.1), rank, world_size
-        )
+        for part in slices
         for number in range(50)[part.first :: part.step]
     )
-    assert set(counts.values()) == {1}
-    assert len(counts) == 50 * num_outputs
+
+
+@settings(deadline=None)
+@given(st.integers(1, 120), st.integers(1, 5), st.integers(1, 5), st.integers(1, 7))
+def test_every_row_is_in_one_share_on_one_rank(
+    num_outputs: int, world_size: int, other_size: int, num_shares: int
+) -> None:
+    """Each of a partition's 50 rows is once in all shares, and in the same on any ranks."""
+    found = Counter[tuple[str, int]]()
+    for share in range(num_shares):
+        rows = rows_of(slices_of(num_outputs, share, num_shares, world_size))
+        assert rows == rows_of(slices_of(num_outputs, share, num_shares, other_size))
+        found += rows
+    assert set(found.values()) == {1}
+    assert len(found) == 50 * num_outputs
 
 
 @settings(deadline=None)
@@ -53,21 +66,17 @@ def test_every_row_is_in_exactly_one_slice(
 def test_ranks_read_few_partitions_for_what_they_use(
     num_outputs: int, world_size: int, num_shares: int
 ) -> None:
-    """A rank reads whole partitions from four on; else slices of about 16, or of all there are."""
-    outputs = [Output(str(number), 0, "", 0, 0) for number in range(num_outputs)]
-    num_parts = world_size * num_shares
-    for rank in range(world_size):
-        slices = shard_partitions(
-            outputs, SubEpoch(True, 0, num_shares, 0, False, 0.1), rank, world_size
-        )
-        read = {part.output.key for part in slices}
-        assert len(read) == len(slices)
-        if num_outputs >= 4 * num_parts:
-            assert {part.step for part in slices} == {1}
-        else:
-            assert min(16, num_outputs) <= len(slices) <= 20
-            used = sum(1 / part.step for part in slices) * num_parts / num_outputs
-            assert abs(used - 1) < 1 / 15
+    """Whole partitions from four a part on; else at most 20 slices, and ranks have as much."""
+    ranks = slices_of(num_outputs, 0, num_shares, world_size)
+    used = [sum(1 / part.step for part in slices) for slices in ranks]
+    assert all(len({part.output.key for part in slices}) == len(slices) for slices in ranks)
+    if num_outputs >= 4 * num_shares * world_size:
+        assert {part.step for slices in ranks for part in slices} == {1}
+    else:
+        assert max(map(len, ranks)) <= 20
+        assert max(used) / min(used) < 1 + 1 / 8
+    # Shares of 4 to 5 whole partitions are within a quarter of each other.
+    assert abs(sum(used) * num_shares / num_outputs - 1) < 1 / 4
 
 
 LENGTHS = st.lists(st.integers(0, 300), min_size=1, max_size=40).map(
