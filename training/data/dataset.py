@@ -111,7 +111,9 @@ class Dataset(RowOrder):
     ) -> "SubEpochPlan":
         """Fix what this rank reads in sub-epoch number `index`, and in which order."""
         buffers = self.shuffle_buffers(sub_epoch, index, lengths_of)
-        return SubEpochPlan(sub_epoch, [MinibatchRange.whole(self, buffer) for buffer in buffers])
+        ranges = [MinibatchRange.whole(self, buffer) for buffer in buffers]
+        # A buffer has none where all its rows are without a lattice: it is not read.
+        return SubEpochPlan(sub_epoch, [each for each in ranges if len(each)])
 
     def lengths(self, output: Output, augmenter: Augmenter) -> Lengths:
         """Read the lengths of a partition's rows in a sub-epoch: no feature."""
