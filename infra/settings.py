@@ -1,9 +1,10 @@
 """Declare which values a record's fields may have, and read records from TOML.
 
 `num_kept: Annotated[int, Range(1, 1000)]` declares a range. With `__post_init__ = check_ranges` a
-record refuses other values, whether code makes it or `read_record` reads it. `read_record` also
-checks types and refuses unknown keys, and ConfigurationError names the file, the key and a remedy.
-Records can be printed as canonical JSON, whose digest identifies the settings of a step.
+record refuses other values, of choices and records too, whether code makes it or `read_record`
+reads it. `read_record` also checks types and refuses unknown keys, and ConfigurationError names the
+file, the key and a remedy. Records can be printed as canonical JSON, whose digest identifies the
+settings of a step.
 """
 
 import difflib
@@ -178,8 +179,28 @@ def _check(hint: Any, value: object, where: str) -> None:  # noqa: ANN401
         whole = plain is not int or isinstance(value, Integral)
         if not (whole and bound.admits(value)):
             raise ValueError(f"{where} = {shown(value)}: need {bound.need}")
+    if not _is_choice(plain, value):
+        raise ValueError(f"{where} = {shown(value)}: need {_choices(plain)}")
     for part, item, place in _parts(plain, value):
         _check(part, item, f"{where}{place}")
+
+
+def _is_choice(plain: Any, value: object) -> bool:  # noqa: ANN401
+    """Return whether a value is of a type of few values, or a record; True for other types."""
+    if typing.get_origin(plain) is typing.Literal:
+        return value in typing.get_args(plain)
+    is_class = isinstance(plain, type) and (
+        plain is bool or issubclass(plain, StrEnum) or is_dataclass(plain)
+    )
+    return not is_class or isinstance(value, plain)
+
+
+def _choices(plain: Any) -> str:  # noqa: ANN401
+    if typing.get_origin(plain) is typing.Literal:
+        return "one of " + ", ".join(map(repr, typing.get_args(plain)))
+    if issubclass(plain, StrEnum):
+        return "one of " + ", ".join(f"{plain.__name__}.{each.name}" for each in plain)
+    return "True or False" if plain is bool else f"a {plain.__name__}"
 
 
 def _parts(plain: Any, value: object) -> Iterator[tuple[Any, object, str]]:  # noqa: ANN401

@@ -285,6 +285,29 @@ def test_a_range_holds_for_records_that_code_makes() -> None:
             Bounded(**values)  # type: ignore[arg-type]
 
 
+@dataclass(frozen=True)
+class Chosen:
+    method: Method = Method.NESTEROV
+    precision: Literal["fp32", "bf16"] = "fp32"
+    is_open: bool = False
+    data: Uniform | None = None
+
+    __post_init__ = check_ranges
+
+
+def test_choices_hold_for_records_that_code_makes() -> None:
+    """Text for a choice that is compared by identity, or for a record, is not taken for none."""
+    assert Chosen(Method.AS_PRINTED, "bf16", True, Uniform()).data == Uniform()
+    for values, need in (
+        ({"method": "as_printed"}, "one of Method.NESTEROV, Method.AS_PRINTED"),
+        ({"precision": "fp16"}, "one of 'fp32', 'bf16'"),
+        ({"is_open": "no"}, "True or False"),
+        ({"data": "uniform"}, "a Uniform"),
+    ):
+        with pytest.raises(ValueError, match=rf"= '\w+': need {need}"):
+            Chosen(**values)  # type: ignore[arg-type]
+
+
 def test_digest_ignores_the_order_and_spelling_of_the_file() -> None:
     """Key order and 8 for 8.0 do not change the digest; any value does."""
     one = read_record(Trainer, {"method": "nesterov", "threshold": 8}, "a")

@@ -38,6 +38,7 @@ CONFIGS: list[TrainerConfig] = [
     HtmConfig(gradient_threshold=1.0, group_size=2, momentum_constant=2.0, block_size=1),
     HtmConfig(gradient_threshold=1.0, group_size=2, block_momentum=0.5, block_size=1),
     BmufConfig(block_learning_rate=0.5, block_momentum=0.75, block_size=1),
+    BmufConfig(block_momentum=0.5, block_size=1, form="as_printed"),
     SparseLocoConfig(density=1.0, bits=8, error_decay=1.0, outer_learning_rate=0.7, block_size=1),
     OneBitConfig(momentum=0.5),
     OneBitConfig(momentum=0.5, adagrad=AdaGrad(place=AdaGradPlace.PARTIAL)),

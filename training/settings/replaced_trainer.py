@@ -151,6 +151,7 @@ def _changes(section: str, old: _Section, new: _Section) -> list[str]:
 
 _SUMS = {
     "sum": "the sum of all ranks' gradients",
+    "sum as printed": "1 + eta times the sum of all ranks' gradients, by an eta of their number",
     "mean over ranks": "the mean over the ranks",
     "mean over groups": "the mean of the groups' models",
     "normalized": "a gradient whose elements are about 1",

@@ -107,7 +107,12 @@ OptimizerState = Literal["keep", "average", "reset"]
 
 
 Sum: TypeAlias = Literal[
-    "sum", "mean over ranks", "mean over groups", "normalized", "sum of normalized"
+    "sum",
+    "sum as printed",
+    "mean over ranks",
+    "mean over groups",
+    "normalized",
+    "sum of normalized",
 ]
 
 
@@ -116,7 +121,8 @@ class RateUnit:
     """RateUnit: how far a gradient moves the model by plain SGD, as steps add up, a unit of rate.
 
     Each rank's gradient is a sum over frames. It moves the model by `factor` where the ranks'
-    gradients are summed, and by `factor` / N where models of N ranks, or groups, are averaged.
+    gradients are summed, and by `factor` / N where models of N ranks, or groups, are averaged. "As
+    printed" it is 2 - zeta / (C N) times as far, for BMUF's C and zeta.
     Elements of a "normalized" gradient are about 1, and move it by `factor`, whatever they were.
     """
 
@@ -199,12 +205,7 @@ class BlockConfig(_Trainer):
 
     _averaged: ClassVar[Sum] = "mean over ranks"
 
-    def __post_init__(self) -> None:
-        check_ranges(self)
-        for name, choices in (("form", Form), ("optimizer_state", OptimizerState)):
-            if (value := getattr(self, name)) not in get_args(choices):
-                allowed = ", ".join(map(repr, get_args(choices)))
-                raise ValueError(f"{name} = {value!r}: need one of {allowed}")
+    __post_init__ = check_ranges
 
     @property
     def num_state_vectors(self) -> int:
@@ -213,10 +214,15 @@ class BlockConfig(_Trainer):
 
     @property
     def rate_unit(self) -> RateUnit:
-        """Return C of eq. (5): a block's mean change counts zeta / (1 - eta) = C N times in all."""
+        """Return C of eq. (5): a block's mean change counts zeta / (1 - eta) = C N times in all.
+
+        As printed it counts 1 + eta times that (training.algorithms.block_filter).
+        """
+        is_printed = self.form == "as_printed"
         if self.block_momentum is None:
-            return RateUnit(self.momentum_constant, "sum")
+            return RateUnit(self.momentum_constant, "sum as printed" if is_printed else "sum")
         factor = self.block_learning_rate / (1 - self.block_momentum)
+        factor *= 1 + self.block_momentum if is_printed else 1
         return RateUnit(factor, self._averaged)
 
     def block_momentum_of(self, num_models: int) -> float:

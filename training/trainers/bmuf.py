@@ -244,7 +244,8 @@ class Bmuf(Trainer):
             if lower is not None and lower.rank() > 0:
                 self._residual.zero_()
         elif self._residual.any():
-            self.parameters.set_weights(self.parameters.weights() + self._residual)
+            unsent = self.blocks.block_learning_rate * self._residual  # (3) of 000, its zeta
+            self.parameters.set_weights(self.parameters.weights() + unsent)
             self._residual.zero_()
 
     def end_step(self) -> None:
@@ -341,6 +342,7 @@ class Bmuf(Trainer):
         self._fault.check(self.group.rank())
         block = {
             "num_steps_in_block": self.num_steps_in_block,
+            "num_blocks": self.num_blocks,
             "num_models": self.num_models,
             "block_filter": asdict(self.filter),
             "optimizer_state": self.blocks.optimizer_state,
@@ -364,6 +366,7 @@ class Bmuf(Trainer):
             vectors = (self.parameters.flatten(state[part]) for part in BLOCK_VECTORS)
             self._models = BlockState(*vectors)
         self.num_steps_in_block = state["num_steps_in_block"]
+        self.num_blocks = state["num_blocks"]
 
     def check_settings(self, state: Mapping[str, Any]) -> None:
         """Raise ValueError also within a block that cannot be ended as it began."""
@@ -423,7 +426,8 @@ def is_within_block(trainer: Mapping[str, Any]) -> bool:
 def _ended_block(trainer: Mapping[str, Any], mean_model: Mapping[str, Tensor]) -> dict[str, Any]:
     """Filter the mean of the models, a parameter at a time (000 eqs. 2-4)."""
     block_filter = BlockFilter(**trainer["block_filter"])
-    ended: dict[str, Any] = {part: {} for part in BLOCK_VECTORS} | {"num_steps_in_block": 0}
+    ended: dict[str, Any] = {part: {} for part in BLOCK_VECTORS}
+    ended |= {"num_steps_in_block": 0, "num_blocks": trainer["num_blocks"] + 1}
     # The filter is elementwise, so parameters one by one give the bits of the whole vector.
     for name in trainer["update"]:
         mean = mean_model[name]

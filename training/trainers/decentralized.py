@@ -45,7 +45,9 @@ from training.settings.trainers import AdPsgdConfig, D1dPsgdConfig, DPsgdConfig,
 from training.trainers.parameters import FlatParameters
 from training.trainers.trainer import (
     STEPS_BETWEEN_COMPARISONS,
+    EntryPath,
     ReshardingPlan,
+    Rule,
     State,
     Statistics,
     Trainer,
@@ -300,9 +302,10 @@ class OwnModelBeside(OwnModels):
     def resharding_plan(cls, state: State) -> ReshardingPlan:
         """Average the ranks' own models within the training."""
         trainer = state["trainer"]
-        if not trainer["is_open"]:
-            return ReshardingPlan()
-        return ReshardingPlan(trainer["num_models"], {("trainer", "own_model"): "mean"})
+        rules: dict[EntryPath, Rule] = (
+            {("trainer", "own_model"): "mean"} if trainer["is_open"] else {}
+        )
+        return ReshardingPlan(trainer["num_models"], rules)
 
     @classmethod
     def end_resharding(cls, state: State) -> State:

@@ -166,6 +166,9 @@ class Trainer:
     ) -> None:
         process_group.check_member(group)
         by_field = {self.keywords.get(name, name): value for name, value in settings.items()}
+        if len(by_field) < len(settings):
+            twice = [each for each in self.keywords.items() if set(each) <= settings.keys()]
+            raise ValueError(f"{' and '.join(twice[0])} are the same setting: need one of them")
         self.config = self.record(**by_field)
         check_model(model)
         check_optimizer(optimizer)

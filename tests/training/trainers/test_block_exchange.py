@@ -230,10 +230,17 @@ def test_resharding_keeps_the_sum_of_residuals(num_new: int, code: str) -> None:
 @pytest.mark.parametrize("code", sorted(CODES))
 @pytest.mark.parametrize("num_new", [1, 2])
 def test_one_leader_takes_up_what_more_had_not_sent(num_new: int, code: str) -> None:
-    """It will send nothing, so its model moves by the residuals' sum at once; none remains."""
-    for old, trainer_class, new in (
-        (make_bmuf, Bmuf, partial(make_bmuf, ranks_per_leader=num_new)),
-        (partial(make_htm, size=2), Htm, partial(make_htm, size=num_new)),
+    """It will send nothing: its model moves by zeta times the residuals at once; none remains."""
+    zeta = {"block_learning_rate": 0.25}
+    for old, trainer_class, new, rate in (
+        (make_bmuf, Bmuf, partial(make_bmuf, ranks_per_leader=num_new), 1),
+        (
+            partial(make_bmuf, **zeta),
+            Bmuf,
+            partial(make_bmuf, ranks_per_leader=num_new, **zeta),
+            0.25,
+        ),
+        (partial(make_htm, size=2), Htm, partial(make_htm, size=num_new), 1),
     ):
         states, residuals = zip(
             *simulate_ranks(4, stop, partial(old, code=CODES[code])), strict=True
@@ -242,5 +249,5 @@ def test_one_leader_takes_up_what_more_had_not_sent(num_new: int, code: str) -> 
         for before, after, residual in simulate_ranks(
             num_new, enter, trainer_class, list(states), again
         ):
-            torch.testing.assert_close(after - before, sum(residuals), rtol=0, atol=1e-6)
+            torch.testing.assert_close(after - before, rate * sum(residuals), rtol=0, atol=1e-6)
             assert not residual.any()

@@ -98,6 +98,7 @@ def test_bmuf_counts_blocks(block_size: int) -> None:
             "block_update_norm": pytest.approx(float(update.norm())),
             "block_residual_norm": 0.0,
         }
+        assert state["num_blocks"] == num_blocks
 
 
 def test_htm_counts_both_tiers() -> None:

@@ -19,7 +19,7 @@ from tests.training.trainers.ranks import (
     weights,
 )
 from training.distributed.process_group import CollectiveError
-from training.trainers import Gtc, Synchronous
+from training.trainers import Gtc, RandPsgd, Synchronous
 
 NUM_STEPS = 7
 
@@ -108,6 +108,7 @@ def misuse(group: ProcessGroup) -> list[str]:
         lambda: (trainer.finish(), optimizer.step()),
         trainer.finish,
         build(group, "bmuf")[2].finish,
+        lambda: RandPsgd(model, optimizer, group=group, seed=1, mixing_seed=2),
     ]
     messages = []
     with trainer:
@@ -173,6 +174,7 @@ def test_refuses_misuse(rank_pool: RankPool) -> None:
         "leave the with block and enter it again",
         "finish() twice",
         "outside of the trainer's with block",
+        "seed and mixing_seed are the same setting",
     ]
     for messages in rank_pool.run(2, misuse):
         for message, remedy in zip(messages, remedies, strict=True):

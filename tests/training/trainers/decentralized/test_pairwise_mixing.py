@@ -23,7 +23,7 @@ from training.checkpoints.training_state import load_whole_state, reshard, whole
 from training.distributed.simulated_group import SimulatedGroup, SimulatedLink, simulate_ranks
 from training.tensor_encoding import decode_state, encode_state
 from training.trainers import AdPsgd
-from training.trainers.decentralized import ConcurrentModel
+from training.trainers.decentralized import ConcurrentModel, OwnModels
 from training.trainers.trainer import State, Statistics
 
 LINK = SimulatedLink(latency_s=0.05)
@@ -276,7 +276,7 @@ def make(group: SimulatedGroup) -> tuple[Vector, torch.optim.SGD, AdPsgd]:
     return model, optimizer, AdPsgd(model, optimizer, group=group, mixing_seed=SEED)
 
 
-def take_steps(parts: tuple[Vector, torch.optim.SGD, AdPsgd], num_steps: int) -> None:
+def take_steps(parts: tuple[Vector, torch.optim.SGD, OwnModels], num_steps: int) -> None:
     model, optimizer, trainer = parts
     assert isinstance(trainer.group, SimulatedGroup)
     for _ in range(num_steps):
@@ -295,6 +295,16 @@ def save(group: SimulatedGroup) -> tuple[bytes, Tensor, Tensor]:
     return state, own, parts[0].weights.detach()
 
 
+def leave(group: SimulatedGroup, name: str) -> State:
+    """Return the state after some steps and leaving."""
+    model = Vector()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.5)
+    trainer = TRAINERS[name](model, optimizer, group=group)
+    with trainer:
+        take_steps((model, optimizer, trainer), 4)
+    return whole_state(model, optimizer, trainer)
+
+
 def resume(group: SimulatedGroup, states: list[State]) -> tuple[int, Tensor, Statistics]:
     """Return the offers and the counts of three more steps, and the model that leaving gives."""
     parts = make(group)
@@ -303,6 +313,17 @@ def resume(group: SimulatedGroup, states: list[State]) -> tuple[int, Tensor, Sta
         take_steps(parts, 3)
         statistics = parts[2].statistics()
     return parts[2].num_offers, parts[0].weights.detach(), statistics
+
+
+@pytest.mark.parametrize("name", sorted(TRAINERS))
+def test_other_ranks_have_the_mean_moments_of_ranks_that_left(name: str) -> None:
+    """Leaving gives all ranks one model, but each keeps its optimizer's moments."""
+    left = simulate_ranks(NUM_OLD, leave, name)
+    moments = torch.stack([each["optimizer"]["state"][0]["momentum_buffer"] for each in left])
+    assert float((moments - moments[0]).abs().max()) > 1e-3
+    state = reshard(left, NUM_OLD, 0, 2, getattr(TRAINERS[name], "func", TRAINERS[name]))
+    moment = state["optimizer"]["state"][0]["momentum_buffer"]
+    torch.testing.assert_close(moment, moments.mean(0), rtol=0, atol=1e-14)
 
 
 @pytest.mark.parametrize("num_new", [1, 3, 6])
