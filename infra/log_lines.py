@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeAlias, get_args
 
 from tqdm import tqdm
 
-from infra.settings import without_secrets
+from infra.settings import printable, without_secrets
 
 LogFormat: TypeAlias = Literal["text", "json"]
 """text: time, step and message; json: one object a line."""
@@ -55,12 +55,19 @@ def log(message: str, step: str = "", **facts: object) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
+MAX_LINE = 10_000
+"""The characters of an error's line that are shown."""
+
+
 def report_error(step: str, error: object) -> None:
     """Write why a command ends: its name and one sentence, or the same as JSON."""
     if log_format() == "json":
         log(str(error), step, level="error")
     else:
-        print(f"{step}: {without_secrets(str(error))}", file=sys.stderr, flush=True)
+        # A name in a store may hold what a terminal would take for a command.
+        lines = [printable(line, MAX_LINE) for line in str(error).split("\n")]
+        lines[0] = f"{step}: {lines[0]}"
+        print(*lines, sep="\n", file=sys.stderr, flush=True)
 
 
 def report_interrupt(line: str) -> None:

@@ -68,7 +68,8 @@ class SelectionFilters:
         """Return whether some instant of a day, from midnight to midnight UTC, may pass."""
         begin = datetime.combine(day, time(), UTC)
         first, end = self._bounds
-        return (first is None or first < begin + DAY) and (end is None or begin < end)
+        # No sum: the last day of the calendar, as some write "no day", has none after it.
+        return (first is None or first - begin < DAY) and (end is None or begin < end)
 
     @property
     def _bounds(self) -> tuple[datetime | None, datetime | None]:

@@ -14,6 +14,11 @@ from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
+MAX_MARKS = 30
+"""Accents of one letter: no language has so many."""
+
+_MAYBE_MARKS = re.compile(rf"[^\0-\u02ff]{{{MAX_MARKS + 1},}}")
+
 MAX_START_S = 1e7
 """No recording is longer than some hundred days."""
 
@@ -346,8 +351,22 @@ def _hypotheses_of(fields: Mapping[str, Any]) -> tuple[Hypothesis, ...]:
 
 
 def composed(text: str) -> str:
-    """Return the text in NFC, in which an accent is part of its letter, as the lexicon has it."""
-    return text if text.isascii() else unicodedata.normalize("NFC", text)
+    """Return the text in NFC, in which an accent is part of its letter, as the lexicon has it.
+
+    Of more than MAX_MARKS accents in a row so many at a time are put in order (Unicode's annex 15,
+    UAX15-D4): a million of two kinds would take a quarter of an hour.
+    """
+    if text.isascii():
+        return text
+    if _MAYBE_MARKS.search(text) is None:
+        return unicodedata.normalize("NFC", text)
+    pieces, first, num_marks = list[str](), 0, 0
+    for number, each in enumerate(text):
+        num_marks = num_marks + 1 if unicodedata.combining(each) else 0
+        if num_marks > MAX_MARKS:
+            pieces.append(text[first:number])
+            first, num_marks = number, 1
+    return "".join(unicodedata.normalize("NFC", each) for each in (*pieces, text[first:]))
 
 
 def without_repeats(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:

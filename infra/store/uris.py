@@ -16,7 +16,7 @@ _MISSPELT = re.compile(
     r"""\s*s3[an]?//|(?:.*/)?['"\s]*(?:s3[an]?:|(?:file|ftp|gs|hdfs|https?):(?:/|$))""",
     re.IGNORECASE,
 )
-_CONTROL = re.compile(r"[\0-\x1f]")
+_CONTROL = re.compile("[\0-\x1f\x7f-\x9f\ud800-\udfff]")
 _BUCKET = re.compile(r"[A-Za-z0-9._-]{3,63}")
 _HOME = re.compile(r"~[\w.-]*(/|$)")
 _WINDOWS = re.compile(r"[A-Za-z]:[\\/]|\\\\")
@@ -55,8 +55,9 @@ def normalize_uri(uri: str) -> str:
     if scheme[1] == "file":
         path = unquote(uri.removeprefix("file://"))
         _refuse_misspelt(path, uri)
-        if not path.startswith("/") or "\0" in path:
-            raise PrefixError("file://***: need file:///absolute/path, without a host or NUL")
+        if not path.startswith("/") or _CONTROL.search(path):
+            need = "need file:///absolute/path, without a host, in printable text"
+            raise PrefixError(f"file://***: {need}")
         return path if path == "/" else path.rstrip("/")
     if scheme[1] != "s3":
         # A password may hold anything, spaces too.

@@ -71,6 +71,8 @@ def stated_duration_s(read: Read, num_bytes: int) -> float | None:
     try:
         if read(0, len(_ID3)) == _ID3:
             content = without_tags(read_whole(read, num_bytes))
+            if len(content) == num_bytes:  # shorter than a tag
+                return None
             return stated_duration_s(reader_of(content), len(content))
         head = read(0, _SIGNATURE_BYTES)
         ours = (each.duration_s for each in CODECS if each.is_ours(head))

@@ -8,7 +8,7 @@ from jaxtyping import Float32
 
 from pipeline.audio.errors import AudioError
 from pipeline.filterbank import SAMPLE_RATE_HZ
-from pipeline.settings import RATES_HZ, AudioConversion
+from pipeline.settings import MAX_CHANNELS, RATES_HZ, AudioConversion
 
 STOP_BAND_DB = 60.0
 """The attenuation beyond half of the lower rate, of what would alias or be an image."""
@@ -24,6 +24,8 @@ def require_accepted(conversion: AudioConversion, rate_hz: int, num_channels: in
         if rate_hz in RATES_HZ:
             need += f", or add it to features.conversion.sample_rates_hz: {rate_hz}"
         raise AudioError("wrong_sample_rate", f"{rate_hz} Hz: {need}")
+    if num_channels > MAX_CHANNELS:
+        raise AudioError("not_mono", f"{num_channels} channels: need at most {MAX_CHANNELS}")
     if conversion.channel == "only" and num_channels != 1:
         remedy = 'or set features.conversion.channel to "mean" or a number'
         raise AudioError("not_mono", f"{num_channels} channels: need 1, {remedy}")

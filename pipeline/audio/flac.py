@@ -89,7 +89,8 @@ def flac_duration_s(read: Read, num_bytes: int) -> float | None:
     """Read the length that the header states; None if it is left open."""
     del num_bytes
     info = stream_info(read(0, _HEADER_BYTES))
-    return info.num_samples / info.sample_rate_hz if info.num_samples else None
+    is_stated = info.num_samples and info.sample_rate_hz
+    return info.num_samples / info.sample_rate_hz if is_stated else None
 
 
 FLAC = Codec("FLAC", lambda head: head.startswith(b"fLaC"), open_flac, flac_duration_s)

@@ -13,6 +13,7 @@ totals, and 12 bytes an output; the outputs' lines lie on its disk.
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from functools import partial
 from itertools import chain
 from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
@@ -377,7 +378,8 @@ class LossWatch:
     @property
     def max_lost(self) -> int:
         """The most utterances that may be lost."""
-        return int(self.loss_budget * self.num_utterances)
+        # As it is written: 0.29 of 100 are 29, and 28.999999999999996 as floats.
+        return int(Fraction(str(self.loss_budget)) * self.num_utterances)
 
     def see(self, result: Commit | Loss) -> None:
         """Count a task's loss; LossBudgetExceededError when the step has lost too much."""

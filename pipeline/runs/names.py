@@ -303,5 +303,5 @@ PHONES_PREFIX = "phones-"
 
 def bucket_of(uri: str) -> str:
     """Return the speaker bucket that a metadata object's URI names, or the one of all objects."""
-    match = re.search(r"/speaker_bucket=([^/]+)/", uri)
+    match = re.search(r".*/speaker_bucket=([^/]+)/", uri)
     return f"bucket-{match[1] if match else 'all'}"

@@ -160,10 +160,13 @@ def in_order(
 def _windows(wanted: Sequence[WantedAudio]) -> Iterator[range]:
     start, num_bytes = 0, 0
     for number, each in enumerate(wanted):
-        if number > start and num_bytes + each.bound.expected_bytes > WINDOW_BYTES:
+        # A member's bytes are held until its turn, and it says itself how many they are.
+        stated = each.part.num_bytes if isinstance(each.part, Member) else 0
+        own = max(each.bound.expected_bytes, stated)
+        if number > start and num_bytes + own > WINDOW_BYTES:
             yield range(start, number)
             start, num_bytes = number, 0
-        num_bytes += each.bound.expected_bytes
+        num_bytes += own
     if wanted:
         yield range(start, len(wanted))
 

@@ -104,6 +104,7 @@ def test_no_record_is_outside_the_days_that_filters_reach(
     created_at = moment.replace(tzinfo=UTC).isoformat()
     if filters.rejection(utterance(created_at=created_at)) is None:
         assert filters.reaches(moment.date())
+    assert filters.reaches(date.max) == (not end)
     a_day = SelectionFilters(created_from="2019-03-01", created_before="2019-03-02")
     assert a_day.reaches(moment.date()) == (moment.date() == date(2019, 3, 1))
 

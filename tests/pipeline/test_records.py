@@ -1,4 +1,5 @@
 import json
+import unicodedata
 from dataclasses import replace
 from typing import Any
 
@@ -110,6 +111,23 @@ def test_a_transcript_is_read_in_its_composed_form() -> None:
     decomposed = "CAFE\u0301"
     found = parse_utterance(json.dumps(GOOD | {"text": decomposed, "speaker_id": decomposed}))
     assert (found.text, found.speaker_id) == ("CAF\u00c9", decomposed)
+
+
+@given(st.text(st.sampled_from("aeA\u0300\u0316\u0345\u1100\u1161\u11a8\u0e01\u0e38"), max_size=99))
+def test_up_to_30_accents_are_composed_as_unicode_has_it(text: str) -> None:
+    """Of more in a row 30 at a time are; the result is its own composed form, and none is lost."""
+    found = composed(text)
+    runs = "".join("M" if unicodedata.combining(each) else "." for each in text).split(".")
+    if max(map(len, runs)) <= 30:
+        assert found == unicodedata.normalize("NFC", text)
+    every = unicodedata.normalize("NFD", found)
+    assert sorted(every) == sorted(unicodedata.normalize("NFD", text))
+
+
+def test_a_line_of_accents_is_read() -> None:
+    """Half a million of two kinds, which Unicode's own order takes a quarter of an hour for."""
+    text = "a" + "\u0300" * 2**17 + "\u0316" * 2**17
+    assert len(composed(text)) == len(text) - 1
 
 
 @pytest.mark.parametrize("name", ["text", "placement", "stream", "speaker_id", "audio_uri"])

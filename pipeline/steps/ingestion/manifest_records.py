@@ -8,9 +8,10 @@ written below `date=.../speaker_bucket=.../`, within bounded memory.
 import gzip
 import hashlib
 import re
+import threading
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -22,6 +23,7 @@ from typing import Any
 from infra.prefetch import prefetch
 from infra.settings import shown
 from infra.store.object_store import (
+    IN_FLIGHT_BYTES,
     ObjectInfo,
     ObjectStore,
     PrefixError,
@@ -202,12 +204,12 @@ def with_durations(
     A segment without one lasts to the end of its recording. The header is one small GET of a WAV or
     FLAC; other formats are read whole. `column` is the manifest's name of the duration.
     """
-    remaining = iter(rows)
+    remaining, one_large = iter(rows), threading.RLock()
     while batch := list(islice(remaining, _BATCH)):
         if not any(_lacks_duration(row) for row in batch):
             yield from batch
             continue
-        for _, found in prefetch(partial(_with_duration, store, column), batch):
+        for _, found in prefetch(partial(_with_duration, store, column, one_large), batch):
             yield found
 
 
@@ -217,13 +219,27 @@ def _lacks_duration(row: Row | Quarantined) -> bool:
     return isinstance(row.fields.get("audio_uri"), str)
 
 
-def _with_duration(store: ObjectStore, column: str, row: Row | Quarantined) -> Row | Quarantined:
+LARGE_BYTES = IN_FLIGHT_BYTES // 16
+"""Of larger files that are read whole, one at a time is in memory."""
+
+
+def _with_duration(
+    store: ObjectStore, column: str, one_large: threading.RLock, row: Row | Quarantined
+) -> Row | Quarantined:
     if isinstance(row, Quarantined) or not _lacks_duration(row):
         return row
     uri, start_s = row.fields["audio_uri"], row.fields.get("start_s", 0.0)
     try:
         head = store.fetch_range(uri, 0, HEAD_BYTES)
-        duration_s = stated_duration_s(ObjectRanges(store, uri, head).read, head.object_bytes)
+        ranges = ObjectRanges(store, uri, head)
+        with ExitStack() as held:
+
+            def read(first: int, num_bytes: int) -> bytes:
+                if num_bytes > LARGE_BYTES:
+                    held.enter_context(one_large)
+                return ranges.read(first, num_bytes)
+
+            duration_s = stated_duration_s(read, head.object_bytes)
         reason = "missing_field"
         detail = f"{column} is absent, and the audio does not state how long it lasts"
     except StoreError as error:
@@ -231,8 +247,10 @@ def _with_duration(store: ObjectStore, column: str, row: Row | Quarantined) -> R
     if duration_s is None:
         record = PartialRecord(str(row.fields.get("utterance_id", "")), uri)
         return Quarantined.from_error(MetadataError(reason, detail, record), row.num_bytes)
-    if not isinstance(start_s, int | float):
-        return row  # the record's check names it
+    if not isinstance(start_s, int | float) or not 0 <= start_s <= MAX_START_S:
+        detail = f"start_s = {shown(start_s)}: need 0 to {MAX_START_S:.0f}"
+        record = PartialRecord(str(row.fields.get("utterance_id", "")), uri)
+        return Quarantined.from_error(MetadataError("bad_field", detail, record), row.num_bytes)
     return Row({**row.fields, "duration_s": round(duration_s - start_s, 6)}, row.num_bytes)
 
 

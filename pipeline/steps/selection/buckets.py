@@ -162,7 +162,8 @@ def within_dates(
 
 def is_within_dates(uri: str, filters: SelectionFilters) -> bool:
     """Return whether a metadata object may hold a record within the filters' dates."""
-    match = re.search(r"/date=(\d{4}-\d{2}-\d{2})/", uri)
+    # The last one, as the corpus itself may lie below a folder of such a name.
+    match = re.search(r".*/date=(\d{4}-\d{2}-\d{2})/", uri)
     try:
         return match is None or filters.reaches(date.fromisoformat(match[1]))
     except ValueError:  # no day of the calendar

@@ -111,6 +111,14 @@ def test_colons_are_letters_of_local_paths(path: str) -> None:
     assert normalize_uri(path) == path
 
 
+@pytest.mark.parametrize("uri", ["/a\x1b[2J", "/a\x9b2J", "file:///a%1b]0;title%07", "/\ud800"])
+def test_what_a_terminal_obeys_is_no_uri(uri: str) -> None:
+    """Encoded or not, nor what no file system's name can be; the message is printable."""
+    with pytest.raises(PrefixError, match="printable") as refused:
+        normalize_uri(uri)
+    assert str(refused.value).isprintable()
+
+
 def test_the_refusal_names_what_is_allowed() -> None:
     """The message holds the URI and the allowed prefixes."""
     with pytest.raises(PrefixError, match=r"/b: outside the allowed prefixes \(/a\)"):

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from infra.log_lines import begin_log, log, progress_bar
+from infra.log_lines import begin_log, log, progress_bar, report_error
 from infra.settings import plain
 from infra.store.object_store import ObjectStore, join_uri
 from jobs.cli.job import hours_read, job_parser, open_job
@@ -294,12 +294,14 @@ def test_status_has_a_cluster_file_of_its_own(run_job: RunJob, tmp_path: Path) -
 def test_log_lines_have_time_and_step(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As text, or as one JSON object a line; progress of short work writes no line."""
+    """As text that a terminal does not obey, or as JSON; progress of short work writes no line."""
     monkeypatch.setenv("MEGAHOUR_LOG_FORMAT", "text")
     monkeypatch.setenv("MEGAHOUR_LOG_STEP", "")
     begin_log("realign", "text")
     log("begins")
     assert re.fullmatch(r"20\d\d-\d\d-\d\dT[\d:]{8}Z realign: begins\n", capsys.readouterr().err)
+    report_error("realign", "a\x1b]0;title\x07\nb\x9b2J")  # as an object's name may have it
+    assert capsys.readouterr().err == "realign: a\\x1b]0;title\\x07\nb\\x9b2J\n"
     begin_log("realign", "json")
     log("begins", rank=3)
     line = json.loads(capsys.readouterr().err)

@@ -27,6 +27,15 @@ def stated(data: bytes) -> float | None:
     return stated_duration_s(reader_of(data), len(data))
 
 
+def test_a_length_that_is_not_stated_is_unknown() -> None:
+    """Of a tag that is cut off, and of a FLAC at 0 Hz."""
+    for num_bytes in range(3, 12):
+        assert stated(b"ID3\4\0\0\0\0\0\0\0\0"[:num_bytes]) is None
+    flac = bytearray(encode(noise(), "FLAC", "PCM_16"))
+    flac[18:21] = bytes([0, 0, flac[20] & 15])
+    assert stated(bytes(flac)) is None
+
+
 @pytest.mark.parametrize("loudest", [0.5, 0.9999])
 def test_loud_is_not_clipped(loudest: float) -> None:
     """Up to one sample in a hundred may touch full scale."""

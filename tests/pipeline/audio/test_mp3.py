@@ -107,6 +107,12 @@ def test_what_is_not_one_file_of_frames_is_refused(reason: str, data: bytes) -> 
     assert caught.value.reason == reason
 
 
+def test_a_mark_at_the_end_states_no_count() -> None:
+    """The frame of a Layer I, and a tag that ends with the word before a count."""
+    with pytest.raises(AudioError, match="not_audio"):
+        decode_audio(b"\xff\xff\x14\0" + bytes(28) + b"TAG\0Xing")
+
+
 @pytest.mark.parametrize(
     "tail",
     [

@@ -1,9 +1,11 @@
 import numpy as np
 import pytest
 
+from pipeline.audio.codecs import open_audio
 from pipeline.audio.decode import decode_audio
 from pipeline.audio.errors import AudioError
 from pipeline.audio.ogg import ended_ogg, ogg_num_samples, page_checksum
+from pipeline.settings import NO_CONVERSION
 from tests import small_corpus
 
 every_codec = pytest.mark.parametrize("subtype", ["VORBIS", "OPUS"])
@@ -53,6 +55,18 @@ def test_an_end_that_is_not_marked_is_one(subtype: str) -> None:
     cut = encode(subtype, 160_000)
     cut = cut[: cut.rindex(b"OggS")]
     assert len(decode_audio(cut)) == pytest.approx(ogg_num_samples(cut), abs=2_000)
+
+
+@every_codec
+def test_a_length_of_years_is_read_to_the_samples_end(subtype: str) -> None:
+    """One read behind them, whatever the last page states; its sum is right."""
+    data = encode(subtype)
+    last = data.rindex(b"OggS")
+    years = (2**62).to_bytes(8, "little")
+    stated = data[:last] + checked(data[last : last + 6] + years + data[last + 14 :])
+    blocks = [len(each) for each in open_audio(stated, NO_CONVERSION).blocks()]
+    assert sum(blocks) >= 32_000
+    assert len(blocks) <= 6
 
 
 def test_a_packet_that_does_not_end_is_noticed() -> None:

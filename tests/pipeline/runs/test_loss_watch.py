@@ -6,6 +6,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from infra.store.object_store import ObjectStore, join_uri
 from infra.task_metrics import REQUESTS
@@ -173,6 +175,13 @@ def test_bad_metadata_ends_a_selection_at_its_worst_bucket(tmp_path: Path) -> No
     commits = read_commits(store, run_uri, "selection/unlabelled/scratch")
     tasks = [commit.task for commit in commits if commit.task.startswith("selected-")]
     assert tasks == ["selected-bucket-3"]
+
+
+@given(st.integers(0, 1000), st.integers(0, 10**6))
+def test_a_budget_is_the_number_that_is_written(thousandths: int, num_utterances: int) -> None:
+    """0.29 of 100 are 29, although as floats they are a little less."""
+    watch = LossWatch(thousandths / 1000, num_utterances)
+    assert watch.max_lost == thousandths * num_utterances // 1000
 
 
 def test_audio_outside_the_prefixes_has_its_remedy() -> None:

@@ -1,6 +1,7 @@
 """Manifests that other tools write: what Python has no value for, and files with holes."""
 
 import json
+import re
 import tarfile
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
@@ -342,6 +343,26 @@ def test_channel_selector(tmp_path: Path, named: object, heard: str, is_kept: bo
     write_json(tmp_path / "m.jsonl", [{**NEMO, "channel_selector": named}])
     [found] = found_in(tmp_path, Nemo(), "m.jsonl", heard)
     assert isinstance(found, Utterance) is is_kept
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"audio_filepath": "\ud800.wav"}, r"\\ud800.wav': need an s3:// URI or a local path"),
+        ({"audio_filepath": "/\ud800.wav"}, r"\\ud800.wav': need an s3:// URI or a local path"),
+        ({"offset": 10**400}, "start_s = 1000.*: need 0 to 10000000"),
+        ({"offset": -1}, "start_s = -1: need 0 to 10000000"),
+    ],
+)
+def test_a_path_or_offset_that_cannot_be_is_a_ledger_row(
+    tmp_path: Path, changes: dict[str, Any], said: str
+) -> None:
+    """Without a duration, too, for which the audio is read."""
+    write_json(tmp_path / "m.jsonl", [{"audio_filepath": "ok.wav", "text": "A", **changes}])
+    (tmp_path / "ok.wav").write_bytes(wav(tone(440, 1.0)))
+    [row] = found_in(tmp_path, Nemo(), "m.jsonl")
+    assert isinstance(row, Quarantined)
+    assert re.search(said, row.detail)
 
 
 def test_a_repeated_key_is_a_ledger_row(tmp_path: Path) -> None:
