@@ -24,6 +24,7 @@ from infra.store.object_store import (
     scan_checked,
 )
 from infra.store.uris import resolve_audio
+from pipeline.audio.audio_file import MAX_RECORDING_BYTES
 from pipeline.audio.errors import AudioError
 from pipeline.filters import SelectionFilters
 from pipeline.metadata import read_records
@@ -86,7 +87,8 @@ def audio_now(
     about: dict[str, Any] = {"uri": uri, "recorded_etag": recorded_etag}
     if (part := parse_part(record, record.get("duration_s", 0.0))) is not None:
         about |= part.fields()
-    [fetched] = read_audio(store, [WantedAudio(uri, SizeBound(), part, ANY_AUDIO)], 1)
+    bound = SizeBound(max_bytes=MAX_RECORDING_BYTES)
+    [fetched] = read_audio(store, [WantedAudio(uri, bound, part, ANY_AUDIO)], 1)
     if isinstance(fetched, StoreError | AudioError):
         return {**about, "now": str(fetched)}
     about |= {"etag": fetched.etag, "num_bytes": len(fetched.data)}

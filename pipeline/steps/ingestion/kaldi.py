@@ -90,7 +90,10 @@ class Kaldi(ManifestFormat):
 
 
 def rows_of(tables: Tables, uri: str) -> Iterator[Row | Quarantined]:
-    """Yield a row for each line of segments, or else of wav.scp, of tables by their names."""
+    """Yield a row for each line of segments, or else of wav.scp, of tables by their names.
+
+    A transcript or speaker without audio is a row that is refused.
+    """
     recordings = tables["wav.scp"]
     has_segments = "segments" in tables
     utterances = tables.get("segments", dict.fromkeys(recordings, ""))
@@ -109,6 +112,12 @@ def rows_of(tables: Tables, uri: str) -> Iterator[Row | Quarantined]:
             length_s = _number(tables.get("reco2dur", {}).get(recording))
             fields |= _segment(place, length_s) if place else {}
             yield Row({**fields, "audio_uri": path}, row.num_bytes)
+    of_audio = "segments" if has_segments else "wav.scp"
+    named = dict.fromkeys(key for each in ("text", "utt2spk") for key in tables.get(each, {}))
+    for key in named:
+        if key not in utterances:
+            need = f"no line of {of_audio} has the key {key} of text or utt2spk: need one"
+            yield refused(Row({"id": key}, len(key)), uri, need)
 
 
 def is_command(path: str) -> bool:

@@ -287,6 +287,16 @@ def test_an_end_of_minus_one_is_the_recordings(tmp_path: Path, files: Mapping[st
     assert record.part.fields() == {"start_s": 0.5}
 
 
+def test_a_transcript_without_audio_is_a_ledger_row(tmp_path: Path) -> None:
+    """One for its text and its speaker."""
+    tables = {"text": "u HI\nv HO\n", "utt2spk": "u s\nv s\n"}
+    [record, row] = found_in(kaldi(tmp_path, **tables), Kaldi(), "")
+    assert isinstance(record, Utterance)
+    assert isinstance(row, Quarantined)
+    assert (row.utterance_id, row.reason) == ("v", "bad_field")
+    assert "no line of wav.scp has the key v" in row.detail
+
+
 def test_languages_and_placements_of_a_directory(tmp_path: Path) -> None:
     """utt2lang and utt2placement are used."""
     tables = {"utt2lang": "u nl\n", "utt2placement": "u DP1\n"}
