@@ -137,9 +137,10 @@ def test_streams_beside_each_other_do_not_mix() -> None:
         np.testing.assert_allclose(together[number], alone[0], rtol=0, atol=1e-5)
 
 
-def test_int8_is_near_float32_and_smaller() -> None:
+@pytest.mark.parametrize("num_filters", [0, 8])
+def test_int8_is_near_float32_and_smaller(num_filters: int) -> None:
     """Logits of 8-bit weights differ, by less than a tenth of their spread."""
-    config = LstmConfig(2, 64, bidirectional=False, look_ahead=3, dropout=0.0)
+    config = LstmConfig(2, 64, False, look_ahead=3, dropout=0.0, num_filters=num_filters)
     network = streaming_graph(student(config))
     data = in_int8(network)
     assert len(data) < 0.4 * len(network.SerializeToString())
