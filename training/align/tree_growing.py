@@ -186,25 +186,40 @@ def phonetic_questions(statistics: GaussianStatistics) -> Bool[np.ndarray, "ques
     that arises by merging the two closest clusters until two remain. The closest clusters lose the
     least log-likelihood by their merger; phones without frames merge first, at no loss.
     """
-    num_phones = len(statistics)
-    clusters = list(np.eye(num_phones, dtype=bool))
+    clusters = np.eye(len(statistics))
     questions = list(clusters)
+    # Of two clusters, the first comes before the second: each pair is asked for once.
+    losses = np.full((len(clusters), len(clusters)), np.inf)
+    for second, phone in enumerate(clusters):
+        losses[:second, second] = _losses(clusters[:second], phone, statistics)
     while len(clusters) > 2:
-        first, second = _closest_clusters(np.stack(clusters).astype(np.float64), statistics)
-        merged = clusters.pop(second) | clusters.pop(first)
-        clusters.append(merged)
+        pair = np.array(np.unravel_index(np.argmin(losses), losses.shape))
+        merged = clusters[pair].sum(axis=0)
+        others = np.delete(clusters, pair, axis=0)
+        # Only the pairs with the merged cluster are new.
+        losses = np.pad(
+            np.delete(np.delete(losses, pair, axis=0), pair, axis=1),
+            ((0, 1), (0, 1)),
+            constant_values=np.inf,
+        )
+        losses[:-1, -1] = _losses(others, merged, statistics)
+        clusters = np.vstack([others, merged])
         questions.append(merged)
-    return np.stack(questions)
+    return np.stack(questions).astype(bool)
 
 
-def _closest_clusters(
-    clusters: Float64[np.ndarray, "clusters phones"], statistics: GaussianStatistics
-) -> tuple[int, int]:
+def _losses(
+    clusters: Float64[np.ndarray, "clusters phones"],
+    other: Float64[np.ndarray, " phones"],
+    statistics: GaussianStatistics,
+) -> Float64[np.ndarray, " clusters"]:
+    """Return the log-likelihood that each cluster loses by its merger with another one."""
     apart = statistics.pool(clusters).log_likelihoods()
-    first, second = np.triu_indices(len(clusters), k=1)
-    together = statistics.pool(clusters[first] + clusters[second]).log_likelihoods()
-    best = int(np.argmin(apart[first] + apart[second] - together))
-    return int(first[best]), int(second[best])
+    alone = statistics.pool(other[np.newaxis]).log_likelihoods()
+    lost: Float64[np.ndarray, " clusters"] = (
+        apart + alone - statistics.pool(clusters + other).log_likelihoods()
+    )
+    return lost
 
 
 def _grow(
