@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeAlias, get_args
 
 from tqdm import tqdm
 
-from infra.settings import printable, without_secrets
+from infra.settings import printable
 
 LogFormat: TypeAlias = Literal["text", "json"]
 """text: time, step and message; json: one object a line."""
@@ -45,7 +45,7 @@ def log(message: str, step: str = "", **facts: object) -> None:
 
     Passwords and signatures of URIs in the message are starred out.
     """
-    message = without_secrets(message)
+    message = printable(message, MAX_LINE)
     now = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
     step = step or os.environ.get(_STEP, "megahour")
     if log_format() == "json":
@@ -56,7 +56,12 @@ def log(message: str, step: str = "", **facts: object) -> None:
 
 
 MAX_LINE = 10_000
-"""The characters of an error's line that are shown."""
+"""The characters of a line that are shown."""
+
+
+def printed(text: str) -> str:
+    """Return lines as they are printed: a name in a store may hold what a terminal obeys."""
+    return "\n".join(printable(line, MAX_LINE) for line in text.split("\n"))
 
 
 def report_error(step: str, error: object) -> None:
@@ -64,10 +69,7 @@ def report_error(step: str, error: object) -> None:
     if log_format() == "json":
         log(str(error), step, level="error")
     else:
-        # A name in a store may hold what a terminal would take for a command.
-        lines = [printable(line, MAX_LINE) for line in str(error).split("\n")]
-        lines[0] = f"{step}: {lines[0]}"
-        print(*lines, sep="\n", file=sys.stderr, flush=True)
+        print(f"{step}: {printed(str(error))}", file=sys.stderr, flush=True)
 
 
 def report_interrupt(line: str) -> None:

@@ -29,7 +29,9 @@ from typing import Annotated, Any, Literal, Protocol, TypeAlias, TypeVar, cast, 
 # A password may hold slashes; a user alone may be a token.
 _PASSWORD = re.compile(r"(?<=://)(?:[^/\s:@]*:\S*|[^/\s@]*)@")
 _SIGNATURE = re.compile(
-    r"([?&][^\s=&]*(?:credential|secret|signature|token)[^\s=&]*=)[^\s&]+", re.IGNORECASE
+    # Of bounded names, as the time of others grows with the square of the text.
+    r"([?&][^\s=&?]{0,64}(?:credential|secret|signature|token)[^\s=&?]{0,64}=)[^\s&]+",
+    re.IGNORECASE,
 )
 _CONTROL = re.compile("[\0-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 _SHORT = reprlib.Repr()
@@ -179,10 +181,32 @@ def _check(hint: Any, value: object, where: str) -> None:  # noqa: ANN401
         whole = plain is not int or isinstance(value, Integral)
         if not (whole and bound.admits(value)):
             raise ValueError(f"{where} = {shown(value)}: need {bound.need}")
-    if not _is_choice(plain, value):
-        raise ValueError(f"{where} = {shown(value)}: need {_choices(plain)}")
+    members = _members(plain) if _is_union(plain) else [plain]
+    if not (value is None and types.NoneType in typing.get_args(plain)):
+        # Of a single plain type, such as str, the reader of a table has made sure.
+        if len(members) == 1 and not _is_choice(members[0], value):
+            raise ValueError(f"{where} = {shown(value)}: need {_choices(members[0])}")
+        if len(members) > 1 and not any(_fits(each, value) for each in members):
+            needs = " or ".join(map(_choices, members))
+            raise ValueError(f"{where} = {shown(value)}: need {needs}")
     for part, item, place in _parts(plain, value):
         _check(part, item, f"{where}{place}")
+
+
+def _is_union(plain: Any) -> bool:  # noqa: ANN401
+    return typing.get_origin(plain) in (types.UnionType, typing.Union)
+
+
+def _fits(hint: Any, value: object) -> bool:  # noqa: ANN401
+    """Return whether a value may be of one type of a union; a whole number is a float, too."""
+    plain, _ = bounds_of(hint)
+    kind = typing.get_origin(plain) or plain
+    if kind is typing.Literal:
+        return value in typing.get_args(plain)
+    if isinstance(value, bool) or kind is bool:
+        return isinstance(value, bool) and kind is bool
+    wider: Any = {float: Real, int: Integral, tuple: tuple | list}.get(kind, kind)
+    return not isinstance(kind, type) or isinstance(value, wider)
 
 
 def _is_choice(plain: Any, value: object) -> bool:  # noqa: ANN401
@@ -195,12 +219,15 @@ def _is_choice(plain: Any, value: object) -> bool:  # noqa: ANN401
     return not is_class or isinstance(value, plain)
 
 
-def _choices(plain: Any) -> str:  # noqa: ANN401
+def _choices(hint: Any) -> str:  # noqa: ANN401
+    plain, bounds = bounds_of(hint)
+    if bounds:
+        return bounds[0].need
     if typing.get_origin(plain) is typing.Literal:
         return "one of " + ", ".join(map(repr, typing.get_args(plain)))
-    if issubclass(plain, StrEnum):
+    if isinstance(plain, type) and issubclass(plain, StrEnum):
         return "one of " + ", ".join(f"{plain.__name__}.{each.name}" for each in plain)
-    return "True or False" if plain is bool else f"a {plain.__name__}"
+    return "True or False" if plain is bool else f"a {getattr(plain, '__name__', plain)}"
 
 
 def _parts(plain: Any, value: object) -> Iterator[tuple[Any, object, str]]:  # noqa: ANN401
@@ -212,10 +239,10 @@ def _parts(plain: Any, value: object) -> Iterator[tuple[Any, object, str]]:  # n
         for key, item in value.items():
             yield arguments[0], key, ": key"
             yield arguments[1], item, f".{printable(str(key))}"
-    elif origin in (types.UnionType, typing.Union) and value is not None:
-        members = [member for member in arguments if member is not types.NoneType]
+    elif _is_union(plain) and value is not None:
+        members = _members(plain)
         if len(members) > 1:  # the one of the value's type; a record has checked itself
-            members = [each for each in members if is_of(each, value)]
+            members = [each for each in members if _fits(each, value)]
         yield from ((member, value, "") for member in members)
 
 

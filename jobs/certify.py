@@ -25,8 +25,8 @@ def run(job: Job) -> StepResults:
     """Examine the first steps of the student's sub-epochs; print the table."""
     require_unlabelled(job)
     arguments = job.arguments
-    num_ranks = arguments.ranks or USUAL_RANKS
-    if not arguments.ranks and job.has(model_step(STUDENT)):
+    num_ranks = USUAL_RANKS if arguments.ranks is None else arguments.ranks
+    if arguments.ranks is None and job.has(model_step(STUDENT)):
         num_ranks = job.manifest(model_step(STUDENT)).statistic("num_ranks", int)
     try:
         config = CertificateConfig(num_ranks, arguments.steps, arguments.sub_epochs)

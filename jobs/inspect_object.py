@@ -9,6 +9,7 @@ import sys
 from dataclasses import asdict
 from typing import Any, BinaryIO, NoReturn
 
+from infra.log_lines import printed
 from infra.settings import ConfigurationError, holds_password, printable
 from infra.store.object_store import (
     ObjectNotFound,
@@ -51,7 +52,7 @@ def main() -> None:
         sys.exit(fail(NAME, error, 2))
     except (OSError, StoreError, ValueError) as error:
         sys.exit(fail(NAME, error, 1))
-    print(json.dumps(answer.document) if arguments.json else answer.text, flush=True)
+    print(json.dumps(answer.document) if arguments.json else printed(answer.text), flush=True)
     sys.exit(0)
 
 
@@ -147,7 +148,8 @@ def record_facts(uri: str, data: bytes) -> dict[str, Any]:
 def _lines(document: Any, indent: str = "  ") -> list[str]:  # noqa: ANN401 - as JSON has it
     """Format nested tables as indented lines."""
     lines = []
-    for name, value in document.items():
+    for key, value in document.items():
+        name = printable(str(key))  # a line of its own would be another fact
         if isinstance(value, dict) and value:
             lines += [f"{indent}{name}", *_lines(value, f"{indent}  ")]
         else:

@@ -122,6 +122,7 @@ def choose_workload(
     if arguments.hours is None and store is not None and run_uri is not None:
         found = run_workload(store, run_uri, recipe.selection.hours)
         if found is not None:
+            _require_defaults(arguments)
             return found
     hours = arguments.hours if arguments.hours is not None else recipe.selection.hours
     if hours == 0:
@@ -139,6 +140,17 @@ def choose_workload(
         arguments.heldout_hours,
         arguments.utterances_per_request,
     )
+
+
+def _require_defaults(arguments: argparse.Namespace) -> None:
+    """Raise ConfigurationError for numbers that the run has of its own."""
+    names = ("labelled_hours", "dev_hours", "heldout_hours", "utterances_per_request")
+    for name in names:
+        if getattr(arguments, name) != parser().get_default(name):
+            option = f"--{name.replace('_', '-')}"
+            raise ConfigurationError(
+                f"{option}: the run has its own: give --hours too, or leave it out"
+            )
 
 
 def choose_calibration(arguments: argparse.Namespace, recipe: Recipe) -> Calibration:

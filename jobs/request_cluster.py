@@ -32,10 +32,10 @@ from jobs.cli.arguments import (
     cluster_of,
     given_options,
     recipe_path,
-    recognizer_and_uri,
+    require_no_passwords,
     require_source_options,
+    source_uris,
     step_clusters,
-    subset_and_uri,
 )
 from jobs.cli.command_line import fail
 from jobs.cli.job import require_prefixes
@@ -127,10 +127,7 @@ def main() -> None:
         _require_places(arguments, has_shared_files=isinstance(platform, Slurm))
         recipe = read_recipe(recipe_path(arguments.recipe), arguments.set)
         cluster = cluster_of(arguments.step, arguments, recipe.cluster)
-        if cluster.is_local:
-            remedy = "give --cluster, such as the step's name, or take it out of the recipe"
-            said = f"cluster with master {cluster.master} is this computer"
-            raise ConfigurationError(f"{said}: {remedy}")
+        require_remote(cluster)
         require_prefixes(arguments.step, recipe, cluster, arguments.run)
         launch = make_launch(arguments, cluster, platform)
         request = platform.request(launch)
@@ -148,6 +145,14 @@ def main() -> None:
     sys.exit(0)
 
 
+def require_remote(cluster: Cluster) -> None:
+    """Raise ConfigurationError for a cluster that nothing launches."""
+    if cluster.is_local:
+        remedy = "give --cluster, such as the step's name, or --set cluster=''"
+        said = f"cluster with master {cluster.master} is this computer"
+        raise ConfigurationError(f"{said}: {remedy}")
+
+
 def _require_places(arguments: argparse.Namespace, *, has_shared_files: bool) -> None:
     """Require a step, and a run and manifests that other hosts can reach."""
     arguments.run = normalize_uri(arguments.run)
@@ -158,12 +163,11 @@ def _require_places(arguments: argparse.Namespace, *, has_shared_files: bool) ->
     if arguments.step != INGEST and of_ingest:
         raise ConfigurationError(f"--step {arguments.step}: {of_ingest[0]} is for {INGEST} alone")
     require_source_options(arguments)
+    uris = source_uris(arguments)
+    require_no_passwords([arguments.run, *uris])
     if has_shared_files:
         return
-    named = [subset_and_uri(each)[1] for each in arguments.manifest or ()]
-    heard = [recognizer_and_uri(each)[1] for each in arguments.transcripts]
-    texts = (arguments.recordings, arguments.lexicon, arguments.language_model, *heard)
-    for uri in (*named, *filter(None, texts)):
+    for uri in uris:
         if not is_s3(uri):
             raise ConfigurationError(f"{printable(uri)}: need s3://bucket/key, for all hosts")
     if not is_s3(arguments.run):

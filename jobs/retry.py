@@ -34,6 +34,8 @@ def retry(job: Job) -> Answer:
     arguments = job.arguments
     rounds = targets_rounds(job.recipe.targets.rounds)
     steps = [*map(features_step, ALL_SUBSETS), *(each.targets for each in rounds)]
+    if not any(has_begun(job.store, job.run_uri, each) for each in steps):
+        raise ValueError(f"{job.run_uri}: none of {', '.join(steps)} has begun: check --run")
     if arguments.step:
         steps = [arguments.step]
     reasons = [reason.strip() for reason in arguments.reason.split(",")]

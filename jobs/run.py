@@ -14,8 +14,9 @@ from pathlib import Path
 
 from infra.extras import how_to_install, lacking
 from infra.log_lines import begin_log, elapsed_text, log, report_error, report_interrupt
-from infra.settings import ConfigurationError, holds_password, printable
+from infra.settings import ConfigurationError
 from infra.spark.session import spark_environment
+from infra.store.object_store import PrefixError
 from infra.supervisor import command_of, describe_end, shell_code
 from jobs.cli.arguments import (
     AUTO,
@@ -33,6 +34,7 @@ from jobs.cli.arguments import (
     given_options,
     names_labelled_alone,
     recipe_path,
+    require_no_passwords,
     require_source_options,
 )
 from jobs.cli.megahour import CHECK
@@ -220,7 +222,7 @@ def exit_with(action: Callable[[], int]) -> None:
     before = signal.signal(signal.SIGTERM, terminate)
     try:
         sys.exit(action())
-    except ConfigurationError as error:
+    except (ConfigurationError, PrefixError) as error:
         report_error(RUN, error)
         sys.exit(2)
     except _Terminated:
@@ -236,11 +238,11 @@ def exit_with(action: Callable[[], int]) -> None:
 def check(arguments: argparse.Namespace, *options: str) -> int:
     """Check recipe, clusters and ranks in a process of its own, which is quiet if all is well."""
     shared = shared_arguments(arguments.recipe, arguments)
-    for text in (*shared, *options):
-        if holds_password(text):  # other users may see the command lines of processes
-            remedy = "take it out; credentials come from the environment, a profile or a role"
-            print(f"{CHECK}: {printable(text)}: a password or signature: {remedy}", file=sys.stderr)
-            return 2
+    try:
+        require_no_passwords([*shared, *options])  # others may see the command lines of processes
+    except ConfigurationError as error:
+        report_error(CHECK, error)
+        return 2
     ranks = [
         *("--supervised-ranks", str(arguments.supervised_ranks)),
         *("--student-ranks", str(arguments.student_ranks)),

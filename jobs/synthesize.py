@@ -21,7 +21,7 @@ def main(arguments: list[str] | None = None) -> int:
     except ValueError as error:
         print(error, file=sys.stderr)
         return 2
-    except ImportError as error:
+    except (ImportError, OSError) as error:
         print(error, file=sys.stderr)
         return 1
     report = {"directory": str(options.out.absolute()), **asdict(summary)}

@@ -7,6 +7,7 @@ spark-submit dist/verify.py --cluster CLUSTER.toml ... lets a cluster's tasks re
 from dataclasses import asdict
 
 from infra.log_lines import progress_bar
+from infra.settings import printable
 from jobs.cli.arguments import recipe_path
 from jobs.cli.command_line import Answer, Query, main
 from jobs.cli.job import Job, bases_said
@@ -84,14 +85,14 @@ def describe(found: Verification, outcome: str) -> str:
     lines = []
     for each in found.findings:
         rows = {"expected": each.expected, "found": each.found, "remedy": each.remedy}
-        lines += [each.object, *(f"  {name:<9} {text}" for name, text in rows.items())]
+        lines += [printable(each.object), *(f"  {name:<9} {text}" for name, text in rows.items())]
     count = len(found.findings)
     result = f"{count} findings" if count else "all is as the manifests say"
     lines.append(f"verify: {read}: {result}")
     if found.unfinished:
         lines.append(f"unfinished, not verified: {', '.join(found.unfinished)}")
     if found.orphans:
-        lines += [f"orphan: {key}" for key in found.orphans]
+        lines += [f"orphan: {printable(key)}" for key in found.orphans]
         lines.append(f"{len(found.orphans)} orphans, which no record names: {outcome}")
     if found.scratch:
         folders = sorted({key.partition(f"/{SCRATCH_FOLDER}/")[0] for key in found.scratch})

@@ -10,11 +10,12 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 
 from infra.platforms.accounts import load_account
 from infra.platforms.emr import Emr
-from infra.settings import ConfigurationError, printable
+from infra.settings import ConfigurationError, Range, printable
 from infra.spark.session import spark_environment
 from infra.store.object_store import StoreError
 from infra.store.uris import normalize_uri
@@ -32,17 +33,23 @@ from jobs.cli.arguments import (
     add_source_arguments,
     cluster_of,
     given_options,
+    number_in,
     recipe_path,
+    recognizer_and_uri,
+    require_no_passwords,
     require_source_options,
+    source_uris,
     step_clusters,
+    subset_and_uri,
 )
 from jobs.cli.command_line import fail
 from jobs.cli.job import require_prefixes, require_takeover
-from jobs.run import JOBS, Launch, launches_of, shared_arguments
+from jobs.request_cluster import require_remote
+from jobs.run import JOBS, WITHOUT_UNLABELLED, Launch, launches_of, shared_arguments
 from jobs.run_table import INGEST, STEPS, due_steps, written, written_steps
 from pipeline.runs.increment import require_beside
 from pipeline.runs.manifest import manifest_uri
-from pipeline.runs.names import EXTENDS, LABELLED_FROM
+from pipeline.runs.names import EXTENDS, LABELLED_FROM, UNLABELLED
 from training.settings.recipe import Recipe, read_recipe
 
 NAME = "workflow"
@@ -102,14 +109,21 @@ def workflow_steps(arguments: argparse.Namespace, recipe: Recipe) -> Iterator[Wo
             ordinal = times[launch.step]
             name = launch.step if ordinal == 1 else f"{launch.step}_{ordinal}"
             cluster = cluster_of(launch.step, arguments, recipe.cluster)
+            if _is_launched(arguments, launch):
+                require_remote(cluster)
             require_prefixes(launch.step, recipe, cluster, arguments.run)
             manifests = [manifest_uri(arguments.run, each) for each in made]
             yield WorkflowStep(name, _command(arguments, launch), manifests)
 
 
+def _is_launched(arguments: argparse.Namespace, launch: Launch) -> bool:
+    """Return whether a step runs on a cluster of its own; a directory is copied here."""
+    return bool(arguments.account and (launch.step != INGEST or arguments.manifest))
+
+
 def _command(arguments: argparse.Namespace, launch: Launch) -> list[str]:
     shared = shared_arguments(arguments.recipe, arguments)
-    if arguments.account and (launch.step != INGEST or arguments.manifest):
+    if _is_launched(arguments, launch):
         ours = (sys.executable, str(JOBS / "request_cluster.py"), "--step", launch.step, "--send")
         manifests = launch.arguments if launch.step == INGEST else ()
         return [*ours, *shared, *manifests, "--account", arguments.account]
@@ -154,9 +168,25 @@ def describe(arguments: argparse.Namespace) -> dict[str, object]:
     for name in ("recipe", "account", "cluster", "kaldi_dir"):
         if given := getattr(arguments, name):
             setattr(arguments, name, _resolved(given))
+    for name in ("lexicon", "language_model", "recordings"):
+        if given := getattr(arguments, name):
+            setattr(arguments, name, normalize_uri(given))
+    if arguments.manifest:
+        named = map(subset_and_uri, arguments.manifest)
+        arguments.manifest = [
+            uri if subset == UNLABELLED else f"{subset}={uri}" for subset, uri in named
+        ]
+    if arguments.transcripts:
+        heard = map(recognizer_and_uri, arguments.transcripts)
+        arguments.transcripts = [f"{name}={uri}" for name, uri in heard]
+    require_no_passwords([arguments.run, *source_uris(arguments)])
     own = step_clusters(arguments.step_cluster).items()
     arguments.step_cluster = [f"{step}={_resolved(file)}" for step, file in own]
     steps = [vars(each) for each in workflow_steps(arguments, recipe)]
+    if not steps:
+        # A scheduler would take a run of nothing for done.
+        said = f"--first {arguments.first} --last {arguments.last}"
+        raise ConfigurationError(f"{said}: {WITHOUT_UNLABELLED}")
     added = spark_environment()
     return {
         "name": arguments.name,
@@ -192,9 +222,16 @@ def _parser() -> argparse.ArgumentParser:
     add("--name", type=_name, default="megahour", help="the DAG's name; default megahour")
     schedule = "when it runs, as Airflow has it: @daily, or a cron line; default: on request"
     add("--schedule", metavar="WHEN", help=schedule)
-    add("--start-date", default="2026-01-01", metavar="DATE", help="the first interval's begin")
-    add("--retries", type=int, default=3, metavar="N", help="of each step; default 3")
-    add("--retry-delay-s", type=int, default=300, metavar="S", help="before each; default 300")
+    add(
+        "--start-date",
+        type=_date,
+        default="2026-01-01",
+        metavar="DATE",
+        help="the first interval's begin, as 2026-01-01",
+    )
+    several, delay = number_in(Range(0, 1000), int), number_in(Range(0, 86_400), int)
+    add("--retries", type=several, default=3, metavar="N", help="of each step; default 3")
+    add("--retry-delay-s", type=delay, default=300, metavar="S", help="before each; default 300")
     add_base_arguments(parser)
     add_source_arguments(parser, required=False)
     add_placement_arguments(parser)
@@ -208,6 +245,15 @@ def _name(text: str) -> str:
     if re.fullmatch(r"[A-Za-z]\w{0,99}", text, re.ASCII):
         return text
     raise argparse.ArgumentTypeError(f"{printable(text)}: need a letter, then letters, digits or _")
+
+
+def _date(text: str) -> str:
+    try:
+        datetime.fromisoformat(text)
+    except ValueError as error:
+        need = "need a date such as 2026-01-01"
+        raise argparse.ArgumentTypeError(f"{printable(text)}: {need}") from error
+    return text
 
 
 if __name__ == "__main__":

@@ -353,8 +353,8 @@ def _hypotheses_of(fields: Mapping[str, Any]) -> tuple[Hypothesis, ...]:
 def composed(text: str) -> str:
     """Return the text in NFC, in which an accent is part of its letter, as the lexicon has it.
 
-    Of more than MAX_MARKS accents in a row so many at a time are put in order (Unicode's annex 15,
-    UAX15-D4): a million of two kinds would take a quarter of an hour.
+    Of more than MAX_MARKS accents in a row so many at a time are put in order: the time of
+    Unicode's own order grows with their square, 21 s for 80,000 of two kinds.
     """
     if text.isascii():
         return text

@@ -415,7 +415,7 @@ class ServerSettings:
     """
 
     factory: Factory
-    arguments: dict[Annotated[str, Text(1, 1000)], Annotated[str, Text(0, 10_000)]]
+    arguments: dict[Annotated[str, Text(1, 1000)], Annotated[str, Text(0, 1 << 20)]]
     device: Annotated[str, Text(1, 100)]
     socket_path: Annotated[str, Text(1, 107)]
     batch_frames: BatchFrames

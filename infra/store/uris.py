@@ -16,7 +16,9 @@ _MISSPELT = re.compile(
     r"""\s*s3[an]?//|(?:.*/)?['"\s]*(?:s3[an]?:|(?:file|ftp|gs|hdfs|https?):(?:/|$))""",
     re.IGNORECASE,
 )
-_CONTROL = re.compile("[\0-\x1f\x7f-\x9f\ud800-\udfff]")
+# U+DC80..DCFF are the bytes of a local name that is not UTF-8.
+_CONTROL = re.compile("[\0-\x1f\x7f-\x9f\ud800-\udc7f\udd00-\udfff]")
+_BYTES = re.compile("[\udc80-\udcff]")
 _BUCKET = re.compile(r"[A-Za-z0-9._-]{3,63}")
 _HOME = re.compile(r"~[\w.-]*(/|$)")
 _WINDOWS = re.compile(r"[A-Za-z]:[\\/]|\\\\")
@@ -75,7 +77,9 @@ def normalize_uri(uri: str) -> str:
         where = printable(uri)
         raise PrefixError(f"{where}: bucket {shown(bucket)}: need 3..63 of A-Z a-z 0-9 . _ -")
     _refuse_misspelt(key, uri)
-    if len(key.encode(errors="surrogatepass")) > _MAX_KEY_BYTES:
+    if _BYTES.search(key):
+        raise PrefixError(f"{printable(uri)}: need a key in UTF-8: rename the object's file")
+    if len(key.encode()) > _MAX_KEY_BYTES:
         raise PrefixError(f"{uri[:80]}...: need a key of at most {_MAX_KEY_BYTES} bytes")
     refuse_traversal(uri)
     return f"s3://{bucket}/{key}".rstrip("/")

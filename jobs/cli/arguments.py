@@ -431,6 +431,10 @@ def require_source_options(arguments: argparse.Namespace) -> None:
             remedy = "put the files into the directory" if is_beside else f"leave out {unused[0]}"
             said = f"with {MANIFEST} alone: {', '.join(unused)}"
             raise ConfigurationError(f"{source}: {said}: {remedy}")
+        of_ingest = given_options(arguments, [*PLACEMENT_OPTIONS, DEV_SHARE])
+        if of_ingest and not kaldi_dir:
+            remedy = f"give {KALDI_DIR} or {MANIFEST}, or leave out {of_ingest[0]}"
+            raise ConfigurationError(f"{of_ingest[0]}: nothing is ingested: {remedy}")
     elif getattr(arguments, "dev_share", 0.0):
         subsets = {subset_and_uri(each)[0] for each in arguments.manifest}
         if DEV in subsets:
@@ -439,6 +443,22 @@ def require_source_options(arguments: argparse.Namespace) -> None:
         if LABELLED not in subsets:
             need = f"need {MANIFEST} {LABELLED}=URI, or leave it out"
             raise ConfigurationError(f"--dev-share: a share of the labelled speakers: {need}")
+
+
+def source_uris(arguments: argparse.Namespace) -> list[str]:
+    """Return the URIs of manifests, and of what is read beside them."""
+    named = [subset_and_uri(each)[1] for each in arguments.manifest or ()]
+    heard = [recognizer_and_uri(each)[1] for each in arguments.transcripts]
+    texts = (arguments.recordings, arguments.lexicon, arguments.language_model, *heard)
+    return [*named, *filter(None, texts)]
+
+
+def require_no_passwords(words: Sequence[str]) -> None:
+    """Raise ConfigurationError for a word that other users may see, and should not."""
+    for word in words:
+        if holds_password(word):
+            remedy = "take it out; credentials come from the environment, a profile or a role"
+            raise ConfigurationError(f"{printable(word)}: a password or signature: {remedy}")
 
 
 def names_labelled_alone(arguments: argparse.Namespace) -> bool:

@@ -13,7 +13,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NoReturn
 
-from infra.log_lines import begin_log, elapsed_text, log, report_error, separate_standard_error
+from infra.log_lines import (
+    begin_log,
+    elapsed_text,
+    log,
+    printed,
+    report_error,
+    separate_standard_error,
+)
 from infra.settings import ConfigurationError, printable
 from infra.store.object_store import PrefixError, StoreError, join_uri
 from infra.task_metrics import REQUESTS
@@ -87,11 +94,11 @@ class Step:
         """Run the step; store its record in the run."""
         row = STEPS[self.name]
         writes, reads = written_steps(job.recipe, self.name), row.reads(job.recipe)
+        if job.arguments.metrics_file:
+            metrics_path(job.arguments.metrics_file)  # now, not after hours
         if job.arguments.dry_run:
             summary = dry_run_summary(job, reads, writes)
             return Answer(not summary["conflicts"], describe_dry_run(summary), summary)
-        if job.arguments.metrics_file:
-            metrics_path(job.arguments.metrics_file)  # now, not after hours
         if job.bases.runs:
             take_over(job)
         # The leader begins where a manifest is missing, and some input of the step is there.
@@ -183,7 +190,7 @@ def main(command: Step | Query, arguments: argparse.Namespace | None = None) -> 
             document = answer.document
             if isinstance(command, Query):
                 document |= {"requests": asdict(REQUESTS.total() - before + job.tasks.requests)}
-            print(json.dumps(document) if arguments.json else answer.text, flush=True)
+            print(json.dumps(document) if arguments.json else printed(answer.text), flush=True)
         sys.exit(0 if answer.is_good else 1)
 
 

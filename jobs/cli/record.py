@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypedDict, get_type_hints
 
-from infra.settings import canonical_json, digest, printable
+from infra.settings import ConfigurationError, canonical_json, digest, printable
 from infra.store.object_store import ObjectNotFound, join_uri
 from infra.task_metrics import REQUEST_KINDS, DeviceFault, RequestCounts
 from jobs.cli.host import describe_commit, describe_machine
@@ -280,9 +280,9 @@ def write_metrics(path: Path, text: str) -> None:
 
 
 def metrics_path(given: str) -> Path:
-    """Return the path of --metrics-file; ValueError if no file can be written there."""
+    """Return the path of --metrics-file; ConfigurationError if no file can be written there."""
     path = Path(given)
-    if not (path.parent.is_dir() and os.access(path.parent, os.W_OK)):
+    if path.is_dir() or not (path.parent.is_dir() and os.access(path.parent, os.W_OK)):
         need = "need a file in a folder that can be written"
-        raise ValueError(f"--metrics-file {printable(given)}: {need}")
+        raise ConfigurationError(f"--metrics-file {printable(given)}: {need}")
     return path

@@ -25,7 +25,10 @@ def require_accepted(conversion: AudioConversion, rate_hz: int, num_channels: in
             need += f", or add it to features.conversion.sample_rates_hz: {rate_hz}"
         raise AudioError("wrong_sample_rate", f"{rate_hz} Hz: {need}")
     if num_channels > MAX_CHANNELS:
-        raise AudioError("not_mono", f"{num_channels} channels: need at most {MAX_CHANNELS}")
+        remedy = "write the channel that is to be heard to a file of its own before ingestion"
+        raise AudioError(
+            "not_mono", f"{num_channels} channels: need at most {MAX_CHANNELS}: {remedy}"
+        )
     if conversion.channel == "only" and num_channels != 1:
         remedy = 'or set features.conversion.channel to "mean" or a number'
         raise AudioError("not_mono", f"{num_channels} channels: need 1, {remedy}")

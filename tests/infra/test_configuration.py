@@ -20,6 +20,7 @@ from infra.settings import (
     canonical_json,
     check_ranges,
     digest,
+    printable,
     read_record,
     read_toml,
 )
@@ -291,21 +292,33 @@ class Chosen:
     precision: Literal["fp32", "bf16"] = "fp32"
     is_open: bool = False
     data: Uniform | None = None
+    order: Uniform | Sorted = Uniform()
+    share: Annotated[float, Range(0, 1)] | Literal["auto"] = "auto"
 
     __post_init__ = check_ranges
 
 
 def test_choices_hold_for_records_that_code_makes() -> None:
     """Text for a choice that is compared by identity, or for a record, is not taken for none."""
-    assert Chosen(Method.AS_PRINTED, "bf16", True, Uniform()).data == Uniform()
+    assert Chosen(Method.AS_PRINTED, "bf16", True, Uniform(), Sorted(), 1).data == Uniform()
+    with pytest.raises(ValueError, match=r"share = 2: need 0\.\.1"):
+        Chosen(share=2)
     for values, need in (
         ({"method": "as_printed"}, "one of Method.NESTEROV, Method.AS_PRINTED"),
         ({"precision": "fp16"}, "one of 'fp32', 'bf16'"),
         ({"is_open": "no"}, "True or False"),
         ({"data": "uniform"}, "a Uniform"),
+        ({"order": "sorted"}, "a Uniform or a Sorted"),
+        ({"share": "none"}, r"0\.\.1 or one of 'auto'"),
     ):
         with pytest.raises(ValueError, match=rf"= '\w+': need {need}"):
             Chosen(**values)  # type: ignore[arg-type]
+
+
+def test_secrets_are_starred_out_in_time_of_the_text() -> None:
+    """A megabyte of what begins a signature's name is shown at once."""
+    assert printable("s3://b/k?X-Amz-Signature=abc&x=1") == "s3://b/k?X-Amz-Signature=***&x=1"
+    assert len(printable("?" * 2**20, 99)) == 102
 
 
 def test_digest_ignores_the_order_and_spelling_of_the_file() -> None:

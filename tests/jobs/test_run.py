@@ -13,6 +13,7 @@ import pytest
 import jobs.run
 from infra.log_lines import LogFormat, begin_log
 from infra.settings import ConfigurationError
+from infra.store.uris import normalize_uri
 from jobs.cli.arguments import (
     INGEST_OPTIONS,
     KALDI_DIR,
@@ -183,6 +184,22 @@ def test_the_last_line_of_an_interrupted_run_has_the_chosen_format(
         assert found["step"] == "run"
         line = found["message"]
     assert line == "interrupted: the same command resumes"
+
+
+def test_a_malformed_uri_ends_a_run_as_a_wrong_option_does(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """One line and exit code 2."""
+
+    def refuse() -> int:
+        normalize_uri("http://x/y.jsonl")
+        return 0
+
+    begin_log("run", "text")
+    with pytest.raises(SystemExit, match="2"):
+        exit_with(refuse)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("run: http://x/y.jsonl: unknown scheme http://")
 
 
 ROOT = Path(__file__).parents[2]

@@ -14,6 +14,7 @@ from tests.whole_path.processes import TINY
 ROOT = Path(__file__).parents[2]
 RUN = "s3://bucket/runs/{{ ds }}"
 SHARED = ("--recipe", str(TINY), "--run", RUN, "--kaldi-dir", "/data/{{ ds }}")
+ACCOUNT = ("--set", "cluster=''", "--account", account_file("emr"))
 
 
 def test_steps_are_those_of_run(run_job: RunJob) -> None:
@@ -68,29 +69,30 @@ def test_manifests_are_ingested_where_they_are(run_job: RunJob) -> None:
 
 def test_an_account_gives_each_step_its_cluster(run_job: RunJob) -> None:
     """All but the copy of a directory are launched by request_cluster --send."""
-    account = account_file("emr")
-    said = run_job("workflow", *SHARED, "--account", account)
+    said = run_job("workflow", *SHARED, *ACCOUNT)
     ingest, *others = json.loads(said.out)["steps"]
-    assert ingest["command"][-7].endswith("jobs/ingest.py")
+    assert any(word.endswith("jobs/ingest.py") for word in ingest["command"])
     for step in others:
         assert step["command"][1].endswith("jobs/request_cluster.py")
         name = step["name"].removesuffix("_2")
         assert step["command"][2:5] == ["--step", name, "--send"]
-        assert step["command"][-2:] == ["--account", account]
+        assert step["command"][-2:] == [*ACCOUNT[-2:]]
+    said = run_job("workflow", *SHARED, *ACCOUNT[-2:])
+    assert said.code == 2
+    assert "cluster with master local[2] is this computer: give --cluster" in said.err
 
 
 def test_an_account_ingests_manifests_on_a_cluster(run_job: RunJob) -> None:
     """ingest is launched as the other steps are, with the options of the manifests."""
-    account = account_file("emr")
     manifest = ("--manifest", "labelled=s3://bucket/{{ ds }}.jsonl", "--lexicon", "s3://bucket/l")
     share, placed = ("--dev-share", "0.1"), ("--placements", "clean,DP3")
-    said = run_job("workflow", *SHARED[:4], *manifest, *share, *placed, "--account", account)
+    said = run_job("workflow", *SHARED[:4], *manifest, *share, *placed, *ACCOUNT)
     command = json.loads(said.out)["steps"][0]["command"]
     assert command[1].endswith("jobs/request_cluster.py")
     assert command[2:5] == ["--step", "ingest", "--send"]
     for option, value in (manifest[:2], manifest[2:], share, placed):
         assert command[command.index(option) + 1] == value
-    assert command[-2:] == ["--account", account]
+    assert command[-2:] == [*ACCOUNT[-2:]]
     unlabelled = ("--manifest", "s3://bucket/{{ ds }}.jsonl")
     said = run_job("workflow", *SHARED[:4], *unlabelled, *share)
     assert (said.code, said.out) == (2, "")
@@ -113,6 +115,8 @@ def test_a_part_of_the_steps_has_whole_rounds(run_job: RunJob) -> None:
         ),
         (("--name", "a/b"), "a/b: need a letter, then letters, digits or _"),
         (("--set", "targets.k=0"), "k = 0: need "),
+        (("--start-date", "yesterday"), "yesterday: need a date such as 2026-01-01"),
+        (("--retries", "-3"), "-3: need 0..1000"),
     ],
 )
 def test_what_no_scheduler_could_run_is_refused(
@@ -124,6 +128,12 @@ def test_what_no_scheduler_could_run_is_refused(
     assert message in said.err
     said = run_job("workflow", *SHARED[:4])
     assert "nothing to ingest: give --kaldi-dir, --manifest, or" in said.err
+    said = run_job("workflow", *SHARED[:4], "--manifest", "s3://bucket/x?X-Amz-Signature=deadbeef")
+    assert said.code == 2
+    assert "a password or signature: take it out" in said.err
+    assert "deadbeef" not in said.err
+    said = run_job("workflow", *SHARED[:4], "--first", "realign", "--placements", "clean")
+    assert "--placements: nothing is ingested: give --kaldi-dir or --manifest" in said.err
 
 
 def test_the_dag_knows_command_lines_alone() -> None:

@@ -113,9 +113,15 @@ def test_a_transcript_is_read_in_its_composed_form() -> None:
     assert (found.text, found.speaker_id) == ("CAF\u00c9", decomposed)
 
 
-@given(st.text(st.sampled_from("aeA\u0300\u0316\u0345\u1100\u1161\u11a8\u0e01\u0e38"), max_size=99))
+MARKS = st.text(st.sampled_from("\u0300\u0316\u0345\u0e38"), max_size=70)
+LETTERS = st.sampled_from(["a", "e", "A", "\u1100", "\u1161", "\u11a8", "\u0e01"])
+
+
+@given(
+    st.lists(st.tuples(LETTERS, MARKS), max_size=9).map(lambda made: "".join(map("".join, made)))
+)
 def test_up_to_30_accents_are_composed_as_unicode_has_it(text: str) -> None:
-    """Of more in a row 30 at a time are; the result is its own composed form, and none is lost."""
+    """Of more in a row none is lost, but they may be in another order."""
     found = composed(text)
     runs = "".join("M" if unicodedata.combining(each) else "." for each in text).split(".")
     if max(map(len, runs)) <= 30:
@@ -125,7 +131,7 @@ def test_up_to_30_accents_are_composed_as_unicode_has_it(text: str) -> None:
 
 
 def test_a_line_of_accents_is_read() -> None:
-    """Half a million of two kinds, which Unicode's own order takes a quarter of an hour for."""
+    """A quarter of a million of two kinds, for which Unicode's own order takes minutes."""
     text = "a" + "\u0300" * 2**17 + "\u0316" * 2**17
     assert len(composed(text)) == len(text) - 1
 

@@ -39,6 +39,7 @@ CONFIGS: list[TrainerConfig] = [
     HtmConfig(gradient_threshold=1.0, group_size=2, block_momentum=0.5, block_size=1),
     BmufConfig(block_learning_rate=0.5, block_momentum=0.75, block_size=1),
     BmufConfig(block_momentum=0.5, block_size=1, form="as_printed"),
+    BmufConfig(block_size=1, form="as_printed"),
     SparseLocoConfig(density=1.0, bits=8, error_decay=1.0, outer_learning_rate=0.7, block_size=1),
     OneBitConfig(momentum=0.5),
     OneBitConfig(momentum=0.5, adagrad=AdaGrad(place=AdaGradPlace.PARTIAL)),
@@ -70,6 +71,8 @@ def test_a_rate_moves_a_model_as_its_unit_says(config: TrainerConfig) -> None:
     found, *_ = simulate_ranks(NUM_RANKS, moved, config)
     unit = config.rate_unit
     shares = {"mean over ranks": 1, "mean over groups": 2, "normalized": 1}
+    if isinstance(config, BmufConfig):  # of eq. (5), which only the number of models gives
+        shares["sum as printed"] = NUM_RANKS * (1 + config.block_momentum_of(NUM_RANKS))
     expected = 12 * RATE * unit.factor * shares.get(unit.over, NUM_RANKS)
     assert found == pytest.approx(expected, rel=0.02)
 

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from training.settings.trainers import Form
+from training.settings.trainers import Form, block_response
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +34,11 @@ class BlockFilter:
     block_learning_rate: float
     block_momentum: float
     form: Form
+
+    @property
+    def response(self) -> float:
+        """Return how far a block gradient moves the model in all."""
+        return block_response(self.block_learning_rate, self.block_momentum, self.form)
 
     def begin(
         self, model: Float[Tensor, " elements"], update: Float[Tensor, " elements"] | None = None

@@ -145,7 +145,8 @@ class FrequencyFilters(nn.Module):
         bins = rows.reshape(-1, STACK, NUM_BINS).unfold(2, FIRST_BINS, FIRST_STRIDE)
         heard = rounded_linear(self.first, bins.transpose(1, 2).flatten(2)).relu()
         outputs = rounded_linear(self.second, heard.unfold(1, SECOND_PLACES, 1).flatten(2)).relu()
-        return rounded_linear(self.projection, outputs.view(*rows.shape[:-1], -1))
+        places = outputs.view(*rows.shape[:-1], self.projection.in_features)
+        return rounded_linear(self.projection, places)
 
 
 class LstmModel(AcousticModel):

@@ -84,7 +84,9 @@ def replace_trainer(
         for each in RATES
         if each not in given and isinstance(settings.get(each), int | float)
     }
-    if old.rate_unit.over != new.rate_unit.over and rates:
+    # As printed eta follows from the number of models: of ranks, or of groups.
+    is_known = old.rate_unit.over == new.rate_unit.over != "sum as printed"
+    if not is_known and rates:
         raise ConfigurationError(f"{where}: {_refusal(section, old, new, rates)}")
     changes = _changes(section, old, new)
     ratio = old.rate_unit.factor / new.rate_unit.factor
@@ -151,7 +153,9 @@ def _changes(section: str, old: _Section, new: _Section) -> list[str]:
 
 _SUMS = {
     "sum": "the sum of all ranks' gradients",
-    "sum as printed": "1 + eta times the sum of all ranks' gradients, by an eta of their number",
+    "sum as printed": (
+        "1 + eta times the sum of all ranks' gradients, where eta follows from the number of models"
+    ),
     "mean over ranks": "the mean over the ranks",
     "mean over groups": "the mean of the groups' models",
     "normalized": "a gradient whose elements are about 1",
@@ -169,6 +173,9 @@ def _refusal(section: str, old: _Section, new: _Section, rates: Mapping[str, flo
             wanted = {each: f"{rate * ratio:g} x N on {count}" for each, rate in rates.items()}
         if (units[0].over, units[1].over) == (averaged, "sum"):
             wanted = {each: f"{rate * ratio:g} / N on {count}" for each, rate in rates.items()}
+    for printed, other, factor in ((0, 1, "x (1 + eta)"), (1, 0, "/ (1 + eta)")):
+        if (units[printed].over, units[other].over) == ("sum as printed", "sum"):
+            wanted = {each: f"{rate * ratio:g} {factor}" for each, rate in rates.items()}
     need = " and ".join(f"--set {section}.{rate}=({value})" for rate, value in wanted.items())
     if isinstance(new.trainer, OneBitConfig) and units[0].over == "sum":
         need += f"; or --set {section}.trainer.adagrad.place=nowhere, which keeps them"

@@ -122,12 +122,21 @@ class RateUnit:
 
     Each rank's gradient is a sum over frames. It moves the model by `factor` where the ranks'
     gradients are summed, and by `factor` / N where models of N ranks, or groups, are averaged. "As
-    printed" it is 2 - zeta / (C N) times as far, for BMUF's C and zeta.
+    printed" it is 1 + eta times as far, for the eta of so many models.
     Elements of a "normalized" gradient are about 1, and move it by `factor`, whatever they were.
     """
 
     factor: float
     over: Sum
+
+
+def block_response(block_learning_rate: float, block_momentum: float, form: Form) -> float:
+    """Return how far a block's mean change moves the model in all: zeta / (1 - eta).
+
+    As printed it is 1 + eta times as far (training.algorithms.block_filter).
+    """
+    response = block_learning_rate / (1 - block_momentum)
+    return response * (1 + block_momentum) if form == "as_printed" else response
 
 
 def num_groups(num_ranks: int, group_size: int, setting: str = "group_size") -> int:
@@ -214,16 +223,12 @@ class BlockConfig(_Trainer):
 
     @property
     def rate_unit(self) -> RateUnit:
-        """Return C of eq. (5): a block's mean change counts zeta / (1 - eta) = C N times in all.
-
-        As printed it counts 1 + eta times that (training.algorithms.block_filter).
-        """
-        is_printed = self.form == "as_printed"
+        """Return C of eq. (5): a block's mean change counts zeta / (1 - eta) = C N times in all."""
         if self.block_momentum is None:
-            return RateUnit(self.momentum_constant, "sum as printed" if is_printed else "sum")
-        factor = self.block_learning_rate / (1 - self.block_momentum)
-        factor *= 1 + self.block_momentum if is_printed else 1
-        return RateUnit(factor, self._averaged)
+            over: Sum = "sum as printed" if self.form == "as_printed" else "sum"
+            return RateUnit(self.momentum_constant, over)
+        response = block_response(self.block_learning_rate, self.block_momentum, self.form)
+        return RateUnit(response, self._averaged)
 
     def block_momentum_of(self, num_models: int) -> float:
         """Return eta of zeta / (N (1 - eta)) = C (000 eq. 5), where N models are averaged.

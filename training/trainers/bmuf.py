@@ -232,7 +232,8 @@ class Bmuf(Trainer):
     def _take_over_residuals(self) -> None:
         """Bring the residuals that resharding left on any ranks to where they are sent from.
 
-        One leader alone sends nothing: what more leaders had not sent is added to the model.
+        One leader alone sends nothing: what more leaders had not sent moves the model at once, as
+        far as it would have in all.
         """
         assert self._tiers is not None
         if self._residual is None:
@@ -244,8 +245,8 @@ class Bmuf(Trainer):
             if lower is not None and lower.rank() > 0:
                 self._residual.zero_()
         elif self._residual.any():
-            unsent = self.blocks.block_learning_rate * self._residual  # (3) of 000, its zeta
-            self.parameters.set_weights(self.parameters.weights() + unsent)
+            moved = self.filter.response * self._residual
+            self.parameters.set_weights(self.parameters.weights() + moved)
             self._residual.zero_()
 
     def end_step(self) -> None:

@@ -89,6 +89,10 @@ class Kaldi(ManifestFormat):
         return rows_of(tables, piece.uri)
 
 
+NAMING = ("text", "utt2spk")
+"""The tables each of whose lines is of an utterance."""
+
+
 def rows_of(tables: Tables, uri: str) -> Iterator[Row | Quarantined]:
     """Yield a row for each line of segments, or else of wav.scp, of tables by their names.
 
@@ -113,11 +117,14 @@ def rows_of(tables: Tables, uri: str) -> Iterator[Row | Quarantined]:
             fields |= _segment(place, length_s) if place else {}
             yield Row({**fields, "audio_uri": path}, row.num_bytes)
     of_audio = "segments" if has_segments else "wav.scp"
-    named = dict.fromkeys(key for each in ("text", "utt2spk") for key in tables.get(each, {}))
+    named = dict.fromkeys(key for each in NAMING for key in tables.get(each, {}))
     for key in named:
         if key not in utterances:
-            need = f"no line of {of_audio} has the key {key} of text or utt2spk: need one"
-            yield refused(Row({"id": key}, len(key)), uri, need)
+            where = " and ".join(each for each in NAMING if key in tables.get(each, {}))
+            need = "add its audio, or remove the line, as Kaldi's fix_data_dir.sh does"
+            yield refused(
+                Row({"id": key}, len(key)), uri, f"{where}: {key} is not in {of_audio}: {need}"
+            )
 
 
 def is_command(path: str) -> bool:

@@ -1,9 +1,8 @@
 """Join what recognizers heard with records: JSON lines of their own beside the manifests.
 
-A line has `pred_text`, maybe `score`, and `utterance_id`, or the path of a whole audio object; this
-counts where no utterance has the id. One pass over the lines finds those of some records, so memory
-is bounded whatever the number of lines. Where many tasks would read many lines, give `pred_text` in
-the manifests themselves.
+A line has `pred_text`, maybe `score`, and `utterance_id` or the path of a whole audio object. One
+pass over the lines finds those of some records, so memory is bounded whatever the number of lines.
+Where many tasks would read many lines, give `pred_text` in the manifests themselves.
 """
 
 from collections import Counter
@@ -77,9 +76,8 @@ class Transcripts:
             for row in json_rows(self.store, piece):
                 if isinstance(row, Quarantined):
                     raise ValueError(f"{piece.uri}: {row.detail}: correct the line")
-                text, named = row.fields.get(PRED_TEXT), _keys(row.fields, piece.folder)
-                key = next((each for each in named if each in keys), None)
-                if text is None or key is None:
+                text, key = row.fields.get(PRED_TEXT), _key(row.fields, piece.folder)
+                if text is None or key not in keys:
                     continue
                 if key in found:
                     raise ValueError(f"{piece.uri}: two lines of {key[1]}: keep one")
@@ -92,14 +90,14 @@ class Transcripts:
         return found
 
 
-def _keys(fields: Mapping[str, Any], folder: str) -> Iterator[Key]:
-    """Yield what a line may be of: an utterance by its id, or else by its audio."""
+def _key(fields: Mapping[str, Any], folder: str) -> Key | None:
     named = fields.get("utterance_id")
     if isinstance(named, str | int) and not isinstance(named, bool):
-        yield "id", str(named)
+        return "id", str(named)
     path = next((value for name in _PATHS if isinstance(value := fields.get(name), str)), None)
-    if path:
-        yield "uri", path if is_absolute(path) else join_uri(folder, path.removeprefix("./"))
+    if not path:
+        return None
+    return "uri", path if is_absolute(path) else join_uri(folder, path.removeprefix("./"))
 
 
 @runtime_checkable

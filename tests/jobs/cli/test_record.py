@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from infra.settings import ConfigurationError
 from infra.store.object_store import ObjectStore
 from infra.task_metrics import FAULTS, MeasuredFunction
 from jobs.cli.command_line import Step, StepResults
@@ -169,5 +170,6 @@ def test_a_file_is_replaced_as_a_whole(tmp_path: Path) -> None:
         write_metrics(path, text)
         assert path.read_text() == text
     assert [each.name for each in tmp_path.iterdir()] == ["megahour.prom"]
-    with pytest.raises(ValueError, match=r"--metrics-file .*absent/x\.prom: need a file in a"):
-        metrics_path(str(tmp_path / "absent" / "x.prom"))
+    for path in (tmp_path / "absent" / "x.prom", tmp_path):
+        with pytest.raises(ConfigurationError, match=rf"--metrics-file {path}: need a file in a"):
+            metrics_path(str(path))

@@ -42,11 +42,7 @@ def test_lines_are_joined_by_ids_and_paths(spoken: Corpus, monkeypatch: pytest.M
     monkeypatch.setattr(transcripts, "JOINED_RECORDS", 2)
     lines = [
         {"utterance_id": "ann-1", "pred_text": WHISPER["ann-1"].text, "score": -0.25, "no": [1]},
-        {
-            "utterance_id": "a number of the recognizer's",
-            "audio_filepath": "audio/bob-1.wav",
-            "pred_text": WHISPER["bob-1"].text,
-        },
+        {"audio_filepath": "audio/bob-1.wav", "pred_text": WHISPER["bob-1"].text},
         {"audio_filepath": "audio/ann-2.wav", "text": "A REFERENCE"},
         {"utterance_id": "zoe-1", "pred_text": "nobody"},
         {"pred_text": "of nothing"},

@@ -230,14 +230,24 @@ def test_resharding_keeps_the_sum_of_residuals(num_new: int, code: str) -> None:
 @pytest.mark.parametrize("code", sorted(CODES))
 @pytest.mark.parametrize("num_new", [1, 2])
 def test_one_leader_takes_up_what_more_had_not_sent(num_new: int, code: str) -> None:
-    """It will send nothing: its model moves by zeta times the residuals at once; none remains."""
-    zeta = {"block_learning_rate": 0.25}
+    """It sends nothing: its model moves at once as far as blocks would in all; none remains.
+
+    A mean change counts C N times by eq. (5) of 000, or zeta / (1 - eta), whatever zeta is. BMUF's
+    N are ranks, HTM's are groups.
+    """
+    small, plain = {"block_learning_rate": 0.25}, {"block_momentum": 0.0}
     for old, trainer_class, new, rate in (
-        (make_bmuf, Bmuf, partial(make_bmuf, ranks_per_leader=num_new), 1),
+        (make_bmuf, Bmuf, partial(make_bmuf, ranks_per_leader=num_new), num_new),
         (
-            partial(make_bmuf, **zeta),
+            partial(make_bmuf, **small),
             Bmuf,
-            partial(make_bmuf, ranks_per_leader=num_new, **zeta),
+            partial(make_bmuf, ranks_per_leader=num_new, **small),
+            num_new,
+        ),
+        (
+            partial(make_bmuf, **small, **plain),
+            Bmuf,
+            partial(make_bmuf, ranks_per_leader=num_new, **small, **plain),
             0.25,
         ),
         (partial(make_htm, size=2), Htm, partial(make_htm, size=num_new), 1),

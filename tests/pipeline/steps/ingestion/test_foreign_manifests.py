@@ -294,7 +294,7 @@ def test_a_transcript_without_audio_is_a_ledger_row(tmp_path: Path) -> None:
     assert isinstance(record, Utterance)
     assert isinstance(row, Quarantined)
     assert (row.utterance_id, row.reason) == ("v", "bad_field")
-    assert "no line of wav.scp has the key v" in row.detail
+    assert "text and utt2spk: v is not in segments: add its audio" in row.detail
 
 
 def test_languages_and_placements_of_a_directory(tmp_path: Path) -> None:
