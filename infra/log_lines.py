@@ -15,7 +15,10 @@ from typing import Any, Literal, TypeAlias, get_args
 
 from tqdm import tqdm
 
-from infra.settings import printable
+from infra.settings import printable, without_secrets
+
+MAX_LINE = 10_000
+"""The characters of a line that are shown."""
 
 LogFormat: TypeAlias = Literal["text", "json"]
 """text: time, step and message; json: one object a line."""
@@ -45,18 +48,14 @@ def log(message: str, step: str = "", **facts: object) -> None:
 
     Passwords and signatures of URIs in the message are starred out.
     """
-    message = printable(message, MAX_LINE)
     now = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
     step = step or os.environ.get(_STEP, "megahour")
     if log_format() == "json":
-        line = json.dumps({"time": now, "step": step, "message": message, **facts})
+        said = without_secrets(message)
+        line = json.dumps({"time": now, "step": step, "message": said, **facts})
     else:
-        line = f"{now} {step}: {message}"
+        line = f"{now} {step}: {printable(message, MAX_LINE)}"
     print(line, file=sys.stderr, flush=True)
-
-
-MAX_LINE = 10_000
-"""The characters of a line that are shown."""
 
 
 def printed(text: str) -> str:

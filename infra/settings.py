@@ -181,14 +181,15 @@ def _check(hint: Any, value: object, where: str) -> None:  # noqa: ANN401
         whole = plain is not int or isinstance(value, Integral)
         if not (whole and bound.admits(value)):
             raise ValueError(f"{where} = {shown(value)}: need {bound.need}")
-    members = _members(plain) if _is_union(plain) else [plain]
-    if not (value is None and types.NoneType in typing.get_args(plain)):
-        # Of a single plain type, such as str, the reader of a table has made sure.
-        if len(members) == 1 and not _is_choice(members[0], value):
-            raise ValueError(f"{where} = {shown(value)}: need {_choices(members[0])}")
-        if len(members) > 1 and not any(_fits(each, value) for each in members):
-            needs = " or ".join(map(_choices, members))
-            raise ValueError(f"{where} = {shown(value)}: need {needs}")
+    if not _is_union(plain):
+        members, is_one = [plain], _is_choice(plain, value)
+    else:
+        members = _members(plain)
+        is_none = value is None and types.NoneType in typing.get_args(plain)
+        # An option is checked as its one part, below.
+        is_one = is_none or len(members) == 1 or any(_fits(each, value) for each in members)
+    if not is_one:
+        raise ValueError(f"{where} = {shown(value)}: need {' or '.join(map(_choices, members))}")
     for part, item, place in _parts(plain, value):
         _check(part, item, f"{where}{place}")
 

@@ -45,7 +45,7 @@ from jobs.cli.arguments import (
 from jobs.cli.command_line import fail
 from jobs.cli.job import require_prefixes, require_takeover
 from jobs.request_cluster import require_remote
-from jobs.run import JOBS, WITHOUT_UNLABELLED, Launch, launches_of, shared_arguments
+from jobs.run import JOBS, Launch, launches_of, shared_arguments
 from jobs.run_table import INGEST, STEPS, due_steps, written, written_steps
 from pipeline.runs.increment import require_beside
 from pipeline.runs.manifest import manifest_uri
@@ -186,7 +186,7 @@ def describe(arguments: argparse.Namespace) -> dict[str, object]:
     if not steps:
         # A scheduler would take a run of nothing for done.
         said = f"--first {arguments.first} --last {arguments.last}"
-        raise ConfigurationError(f"{said}: {WITHOUT_UNLABELLED}")
+        raise ConfigurationError(f"{said}: this run has none of these steps: need one")
     added = spark_environment()
     return {
         "name": arguments.name,

@@ -132,6 +132,10 @@ def test_what_no_scheduler_could_run_is_refused(
     assert said.code == 2
     assert "a password or signature: take it out" in said.err
     assert "deadbeef" not in said.err
+    part = ("--first", "generate_targets", "--last", "train_student")
+    said = run_job("workflow", *SHARED[:4], *part, "--manifest", "labelled=s3://bucket/x.jsonl")
+    assert (said.code, said.out) == (2, "")
+    assert "--last train_student: this run has none of these steps" in said.err
     said = run_job("workflow", *SHARED[:4], "--first", "realign", "--placements", "clean")
     assert "--placements: nothing is ingested: give --kaldi-dir or --manifest" in said.err
 

@@ -121,8 +121,8 @@ class RateUnit:
     """RateUnit: how far a gradient moves the model by plain SGD, as steps add up, a unit of rate.
 
     Each rank's gradient is a sum over frames. It moves the model by `factor` where the ranks'
-    gradients are summed, and by `factor` / N where models of N ranks, or groups, are averaged. "As
-    printed" it is 1 + eta times as far, for the eta of so many models.
+    gradients are summed, and by `factor` / N where models of N ranks, or groups, are averaged. A
+    "sum as printed" moves it 1 + eta times as far, where eta follows from the number of models.
     Elements of a "normalized" gradient are about 1, and move it by `factor`, whatever they were.
     """
 
