@@ -29,7 +29,7 @@ from training.distributed import collectives
 from training.distributed.collectives import Arrival
 from training.distributed.process_group import ProcessGroup, is_read_at_once
 from training.models.acoustic_model import AcousticModel
-from training.models.precision import without_tf32
+from training.models.precision import training_precision, without_tf32
 from training.settings.model_training import Precision, TrainingSettings
 
 VALIDATION = SubEpoch(True, 0, 1, 0, False, 0.0, is_validation=True)
@@ -220,6 +220,7 @@ def minibatch_loss(
 ) -> tuple[Tensor, RunningTotals]:
     """Return a minibatch's loss, a sum to differentiate, and its totals."""
     # Lengths remain on the host, where the model needs them, so nothing here waits for a device.
+    precision = training_precision(precision, model.device)
     logits = model(minibatch.features, minibatch.lengths, precision)
     cross_entropy = minibatch.targets.cross_entropy(logits)
     correct = minibatch.targets.num_correct(logits)

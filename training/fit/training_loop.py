@@ -31,7 +31,7 @@ from training.fit.steps import (
     validate,
 )
 from training.models.acoustic_model import AcousticModel
-from training.models.precision import set_float32_products
+from training.models.precision import set_float32_products, training_precision
 from training.trainers.trainer import Statistics, between, density, make_optimizer, make_trainer
 
 
@@ -192,7 +192,7 @@ class Fitting:
                 index, step = self.progress.cursor.sub_epoch, self.trainer.num_steps
                 place = f"step {step}, in sub-epoch {index} of {len(self.fit.sub_epochs)}"
                 log(f"train {self.fit.name}: resume after {place}")
-        set_float32_products(self.fit.training.precision)
+        self._choose_precision()
         # Entered once, the trainer lets BMUF's blocks run across sub-epochs.
         if self.fit.newbob is None:
             with self.trainer:
@@ -212,6 +212,16 @@ class Fitting:
                 self.progress.newbob = self.fit.newbob.after_epoch(self.progress.newbob, loss)
                 self.end(sub_epoch, facts)
         return self.progress.curve
+
+    def _choose_precision(self) -> None:
+        """Set which numbers this process multiplies, and say where they are not those asked for."""
+        asked = self.fit.training.precision
+        set_float32_products(asked)
+        if self.group.rank() == 0 and training_precision(asked, self.model.device) != asked:
+            log(
+                f"train {self.fit.name}: precision = {asked!r}: computes in float32, as this "
+                "device does not multiply bfloat16 (CPUs: AVX-512 BF16)"
+            )
 
     def _sub_epochs(self) -> Iterator[SubEpoch]:
         """Yield the sub-epochs from the present one on; newbob sets rates, and when to stop."""

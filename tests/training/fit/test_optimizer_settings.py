@@ -39,6 +39,7 @@ from training.fit.model_specs import (
     student_fit,
     teacher_fit,
 )
+from training.models.precision import has_bfloat16
 from training.models.store import decode_model
 from training.settings.models import LstmConfig
 from training.settings.recipe import CheckpointConfig, Recipe, read_recipe
@@ -250,7 +251,10 @@ def test_the_warm_up_resumes(tmp_path: Path) -> None:
 
 
 def test_a_fit_computes_in_the_precision_that_it_names(tmp_path: Path) -> None:
-    """In bfloat16 nearly the loss of float32, which falls; what is stored is float32."""
+    """In bfloat16 nearly the loss of float32, which falls; what is stored is float32.
+
+    A CPU that does not multiply bfloat16 computes in float32, to the bit.
+    """
     fits = {each: f"student.precision={each}" for each in ("float32", "bfloat16")}
     assert {each: student_fit(recipe(text)).training.precision for each, text in fits.items()} == {
         each: each for each in fits
@@ -264,7 +268,7 @@ def test_a_fit_computes_in_the_precision_that_it_names(tmp_path: Path) -> None:
         losses.append([point["cross_entropy"] for point in manifest.statistics["curve"]])
         stored = decode_model(model, what.model).model
         assert {each.dtype for each in stored.parameters()} == {torch.float32}
-    assert losses[0] != losses[1]
+    assert (losses[0] != losses[1]) == has_bfloat16(torch.device("cpu"))
     assert losses[1] == pytest.approx(losses[0], rel=0.02)
     assert losses[1][-1] < losses[1][0]
 
