@@ -28,7 +28,7 @@ def has_bfloat16(device: torch.device) -> bool:
     if device.type != "cuda":
         return bool(torch.cpu._is_avx512_bf16_supported())
     with torch.cuda.device(device):
-        return torch.cuda.is_bf16_supported(including_emulation=False)
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
 
 
 def training_precision(asked: Precision, device: torch.device) -> Precision:
