@@ -289,6 +289,7 @@ def _host_notes(jobs: Sequence[Job], device: str, ranks: Iterable[int]) -> Itera
         gpus = gpus_for(device)
         for num_ranks in ranks:
             choose_device(device, 0, num_ranks, gpus)
+        yield from _precision_notes(jobs, choose_device(device, 0, 1, gpus))
     for job in startable:
         if STEPS[job.name].is_on_spark:
             require_environment(job.cluster)
@@ -297,6 +298,21 @@ def _host_notes(jobs: Sequence[Job], device: str, ranks: Iterable[int]) -> Itera
             _check_host(job.cluster)
     if any(STEPS[job.name].is_on_spark and job.cluster.is_local for job in startable):
         find_java_home()
+
+
+def _precision_notes(jobs: Sequence[Job], device: str) -> Iterator[str]:
+    """Yield which models a device of this host trains in float32, for want of bfloat16."""
+    here = [STEPS[job.name].trains for job in jobs if job.cluster.is_local]
+    recipe = jobs[0].recipe
+    asking = [each for each in here if each and getattr(recipe, each).precision == "bfloat16"]
+    if asking:
+        import torch  # noqa: PLC0415 - 2 s
+
+        from training.models.precision import has_bfloat16  # noqa: PLC0415 - imports torch
+
+        if not has_bfloat16(torch.device(device)):
+            said = f"{', '.join(asking)}: precision = 'bfloat16'"
+            yield f"{said}: trained in float32, as {device} does not multiply bfloat16 here"
 
 
 def _plan_notes(by_step: Mapping[str, Job], device: str) -> Iterator[str]:

@@ -38,11 +38,12 @@ from jobs.cli.arguments import (
     step_clusters,
 )
 from jobs.cli.command_line import fail
-from jobs.cli.job import require_prefixes
+from jobs.cli.job import require_prefixes, require_takeover
 from jobs.run_table import INGEST, STEPS, due_steps
+from pipeline.runs.increment import require_beside
 from pipeline.runs.manifest import is_finished, manifest_uri
 from pipeline.runs.names import EXTENDS, LABELLED_FROM
-from training.settings.recipe import Recipe, read_recipe
+from training.settings.recipe import Recipe, check_ranks, read_recipe
 
 NAME = "request_cluster"
 
@@ -129,7 +130,11 @@ def main() -> None:
         cluster = cluster_of(arguments.step, arguments, recipe.cluster)
         require_remote(cluster)
         require_prefixes(arguments.step, recipe, cluster, arguments.run)
+        _require_possible(arguments, recipe)
         launch = make_launch(arguments, cluster, platform)
+        if section := STEPS[arguments.step].trains:
+            ranks_per_host = launch.ranks_per_host
+            check_ranks(recipe, section, ranks_per_host * cluster.num_instances, ranks_per_host)
         request = platform.request(launch)
         if arguments.send:
             send(platform, launch, recipe)
@@ -151,6 +156,18 @@ def require_remote(cluster: Cluster) -> None:
         remedy = "give --cluster, such as the step's name, or --set cluster=''"
         said = f"cluster with master {cluster.master} is this computer"
         raise ConfigurationError(f"{said}: {remedy}")
+
+
+def _require_possible(arguments: argparse.Namespace, recipe: Recipe) -> None:
+    """Raise ValueError for bases and placements that the step would refuse on its hosts."""
+    for option, base in ((EXTENDS, arguments.extends), (LABELLED_FROM, arguments.labelled_from)):
+        if base:
+            require_beside(arguments.run, base, option)
+            require_takeover(recipe, option)
+    if arguments.placements is not None or arguments.heldout_placements is not None:
+        from jobs.ingest import simulation_of  # noqa: PLC0415 - imports NumPy
+
+        simulation_of(arguments)
 
 
 def _require_places(arguments: argparse.Namespace, *, has_shared_files: bool) -> None:

@@ -153,9 +153,8 @@ def describe(arguments: argparse.Namespace) -> dict[str, object]:
         remedy = "give --kaldi-dir, --manifest, or where the corpus is there, --first"
         raise ConfigurationError(f"nothing to {INGEST}: {remedy} {order[1]}")
     require_source_options(arguments)
-    if arguments.account and not isinstance(load_account(arguments.account), Emr):
-        need = "need one of emr, whose clusters request_cluster launches"
-        raise ConfigurationError(f"--account {arguments.account}: {need}")
+    if arguments.account:
+        _require_account(arguments)
     recipe = read_recipe(recipe_path(arguments.recipe), arguments.set)
     # A worker has another working directory.
     arguments.run = normalize_uri(arguments.run)
@@ -197,6 +196,20 @@ def describe(arguments: argparse.Namespace) -> dict[str, object]:
         "environment": {name: added[name] for name in ("JAVA_HOME", "PATH", "PYSPARK_PYTHON")},
         "steps": steps,
     }
+
+
+def _require_account(arguments: argparse.Namespace) -> None:
+    """Raise ConfigurationError for an account that launches nothing, and for ranks beside it."""
+    if not isinstance(load_account(arguments.account), Emr):
+        need = "need one of emr, whose clusters request_cluster launches"
+        raise ConfigurationError(f"--account {arguments.account}: {need}")
+    defaults = _parser()
+    for name in ("supervised_ranks", "student_ranks", "device"):
+        if getattr(arguments, name) != defaults.get_default(name):
+            raise ConfigurationError(
+                f"--{name.replace('_', '-')} with --account: a step's cluster file says how "
+                "many ranks and GPUs it has: leave it out"
+            )
 
 
 def _resolved(path: str) -> str:

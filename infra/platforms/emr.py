@@ -318,7 +318,10 @@ class _Ec2:
         return [each["InstanceId"] for each in hosts]
 
     def launch(self, parameters: dict[str, Any]) -> list[str]:
-        return [each["InstanceId"] for each in self.client.run_instances(**parameters)["Instances"]]
+        ids = [each["InstanceId"] for each in self.client.run_instances(**parameters)["Instances"]]
+        # Hosts that EC2 does not list yet would pass for ended ones.
+        self.client.get_waiter("instance_exists").wait(InstanceIds=ids)
+        return ids
 
     def state(self, ids: Sequence[str]) -> tuple[str, bool]:
         mine = [{"Name": "instance-id", "Values": list(ids)}]

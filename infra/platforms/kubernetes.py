@@ -68,9 +68,10 @@ class Kubernetes:
                 reference = f"spark.kubernetes.{role}.secretKeyRef"
                 settings |= {f"{reference}.{key}": f"{self.secret}:{key}" for key in _SECRETS}
         if launch.cluster.has_gpus:
-            # A pod that asks for GPUs gets them whole; tasks share them by the device pool.
-            gpu = "spark.executor.resource.gpu"
-            settings[f"{gpu}.amount"] = str(launch.cluster.gpus_per_instance)
+            # A pod gets whole GPUs; its tasks share them by the device pool.
+            gpu, cluster = "spark.executor.resource.gpu", launch.cluster
+            amount = max(cluster.gpus_per_instance // cluster.executors_per_instance, 1)
+            settings[f"{gpu}.amount"] = str(amount)
             settings[f"{gpu}.vendor"] = "nvidia.com"
             settings[f"{gpu}.discoveryScript"] = "/opt/megahour/infra/docker/gpu_addresses.sh"
         where = ["--master", self.master, "--deploy-mode", "cluster"]

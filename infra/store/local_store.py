@@ -124,8 +124,13 @@ class LocalStore:
         return sorted(_describe(prefix, partial=True), key=lambda info: info.uri)
 
     def check(self, folder: str) -> None:
-        """Check nothing: an exclusive link and a walk of directories are the system's own."""
-        del folder
+        """Raise StoreError for a folder that cannot be made; links are the system's own."""
+        with _store_errors(folder):
+            nearest = next(each for each in (Path(folder), *Path(folder).parents) if each.exists())
+            if not nearest.is_dir():
+                raise StoreError(f"{nearest}: a file, not a folder: name another place")
+            if not os.access(nearest, os.W_OK | os.X_OK):
+                raise StoreError(f"{nearest}: permission denied: check its owner and mode")
 
     def delete(self, uri: str) -> None:
         """Remove the object, if it is there."""

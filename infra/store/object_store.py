@@ -306,7 +306,7 @@ class ObjectStore:
     def check(self, folder: str) -> None:
         """Raise StoreError unless conditional writes have one winner, and listings are in order.
 
-        In S3 this leaves eleven small objects below `folder`; local paths need no check.
+        In S3 this leaves eleven small objects below `folder`. A local folder has to be writable.
         """
         backend, folder = self._route(folder)
         backend.check(folder)

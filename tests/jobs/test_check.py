@@ -24,6 +24,7 @@ from tests.job_programs import RunJob, Said
 from tests.s3_server import set_endpoint
 from tests.small_corpus import write_kaldi_tables
 from tests.whole_path.processes import TINY
+from training.models import precision
 from training.settings.recipe import read_recipe
 
 LEXICON = "A AH S\nB B IY\nC AH S B IY\n"
@@ -58,6 +59,19 @@ def test_all_is_well(run_job: RunJob, kaldi_dir: Path) -> None:
     assert not Path("runs/x").exists()
 
 
+def test_a_host_without_bfloat16_is_known_before(
+    run_job: RunJob, kaldi_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its CPU trains in float32; that some hosts have it is no note."""
+    bfloat16 = ("--set", "student.precision=bfloat16", "--kaldi-dir", str(kaldi_dir))
+    monkeypatch.setattr(precision, "has_bfloat16", lambda _: False)
+    said = check(run_job, *bfloat16)
+    assert said.code == 0
+    assert "check: student: precision = 'bfloat16': trained in float32, as cpu" in said.err
+    monkeypatch.setattr(precision, "has_bfloat16", lambda _: True)
+    assert check(run_job, *bfloat16).err == ""
+
+
 @pytest.mark.parametrize(
     ("options", "parts"),
     [
@@ -78,6 +92,7 @@ def test_all_is_well(run_job: RunJob, kaldi_dir: Path) -> None:
         ),
         (("--set", "targets.k=61"), ("k = 61: need at most senones.max_senones = 60",)),
         (("--cluster", "moon"), ("cluster 'moon'",)),
+        (("--run", f"{__file__}/run"), (f"{__file__}: a file, not a folder: name another place",)),
         (("--kaldi-dir", "nowhere"), ("--kaldi-dir nowhere is not a directory",)),
         (("--run", f"s3://me:{PASSWORD}@bucket/x"), ("a user, password or port",)),
         (("--run", f"https://me:{PASSWORD}@host/x"), ("https://***: unknown scheme",)),

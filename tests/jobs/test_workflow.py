@@ -117,6 +117,7 @@ def test_a_part_of_the_steps_has_whole_rounds(run_job: RunJob) -> None:
         (("--set", "targets.k=0"), "k = 0: need "),
         (("--start-date", "yesterday"), "yesterday: need a date such as 2026-01-01"),
         (("--retries", "-3"), "-3: need 0..1000"),
+        ((*ACCOUNT, "--student-ranks", "8"), "--student-ranks with --account: a step's cluster"),
     ],
 )
 def test_what_no_scheduler_could_run_is_refused(

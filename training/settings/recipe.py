@@ -301,15 +301,19 @@ class Recipe:
         return labelling_models(self.sequence_training.models, self.num_teachers, targets_round)
 
 
-def check_ranks(recipe: Recipe, section: str, num_ranks: int) -> None:
-    """Raise ConfigurationError if so many ranks of one host cannot train a section's model."""
+def check_ranks(recipe: Recipe, section: str, num_ranks: int, ranks_per_host: int = 0) -> None:
+    """Raise ConfigurationError if so many ranks cannot train a section's model.
+
+    They are on hosts of `ranks_per_host`, or without these on one.
+    """
     config: TrainingSettings = getattr(recipe, section)
     try:
         num_copies = data_parallel_ranks(num_ranks, config.model_parallel_ranks)
     except ValueError as error:
         raise ConfigurationError(f"{section}: {error}") from error
+    copies_per_host = (ranks_per_host or num_ranks) // config.model_parallel_ranks
     try:
-        config.trainer.check_ranks(num_copies, num_copies)
+        config.trainer.check_ranks(num_copies, max(copies_per_host, 1))
     except ValueError as error:
         raise ConfigurationError(f"{section}: trainer: {error}") from error
 

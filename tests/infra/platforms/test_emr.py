@@ -210,6 +210,12 @@ def test_files_of_your_own_lie_with_the_code(run_job: RunJob, tmp_path: Path) ->
         (("--step", "ingest", "--manifest", "x=s3://b/m"), "--manifest x=s3://b/m: need [SUBSET=]"),
         (("--cluster", "demo"), "cluster with master local[2] is this computer"),
         (("--account", "nowhere.toml"), "nowhere.toml: cannot be read"),
+        (
+            ("--step", "train_student", "--set", "student.trainer.ranks_per_leader=7"),
+            "student: trainer: ranks_per_leader = 7: need a divisor of 64",
+        ),
+        (("--extends", "s3://bucket/others/x"), "--extends s3://bucket/others/x: need a run in"),
+        (("--step", "ingest", *MANIFEST, "--placements", "DP77"), "--placements: "),
     ],
 )
 def test_what_no_host_could_do_is_refused(
