@@ -79,6 +79,7 @@ from pipeline.runs.names import (
     TEACHER,
     UNLABELLED,
 )
+from pipeline.steps.ingestion import TRANSCRIPTS
 from training.decode.lexicon import Lexicon
 from training.evaluate.language_model import MAX_TEXT_BYTES, LanguageModelFile, num_unknown
 from training.models.parameter_count import num_parameters
@@ -148,7 +149,7 @@ def check(arguments: argparse.Namespace) -> tuple[Job, Sequence[str]]:
     notes = list(_host_notes(jobs, arguments.device, ranks.values()))
     _check_factories(jobs[0].recipe, ranks, by_step[GENERATE_TARGETS].cluster)
     _check_own_teacher(jobs[0].recipe)
-    _check_transcripts(jobs[0].recipe)
+    _check_transcripts(jobs[0].recipe, arguments)
     _check_models(jobs[0].recipe, ranks)
     if arguments.ingested:
         reader = by_step[SELECT_UTTERANCES]
@@ -176,7 +177,8 @@ def _language_notes(by_step: Mapping[str, Job], arguments: argparse.Namespace) -
     if arguments.transcripts:
         from jobs.ingest_sources import transcripts_of  # noqa: PLC0415 - imports NumPy
 
-        transcripts_of(by_step[INGEST])
+        for recognizer in transcripts_of(by_step[INGEST]):
+            recognizer.require_usable()
     if lexicon is None and (arguments.manifest or arguments.ingested):
         _require_lexicon(by_step[SELECT_UTTERANCES], arguments)
     if lexicon is not None and has_new_lexicon(arguments):
@@ -462,9 +464,12 @@ def _check_own_teacher(recipe: Recipe) -> None:
             raise ConfigurationError(f"targets: teacher: {error}") from error
 
 
-def _check_transcripts(recipe: Recipe) -> None:
-    """Raise ConfigurationError if transcripts are of a language whose numbers cannot be read."""
+def _check_transcripts(recipe: Recipe, arguments: argparse.Namespace) -> None:
+    """Raise ConfigurationError if there will be no transcripts, or none that can be read."""
     if recipe.targets.source == "transcripts":
+        if arguments.kaldi_dir and not arguments.transcripts:
+            remedy = f"give {TRANSCRIPTS} NAME=URI, or set targets.source = 'lattice'"
+            raise ConfigurationError(f"targets.source = 'transcripts': there are none: {remedy}")
         from training.targets.text_normalization import check_language  # noqa: PLC0415 - NumPy
 
         check_language(recipe.targets.transcripts.language)

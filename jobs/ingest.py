@@ -11,6 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from infra.extras import how_to_install
+from infra.log_lines import log
 from infra.settings import ConfigurationError
 from jobs.cli.arguments import (
     HELDOUT_PLACEMENTS,
@@ -43,6 +44,7 @@ from pipeline.steps.ingestion.kaldi_directory import (
     ingest_directory,
 )
 from pipeline.steps.ingestion.placed_audio import PlacementChoice, Simulation, SubsetChoices
+from pipeline.steps.ingestion.transcripts import HYPOTHESES
 
 SIMULATORS = ("espeakng-loader", "numpy", "pyroomacoustics", "scipy", "soundfile")
 """The distributions that decide the bytes of simulated placements."""
@@ -53,6 +55,10 @@ def run(job: Job) -> StepResults:
     require_source_options(job.arguments)
     results = _ingest_manifests(job) if job.arguments.manifest else _ingest_directory(job)
     put_lexicon(job)
+    for manifest in (each.manifest for each in results):
+        for recognizer, count in manifest.statistics.get(HYPOTHESES, {}).items():
+            heard = f"{recognizer} heard {count} of {manifest.tally_out.utterances} utterances"
+            log(heard, INGEST)
     return results
 
 

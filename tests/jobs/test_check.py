@@ -59,6 +59,18 @@ def test_all_is_well(run_job: RunJob, kaldi_dir: Path) -> None:
     assert not Path("runs/x").exists()
 
 
+def test_transcripts_are_looked_at_before(run_job: RunJob, kaldi_dir: Path, tmp_path: Path) -> None:
+    """Targets of transcripts need some; lines that no run could read are named."""
+    given = ("--kaldi-dir", str(kaldi_dir), "--set", "targets.source=transcripts")
+    require_refusal(check(run_job, *given), "there are none: give --transcripts NAME=URI")
+    lines = tmp_path / "w.jsonl"
+    heard = ("--transcripts", f"w={lines}")
+    lines.write_text('{"audio": "x.wav", "pred_text": "a"}\n')
+    require_refusal(check(run_job, *given, *heard), "no line of the first 1000 is usable")
+    lines.write_text('{"utterance_id": "x", "pred_text": "a"}\n')
+    assert check(run_job, *given, *heard).code == 0
+
+
 def test_a_host_without_bfloat16_is_known_before(
     run_job: RunJob, kaldi_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

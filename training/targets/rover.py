@@ -9,6 +9,7 @@ import math
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 
@@ -23,6 +24,10 @@ SILENT_CONFIDENCE = 0.5
 
 LEAST, MOST = 0.01, 0.99
 """The bounds of a confidence: neither word nor garbage is impossible."""
+
+
+Word: TypeAlias = str | Readings
+"""What a slot holds of a text: a word, or all readings of what several texts write alike."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,13 +80,14 @@ def slot_words(heard: Sequence[Heard], alpha: float) -> list[SlotWords]:
     return [_voted(column, [each.confidence for each in heard], alpha) for column in columns]
 
 
-def _voted(column: Sequence[str | None], confidences: Sequence[float], alpha: float) -> SlotWords:
+def _voted(column: Sequence[Word | None], confidences: Sequence[float], alpha: float) -> SlotWords:
     scores: dict[Reading, list[float]] = defaultdict(list)
     for word, confidence in zip(column, confidences, strict=True):
         if word is None:
             scores[()].append(SILENT_CONFIDENCE)
         else:
-            scores[word,].append(confidence)
+            for reading in ((word,),) if isinstance(word, str) else word:
+                scores[reading].append(confidence)
     return SlotWords(
         {
             reading: alpha * len(some) / len(column) + (1 - alpha) * sum(some) / len(some)
@@ -90,22 +96,24 @@ def _voted(column: Sequence[str | None], confidences: Sequence[float], alpha: fl
     )
 
 
-def chosen_words(texts: Sequence[Sequence[Readings]]) -> list[list[str]]:
-    """Read each text in one way: of several readings that which another text has, or the first."""
+def chosen_words(texts: Sequence[Sequence[Readings]]) -> list[list[Word]]:
+    """Read each text in one way: of several readings that which another text has, or the first.
+
+    Where another text has the same number, say, all readings are left to the alignment.
+    """
     firsts = [_line(word for readings in text for word in readings[0]) for text in texts]
     found = []
     for number, text in enumerate(texts):
-        others = [line for other, line in enumerate(firsts) if other != number]
-        found.append(
-            [
-                word
-                for readings in text
-                for word in next(
-                    (each for each in readings if any(_line(each) in line for line in others)),
-                    readings[0],
-                )
-            ]
-        )
+        lines = [line for other, line in enumerate(firsts) if other != number]
+        same = {each for other, text in enumerate(texts) if other != number for each in text}
+        words = list[Word]()
+        for readings in text:
+            if len(readings) > 1 and readings in same:
+                words.append(readings)
+            else:
+                spoken = (each for each in readings if any(_line(each) in line for line in lines))
+                words += next(spoken, readings[0])
+        found.append(words)
     return found
 
 
@@ -114,13 +122,13 @@ def _line(words: Iterable[str]) -> str:
     return f" {' '.join(words)} "
 
 
-def rover(texts: Sequence[Sequence[str]]) -> list[tuple[str | None, ...]]:
+def rover(texts: Sequence[Sequence[Word]]) -> list[tuple[Word | None, ...]]:
     """Align the texts, in order, to one network; each of its slots has each text's word, or None.
 
     A text is aligned to all before it at the least cost, at which a word matches a slot that has
     it, or no word where another has none.
     """
-    network: list[tuple[str | None, ...]] = [(word,) for word in texts[0]]
+    network: list[tuple[Word | None, ...]] = [(word,) for word in texts[0]]
     for number, text in enumerate(texts[1:], start=1):
         network = [
             (*(slot if slot is not None else (None,) * number), word)
@@ -130,10 +138,10 @@ def rover(texts: Sequence[Sequence[str]]) -> list[tuple[str | None, ...]]:
 
 
 def _aligned(
-    network: Sequence[tuple[str | None, ...]], words: Sequence[str]
-) -> list[tuple[tuple[str | None, ...] | None, str | None]]:
+    network: Sequence[tuple[Word | None, ...]], words: Sequence[Word]
+) -> list[tuple[tuple[Word | None, ...] | None, Word | None]]:
     """Pair slots and words at the least cost: a slot without a word, or a word without a slot."""
-    places = defaultdict[str, list[int]](list)
+    places = defaultdict[Word, list[int]](list)
     for place, word in enumerate(words):
         places[word].append(place)
     skips = [0 if None in slot else INSERTION for slot in network]
@@ -142,13 +150,13 @@ def _aligned(
     costs[0] = insertions = INSERTION * np.arange(len(words) + 1, dtype=np.int32)
     for number, (there, skip) in enumerate(zip(network, skips, strict=True)):
         differs = np.full(len(words), SUBSTITUTION, np.int32)
-        for word in filter(None, there):
+        for word in (each for each in there if each is not None):
             differs[places.get(word, [])] = 0
         row = costs[number] + skip
         np.minimum(row[1:], costs[number, :-1] + differs, out=row[1:])
         # The best place from which the words before j are inserted, for all j at once.
         costs[number + 1] = np.minimum.accumulate(row - insertions) + insertions
-    pairs: list[tuple[tuple[str | None, ...] | None, str | None]] = []
+    pairs: list[tuple[tuple[Word | None, ...] | None, Word | None]] = []
     i, j = len(network), len(words)
     while i or j:
         cost = costs[i, j]

@@ -7,7 +7,7 @@ teacher's own targets. The run's own lattice of an utterance may say how far a f
 """
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -113,17 +113,7 @@ class TranscriptAligner:
     def graph(self, hypotheses: tuple[Hypothesis, ...]) -> DecodingGraph:
         """Build the graph of some texts; UnusableTranscriptError says why there is none."""
         config, lexicon = self.config, self.lexicon.pronunciations
-        read = [(each, self.normalizer(each.text)) for each in hypotheses]
-        heard = [
-            Heard(readings, confidence_of(each, config)) for each, readings in read if readings
-        ]
-        if max((len(each.readings) for each in heard), default=0) > MAX_WORDS:
-            raise UnusableTranscriptError(
-                "too_long", f"a text of more than {MAX_WORDS} words: cut the recording"
-            )
-        if not heard:
-            reason = "empty_transcript" if hypotheses else "no_transcript"
-            raise UnusableTranscriptError(reason, f"no word in {len(hypotheses)} transcripts")
+        heard = self._heard(hypotheses)
         words = slot_words(heard, config.agreement)
         heard_words = {word for each in words for word in each.words}
         spelled = self._spelled(heard_words - lexicon.keys())
@@ -143,6 +133,28 @@ class TranscriptAligner:
                 "low_confidence", f"no word is trusted to {config.min_confidence:g}"
             )
         return self.garbage.graph(slots, OPENING_COST, spelled)
+
+    def _heard(self, hypotheses: Sequence[Hypothesis]) -> list[Heard]:
+        """Read all texts; UnusableTranscriptError unless one with words can be used.
+
+        A recognizer that heard no word votes against those of the others.
+        """
+        heard, refused = list[Heard](), list[UnusableTranscriptError]()
+        for each in hypotheses:
+            try:
+                readings = self.normalizer(each.text)
+                if len(readings) > MAX_WORDS:
+                    most = f"a text of more than {MAX_WORDS} words: cut the recording"
+                    raise UnusableTranscriptError("too_long", most)
+                heard.append(Heard(readings, confidence_of(each, self.config)))
+            except UnusableTranscriptError as error:
+                refused.append(error)
+        if any(each.readings for each in heard):
+            return heard
+        if refused:
+            raise refused[0]
+        reason = "empty_transcript" if hypotheses else "no_transcript"
+        raise UnusableTranscriptError(reason, f"no word in {len(hypotheses)} transcripts")
 
     def _spelled(self, words: Iterable[str]) -> dict[str, Pronunciation]:
         """Pronounce words that the lexicon lacks by their letters, as far as these have sounds."""

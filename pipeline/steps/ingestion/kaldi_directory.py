@@ -91,6 +91,7 @@ from pipeline.steps.ingestion.transcripts import (
     Key,
     Transcripts,
     join,
+    place_key,
     require_joined,
     transcript_settings,
 )
@@ -526,7 +527,8 @@ def plan_copy(ingestion: DirectoryIngestion) -> PlannedCopy:
 
 
 def _keys_of(utterance: KaldiUtterance) -> list[Key]:
-    return [("id", utterance.utterance_id), ("uri", normalize_uri(str(utterance.audio_path)))]
+    path = normalize_uri(str(utterance.audio_path))
+    return [("id", utterance.utterance_id), place_key(path)]
 
 
 def _versions(

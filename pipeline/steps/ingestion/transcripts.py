@@ -1,22 +1,27 @@
 """Join what recognizers heard with records: JSON lines of their own beside the manifests.
 
-A line has `pred_text`, maybe `score`, and `utterance_id` or the path of a whole audio object. One
-pass over the lines finds those of some records, so memory is bounded whatever the number of lines.
-Where many tasks would read many lines, give `pred_text` in the manifests themselves.
+A line has `pred_text`, maybe `score`, and `utterance_id`, the path of a whole audio object, or the
+path and `offset` of a segment. One pass over the lines finds those of some records, so memory is
+bounded whatever the number of lines. Where many tasks would read many lines, give `pred_text` in
+the manifests themselves.
 """
 
+import posixpath
+import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from itertools import chain, islice
+from typing import Any, TypeVar
 
 from infra.store.object_store import ObjectStore, join_uri
-from infra.store.uris import is_absolute
+from infra.store.uris import is_absolute, is_s3
 from pipeline.records import (
+    MAX_START_S,
     PRED_TEXT,
     Hypothesis,
     Quarantined,
+    Segment,
     Utterance,
     checked_hypotheses,
     parse_hypotheses,
@@ -37,10 +42,12 @@ JOINED_RECORDS = 20_000
 HYPOTHESES = "hypotheses"
 """The statistic of the utterances that a recognizer's lines are of, by its name."""
 
-_PATHS = ("audio_filepath", "audio_uri")
+_PATHS, _OFFSETS = ("audio_filepath", "audio_uri"), ("offset", "start_s")
+
+_TRIED_ROWS = 1000
 
 Key = tuple[str, str]
-"""What a line is of: an utterance by "id", or a whole object by "uri"."""
+"""What a line is of: an utterance by "id", or an object or a segment by its "place"."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,52 +72,79 @@ class Transcripts:
         for piece in self.pieces:
             piece.require_unchanged(self.store)
 
+    def require_usable(self) -> None:
+        """Raise ValueError if the first lines are of nothing, or cannot be read."""
+        rows = chain.from_iterable(map(self._rows, self.pieces))
+        for fields, keys in islice(rows, _TRIED_ROWS):
+            if keys and self._hypothesis(fields, keys[0]) is not None:
+                return
+        raise ValueError(f"{self.uri}: no line of the first {_TRIED_ROWS} is usable: {_NEED}")
+
     def find(self, wanted: Iterable[Key]) -> dict[Key, Hypothesis]:
         """Return the hypotheses of those that are wanted, in one pass over the lines.
 
         ValueError for a line that is no object, for a text or score that is none, and for two lines
-        of one utterance. A line without a text is of none.
+        of one utterance that differ. A line without a text is of none.
         """
-        keys, found = set(wanted), dict[Key, Hypothesis]()
-        for piece in self.pieces:
-            for row in json_rows(self.store, piece):
-                if isinstance(row, Quarantined):
-                    raise ValueError(f"{piece.uri}: {row.detail}: correct the line")
-                text, key = row.fields.get(PRED_TEXT), _key(row.fields, piece.folder)
-                if text is None or key not in keys:
-                    continue
-                if key in found:
-                    raise ValueError(f"{piece.uri}: two lines of {key[1]}: keep one")
-                try:
-                    fields = {"recognizer": self.recognizer, "text": text}
-                    fields["score"] = row.fields.get("score")
-                    [found[key]] = parse_hypotheses([fields])
-                except ValueError as error:
-                    raise ValueError(f"{piece.uri}: {key[1]}: {error}") from error
+        among, found = set(wanted), dict[Key, Hypothesis]()
+        for fields, keys in chain.from_iterable(map(self._rows, self.pieces)):
+            for key in among.intersection(keys):
+                if (heard := self._hypothesis(fields, key)) is None:
+                    break
+                if found.setdefault(key, heard) != heard:
+                    raise ValueError(f"{self.uri}: two lines of {key[1]}: keep one")
+        return found
+
+    def _rows(self, piece: Piece) -> Iterator[tuple[Mapping[str, Any], list[Key]]]:
+        """Yield the lines of an object, and what each is of."""
+        for number, row in enumerate(json_rows(self.store, piece), 1):
+            if isinstance(row, Quarantined):
+                raise ValueError(f"{piece.uri}: row {number}: {row.detail}: correct the line")
+            yield row.fields, list(_keys(row.fields, piece.folder))
+
+    def _hypothesis(self, fields: Mapping[str, Any], key: Key) -> Hypothesis | None:
+        """Return what a line says was heard; None for a line without a text."""
+        if (text := fields.get(PRED_TEXT)) is None:
+            return None
+        heard = {"recognizer": self.recognizer, "text": text, "score": fields.get("score")}
+        try:
+            [found] = parse_hypotheses([heard])
+        except ValueError as error:
+            raise ValueError(f"{self.uri}: {key[1]}: {error}") from error
         return found
 
 
-def _key(fields: Mapping[str, Any], folder: str) -> Key | None:
+_NEED = (
+    f"need {PRED_TEXT}, and utterance_id or the path of the audio in {_PATHS[0]}, a relative one "
+    "from the folder of these lines on"
+)
+
+
+def _keys(fields: Mapping[str, Any], folder: str) -> Iterator[Key]:
+    """Yield what a line is of, by its id and by its audio."""
     named = fields.get("utterance_id")
     if isinstance(named, str | int) and not isinstance(named, bool):
-        return "id", str(named)
+        yield "id", str(named)
     path = next((value for name in _PATHS if isinstance(value := fields.get(name), str)), None)
-    if not path:
-        return None
-    return "uri", path if is_absolute(path) else join_uri(folder, path.removeprefix("./"))
+    if path:
+        uri = path if is_absolute(path) else join_uri(folder, path)
+        offset = next((value for name in _OFFSETS if (value := fields.get(name))), 0)
+        if isinstance(offset, int | float) and 0 <= offset <= MAX_START_S:
+            yield place_key(uri, float(offset))
 
 
-@runtime_checkable
-class HasHypotheses(Protocol):
-    """HasHypotheses is an utterance, of a manifest or a directory."""
+def place_key(uri: str, start_s: float = 0.0) -> Key:
+    """Return the key of an object, or of its segment from a second on, however the path is spelt.
 
-    @property
-    def hypotheses(self) -> tuple[Hypothesis, ...]:
-        """What recognizers heard."""
-        ...
+    File systems and recognizers write accents as one character or as two.
+    """
+    spelt = unicodedata.normalize("NFC", uri.removeprefix("file://"))
+    plain = spelt if is_s3(spelt) else posixpath.normpath(spelt)
+    return "place", f"{plain} from {start_s:.3f} s on" if start_s else plain
 
 
-T = TypeVar("T", bound=HasHypotheses)
+T = TypeVar("T")
+"""An utterance with `hypotheses`, of a manifest or a directory."""
 
 
 def join(
@@ -124,13 +158,13 @@ def join(
     for each in transcripts:
         found = each.find(key for utterance in joined for key in keys_of(utterance))
         for number, utterance in enumerate(joined):
-            keys = [key for key in keys_of(utterance) if key in found]
+            changed: Any = utterance
+            keys = {found[key]: key[1] for key in keys_of(utterance) if key in found}
             if len(keys) > 1:
-                named = " and ".join(key for _, key in keys)
+                named = " and ".join(keys.values())
                 raise ValueError(f"{each.uri}: two lines of one utterance, {named}: keep one")
-            for key in keys:
-                hypotheses = _with_one_more(utterance.hypotheses, found[key], key[1])
-                changed: Any = utterance
+            for heard, key in keys.items():
+                hypotheses = _with_one_more(changed.hypotheses, heard, key)
                 joined[number] = replace(changed, hypotheses=hypotheses)
                 counts[each.recognizer] += 1
     return joined
@@ -143,7 +177,7 @@ def with_hypotheses(
 ) -> Iterator[Utterance | Quarantined]:
     """Yield the records with what each recognizer heard, and count these by recognizer.
 
-    A path names an utterance that is its whole object; segments and members have ids.
+    A path names an utterance that is its whole object; members have ids.
     """
     remaining = iter(records)
     while batch := list(islice(remaining, JOINED_RECORDS)):
@@ -166,16 +200,20 @@ def _with_one_more(
 
 
 def _keys_of(record: Utterance) -> list[Key]:
-    of_object = [("uri", record.audio_uri)] if record.part is None else []
-    return [("id", record.utterance_id), *of_object]
+    keys = [("id", record.utterance_id)]
+    if record.part is None:
+        keys.append(place_key(record.audio_uri))
+    # A path alone is that of the whole recording.
+    if isinstance(record.part, Segment) and record.part.start_s:
+        keys.append(place_key(record.audio_uri, record.part.start_s))
+    return keys
 
 
 def require_joined(transcripts: Sequence[Transcripts], counts: Mapping[str, int]) -> None:
     """Raise ValueError for a recognizer of whose lines none was of an utterance."""
     for each in transcripts:
         if not counts.get(each.recognizer):
-            need = f"need lines of {PRED_TEXT} and utterance_id, or of a path in {_PATHS[0]}"
-            raise ValueError(f"{each.uri}: no line is of an utterance that is ingested: {need}")
+            raise ValueError(f"{each.uri}: no line is of an utterance that is ingested: {_NEED}")
 
 
 def transcript_settings(transcripts: Sequence[Transcripts]) -> dict[str, list[str]]:

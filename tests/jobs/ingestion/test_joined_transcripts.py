@@ -75,6 +75,29 @@ def test_a_path_is_of_no_segment(spoken: Corpus) -> None:
     assert heard(spoken) == {"ann-1": (), "bob-1": (Hypothesis("w", "bob-1"),)}
 
 
+def test_a_line_is_known_by_its_id_or_its_audio(corpus: Corpus) -> None:
+    """By a path in any spelling, whatever id the recognizer gave; a segment by its offset."""
+    names = ("caf\u00e9", "long", "bob")
+    for name in names:
+        (corpus.audio / f"{name}.wav").write_bytes(wav(tone(1, 1)))
+    rows = [row(f"{name}.wav", 1.0) for name in names if name != "long"]
+    rows += [
+        row("long.wav", 0.25, start_s=start, utterance_id=f"s{start}") for start in (0.25, 0.5)
+    ]
+    lines: list[object] = [
+        {"utterance_id": "rec-1", "audio_filepath": "./audio//cafe\u0301.wav", "pred_text": "a"},
+        {"audio_filepath": "audio/long.wav", "offset": 0.5, "pred_text": "second"},
+        *[{"utterance_id": "bob", "audio_filepath": "audio/bob.wav", "pred_text": "b"}] * 2,
+    ]
+    at = write_lines(corpus.audio.parent / "w.jsonl", lines)
+    manifest = write_lines(corpus.audio.parent / "m.jsonl", rows)
+    given = ("--manifest", manifest, "--format", "table", "--transcripts", f"w={at}")
+    said = corpus.job("ingest", *given)
+    assert "w heard 3 of 4 utterances" in said.err
+    texts = {key: [each.text for each in some] for key, some in heard(corpus).items()}
+    assert texts == {"caf\u00e9": ["a"], "s0.25": [], "s0.5": ["second"], "bob": ["b"]}
+
+
 def test_manifests_carry_a_recognizers_text(spoken: Corpus) -> None:
     """In NeMo's fields, or in columns by other names; the text of unlabelled speech is dropped."""
     rows = [
@@ -109,8 +132,11 @@ def test_a_version_has_what_was_heard(spoken: Corpus) -> None:
 @pytest.mark.parametrize(
     ("lines", "said"),
     [
-        (['{"utterance_id": "ann-1", "pred_text": "a"'], "correct the line"),
-        ([{"utterance_id": "ann-1", "pred_text": "a"}] * 2, "two lines of ann-1: keep one"),
+        (['{"utterance_id": "ann-1", "pred_text": "a"'], "row 1: .*correct the line"),
+        (
+            [{"utterance_id": "ann-1", "pred_text": each} for each in "ab"],
+            "two lines of ann-1: keep one",
+        ),
         (
             [
                 {"utterance_id": "ann-1", "pred_text": "a"},

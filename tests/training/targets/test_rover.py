@@ -104,6 +104,21 @@ def test_a_reading_is_the_other_recognizers() -> None:
     assert chosen_words([[number], [(("a",),)]]) == [["eighteen", "three"], ["a"]]
 
 
+def test_all_readings_of_the_same_number_remain() -> None:
+    """Recognizers that write 1803 alike leave to the alignment which way it is said."""
+    number = (("eighteen", "three"), ("one", "thousand"))
+    (slot,) = slot_words([Heard([number], 0.5), Heard([number], 0.75)], alpha=0.0)
+    assert slot.confidences == {("eighteen", "three"): 0.625, ("one", "thousand"): 0.625}
+
+
+def test_who_heard_nothing_votes() -> None:
+    """A word of one of two recognizers has half of the votes, whichever comes first."""
+    word, silence = Heard([(("a",),)], 0.9), Heard([], 1.0)
+    for heard in ([word, silence], [silence, word]):
+        (slot,) = slot_words(heard, alpha=1.0)
+        assert slot.confidences == {("a",): 0.5, (): 0.5}
+
+
 @given(st.dictionaries(st.sampled_from([("a",), ("b", "c"), ()]), st.floats(0, 1), min_size=1))
 def test_costs_are_probabilities(confidences: dict[tuple[str, ...], float]) -> None:
     """Those of the readings and of garbage sum to one at most; what is not known is left out."""

@@ -47,6 +47,7 @@ from training.settings.decoding import LatticeTargetsConfig, TranscriptsConfig, 
 from training.targets.lattice_targets import LatticeSearch, search_settings
 from training.targets.teacher import decode_logits, serve_logits, serve_teacher
 from training.targets.transcript_targets import (
+    MAX_WORDS,
     TranscriptAligner,
     TranscriptPlace,
     UnusableTranscriptError,
@@ -362,6 +363,20 @@ def test_scores_are_probabilities() -> None:
     for config, score in ((log, 0.35), (plain, -0.2), (plain, 95.0)):
         with pytest.raises(UnusableTranscriptError, match=r"wrong_score: .*transcripts\.scores"):
             confidence_of(Hypothesis("r", "a", score), config)
+
+
+def test_a_text_that_cannot_be_used_leaves_the_others() -> None:
+    """A score of another kind, or a text too long, is passed over; alone it is the reason."""
+    aligner = TranscriptAligner.of(toy_lexicon(), TREE, TranscriptsConfig())
+    good = Hypothesis("a", "see cab", -0.1)
+    expected = len(aligner.graph((good,)).fst.states)
+    for other, reason in (
+        (Hypothesis("b", "cab", 0.98), "wrong_score"),
+        (Hypothesis("b", "cab " * (MAX_WORDS + 1)), "too_long"),
+    ):
+        assert len(aligner.graph((other, good)).fst.states) == expected
+        with pytest.raises(UnusableTranscriptError, match=reason):
+            aligner.graph((other,))
 
 
 def test_words_again_and_again_have_a_graph_of_their_number() -> None:
