@@ -4,13 +4,11 @@ import os
 import sys
 from importlib.util import find_spec
 
-_LOWER_LAYERS = ("training", "pipeline", "infra")
 
-
-def hidden_package(names: tuple[str, ...] = _LOWER_LAYERS) -> str:
+def hidden_package() -> str:
     """Name a package of megahour that another folder hides, and say what to do; "" if none."""
     own = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH120, PTH100 - may be in a zip
-    for name in names:
+    for name in ("training", "pipeline", "infra"):
         spec = find_spec(name)
         places = (
             [str(each) for each in spec.submodule_search_locations or [spec.origin or ""]]

@@ -9,7 +9,7 @@ from jobs.cli.command_line import Step, StepResults, main
 from jobs.cli.job import Job, require_moments
 from jobs.cli.spark_steps import distribute_on_spark
 from jobs.run_table import BOOTSTRAP
-from pipeline.runs.manifest import Manifest, sha256, subsets_of_run
+from pipeline.runs.manifest import Manifest, sha256
 from pipeline.runs.names import DEV, DEV_ALIGNMENT_STEP, LABELLED, LEXICON_FILE, features_step
 from pipeline.steps.selection.buckets import subsets_of
 from pipeline.steps.selection.select import metadata_uri
@@ -36,14 +36,11 @@ def run(job: Job) -> StepResults:
     rule = recipe.corpus.unknown_words
     lexicon = CorpusLexicon.read(job.store, job.corpus_uri, rule).parse()
     check_phones(recipe, len(lexicon.phones))
-    has_dev = DEV in subsets_of_run(job.store, job.run_uri, features_step)
-    if has_dev and not job.has(DEV_ALIGNMENT_STEP):
+    if job.has_dev and not job.has(DEV_ALIGNMENT_STEP):
         check_transcripts(job.store, job.run_uri, DEV, lexicon, recipe.loss_budget, rule)
     with distribute_on_spark(job) as distribute:
         bootstrapped = bootstrap(
-            job.store,
-            job.run_uri,
-            job.corpus_uri,
+            *job.place,
             recipe.bootstrap,
             recipe.senones,
             recipe.loss_budget,

@@ -14,7 +14,7 @@ def run(job: Job) -> StepResults:
     """Build and store the graph."""
     recipe = job.recipe
     orders = rescoring_orders(recipe.evaluation, recipe.tuning, recipe.targets.lattices)
-    return [build_graphs(job.store, job.run_uri, job.corpus_uri, recipe.evaluation, orders)]
+    return [build_graphs(*job.place, recipe.evaluation, orders)]
 
 
 STEP = Step(

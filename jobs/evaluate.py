@@ -12,8 +12,7 @@ from jobs.cli.job import Job
 from jobs.cli.spark_steps import distribute_on_spark
 from jobs.cli.training_steps import arguments_with_device, own_device, report_device
 from jobs.run_table import EVALUATE
-from pipeline.runs.manifest import subsets_of_run
-from pipeline.runs.names import ALIGNMENT_STEP, DEV, STUDENT, features_step, targets_rounds
+from pipeline.runs.names import ALIGNMENT_STEP, STUDENT, targets_rounds
 from pipeline.steps.audio_source import AudioSource
 from pipeline.steps.targets import FEATURES
 from training.align.network_alignment import read_tree
@@ -32,12 +31,11 @@ def run(job: Job) -> StepResults:
     # A cluster's hosts need not have this one's GPU, and tasks beside each other would share it.
     of_tasks = device if job.cluster.has_one_slot else CPU
     report_device(job.name, of_tasks)
-    where, recipe = (job.store, job.run_uri, job.corpus_uri), job.recipe
-    has_development = DEV in subsets_of_run(job.store, job.run_uri, features_step)
+    where, recipe = job.place, job.recipe
     with distribute_on_spark(job) as distribute:
         forms = {name: recipe.models.of(name) for name in job.evaluated_models}
         models = ModelsToDecode(forms, distribute, str(of_tasks))
-        tuned = [tune(*where, recipe.evaluation, recipe.tuning, models)] if has_development else []
+        tuned = [tune(*where, recipe.evaluation, recipe.tuning, models)] if job.has_dev else []
         made = [*tuned, evaluate(*where, recipe.evaluation, models)]
     if not job.has_unlabelled:
         return made

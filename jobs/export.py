@@ -30,8 +30,7 @@ def export(job: Job) -> Answer:
     from training.export.export_model import export_model, score_heldout  # noqa: PLC0415
 
     precision: Literal["int8", "float32"] = "int8" if job.arguments.int8 else "float32"
-    place = job.store, job.run_uri, job.corpus_uri
-    exported = export_model(*place[:2], recipe, name, precision)
+    exported = export_model(*job.place[:2], recipe, name, precision)
     num_bytes = write_archive(path, exported)
     document: dict[str, Any] = {
         "step": "export",
@@ -44,7 +43,7 @@ def export(job: Job) -> Answer:
     }
     lines = [f"{path}: {name} in {precision}, {num_bytes:,} bytes"]
     if job.arguments.score:
-        found = score_heldout(*place, recipe.features, read_archive(path), SCORED_PIECE_S)
+        found = score_heldout(*job.place, recipe.features, read_archive(path), SCORED_PIECE_S)
         errors = found.errors
         document["score"] = {
             "word_error_rate": errors.word_error_rate,

@@ -17,7 +17,6 @@ from jobs.cli.spark_steps import distribute_on_spark
 from jobs.run_table import GENERATE_TARGETS
 from pipeline.kbest import joined
 from pipeline.runs.engine import Distribute, StepResult
-from pipeline.runs.manifest import read_manifest, subsets_of_run
 from pipeline.runs.names import (
     ALIGNMENT_STEP,
     DEV,
@@ -135,8 +134,7 @@ def tuned_model(job: Job) -> str:
     recipe's: tuning decodes by a model of the run.
     """
     recipe = job.recipe
-    has_development = DEV in subsets_of_run(job.store, job.run_uri, features_step)
-    is_tuned = has_development and recipe.targets.lattices.are_tuned and recipe.num_teachers > 0
+    is_tuned = job.has_dev and recipe.targets.lattices.are_tuned and recipe.num_teachers > 0
     return recipe.labelling_models(ONLY_ROUND)[0] if is_tuned else ""
 
 
@@ -146,8 +144,8 @@ def tune_search(job: Job, distribute: Distribute) -> list[StepResult]:
         return []
     recipe = job.recipe
     models = ModelsToDecode({model: recipe.models.of(TEACHER)}, distribute)
-    place, step = (job.store, job.run_uri, job.corpus_uri), TARGETS_TUNING_STEP
-    return [tune(*place, recipe.evaluation, recipe.tuning, models, step)]
+    step = TARGETS_TUNING_STEP
+    return [tune(*job.place, recipe.evaluation, recipe.tuning, models, step)]
 
 
 def search_of(job: Job) -> TargetsSearch:
@@ -188,22 +186,20 @@ def alignment_of(job: Job, tuned: Sequence[StepResult]) -> TargetsSearch:
         [*graph, *(each.manifest.step for each in tuned)],
         search_of_targets(job.recipe.targets, job.recipe.evaluation),
         (*SEARCH_ENGINES, "num2words"),
-        read_lexicon(job.store, job.run_uri, job.corpus_uri, [ALIGNMENT_STEP]).digests,
+        read_lexicon(*job.place, [ALIGNMENT_STEP]).digests,
     )
 
 
 def transcript_place(job: Job) -> TranscriptPlace:
     """Return where transcripts are aligned, by the recipe's settings."""
-    config = job.recipe.targets.transcripts
-    return TranscriptPlace(job.store, job.run_uri, job.corpus_uri, config)
+    return TranscriptPlace(*job.place, job.recipe.targets.transcripts)
 
 
 def has_transcripts(job: Job, subset: str) -> bool:
     """Return whether recognizers heard something in a subset's speech."""
-    if subset not in subsets_of_run(job.store, job.run_uri, features_step):
+    if subset == DEV and not job.has_dev:
         return False
-    features = read_manifest(job.store, job.run_uri, features_step(subset))
-    return bool(features.statistic(WITH_HYPOTHESES, int, 0))
+    return bool(job.manifest(features_step(subset)).statistic(WITH_HYPOTHESES, int, 0))
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,9 +68,8 @@ def _ingest_manifests(job: Job) -> StepResults:
         require_same_speakers(job.store, job.bases.runs, ingestion)
     require_usable_manifests(job)
     announce_lexicon(job)
-    place = job.store, job.run_uri, job.corpus_uri
     with distribute_on_spark(job) as distribute:
-        return [ingest_manifests(*place, ingestion, job.recipe.loss_budget, distribute)]
+        return [ingest_manifests(*job.place, ingestion, job.recipe.loss_budget, distribute)]
 
 
 def _ingest_directory(job: Job) -> StepResults:
@@ -89,8 +88,7 @@ def _ingest_directory(job: Job) -> StepResults:
         simulation=simulation_of(job.arguments),
         transcripts=transcripts_of(job),
     )
-    place = job.store, job.run_uri, job.corpus_uri
-    return [ingest_directory(*place, ingestion, job.recipe.loss_budget)]
+    return [ingest_directory(*job.place, ingestion, job.recipe.loss_budget)]
 
 
 def simulation_of(arguments: argparse.Namespace) -> Simulation | None:

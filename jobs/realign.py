@@ -12,11 +12,9 @@ from jobs.cli.job import Job
 from jobs.cli.spark_steps import distribute_on_spark
 from jobs.cli.training_steps import arguments_with_device, own_device
 from jobs.run_table import REALIGN
-from pipeline.runs.manifest import subsets_of_run
 from pipeline.runs.names import (
     ALIGNER,
     DEV,
-    features_step,
     model_step,
     realignment_rounds,
 )
@@ -36,14 +34,12 @@ def run(job: Job) -> StepResults:
         str(device) if job.cluster.has_one_slot else "cpu",
         recipe.alignment.versions,
     )
-    has_dev = DEV in subsets_of_run(job.store, job.run_uri, features_step)
+    has_dev = job.has_dev
     aligned = []
     with distribute_on_spark(job) as distribute:
         realigned = partial(
             realign,
-            job.store,
-            job.run_uri,
-            job.corpus_uri,
+            *job.place,
             settings=settings,
             loss_budget=recipe.loss_budget,
             distribute=distribute,

@@ -6,7 +6,7 @@ own file and one row here. To list the commands is quick: this module imports no
 descriptions of models only where a recipe asks for them.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
@@ -186,13 +186,6 @@ def _bootstrap(recipe: "Recipe") -> list[Written]:
     return [Written(BOOTSTRAP_STEP, reads, settings, hours_of=labelled, in_increment="labelled")]
 
 
-def _aligners(recipe: "Recipe") -> list[Written]:
-    from training.fit.model_specs import aligner_fit  # noqa: PLC0415 - imports NumPy
-
-    rounds = realignment_rounds(recipe.alignment.rounds)
-    return [_trained(aligner_fit(recipe, each)) for each in rounds]
-
-
 def _realignments(recipe: "Recipe") -> list[Written]:
     from training.settings.decoding import realignment_settings  # noqa: PLC0415 - imports NumPy
 
@@ -246,14 +239,14 @@ def _trained(fit: "Fit") -> Written:
     )
 
 
-def _models(recipe: "Recipe", fits: "Iterable[Fit]") -> list[Written]:
+def _models(section: str, recipe: "Recipe") -> list[Written]:
     """Return what is written by models that train, and that sMBR trains on where it is asked to."""
-    from training.fit.model_specs import sequence_fit  # noqa: PLC0415 - imports NumPy
+    from training.fit.model_specs import fits_of, sequence_fit  # noqa: PLC0415 - imports NumPy
     from training.settings.decoding import lattice_settings  # noqa: PLC0415 - imports NumPy
 
     config, found = recipe.sequence_training, list[Written]()
     settings = lattice_settings(config.lattices, config.acoustic_scale)
-    for fit in fits:
+    for fit in fits_of(recipe, section):
         trained = _trained(fit)
         found.append(trained)
         if section_of(fit.name) in config.models:
@@ -271,18 +264,6 @@ def _models(recipe: "Recipe", fits: "Iterable[Fit]") -> list[Written]:
             # It learns from labelled speech, but goes on where the other has begun.
             found += [lattices, replace(by_sequence, in_increment=trained.in_increment)]
     return found
-
-
-def _baseline(recipe: "Recipe") -> list[Written]:
-    from training.fit.model_specs import baseline_fit  # noqa: PLC0415 - imports NumPy
-
-    return _models(recipe, [baseline_fit(recipe)])
-
-
-def _teachers(recipe: "Recipe") -> list[Written]:
-    from training.fit.model_specs import sibling_fits, teacher_fits  # noqa: PLC0415 - NumPy
-
-    return _models(recipe, [*teacher_fits(recipe), *sibling_fits(recipe)])
 
 
 def _targets(recipe: "Recipe") -> list[Written]:
@@ -332,12 +313,6 @@ def _partitions(recipe: "Recipe") -> list[Written]:
     joined = partial(Written, settings=settings, hours_of=features, in_increment="extended")
     rounds = targets_rounds(recipe.targets.rounds)
     return [joined(each.partitions, (features, each.targets)) for each in rounds]
-
-
-def _student(recipe: "Recipe") -> list[Written]:
-    from training.fit.model_specs import student_fit  # noqa: PLC0415 - imports NumPy
-
-    return _models(recipe, [student_fit(recipe)])
 
 
 def _evaluation(recipe: "Recipe") -> list[Written]:
@@ -390,19 +365,24 @@ def _report(recipe: "Recipe") -> list[Written]:
     return [Written(REPORT_STEP, reads, holds_utterances=False, is_replaced=True)]
 
 
+def _training(name: str, section: str) -> Step:
+    writes = partial(_models, section)
+    return Step(name, "torchrun", writes, trains=section, has_device=True, volume=training)
+
+
 _ROWS = (
     Step(INGEST, "python", _ingested, writes_corpus=True, reads_audio=True, also_on_spark=True),
     Step(SELECT_UTTERANCES, "Spark", _selections, volume=selection),
     Step(EXTRACT_FEATURES, "Spark", _features, reads_audio=True, volume=extraction),
     Step(BOOTSTRAP, "Spark", _bootstrap, volume=bootstrap),
-    Step(TRAIN_ALIGNER, "torchrun", _aligners, trains=ALIGNER, has_device=True, volume=training),
+    _training(TRAIN_ALIGNER, ALIGNER),
     Step(REALIGN, "Spark", _realignments, has_device=True, volume=realignment),
     Step(BUILD_GRAPH, "python", _graph),
-    Step(TRAIN_BASELINE, "torchrun", _baseline, trains=BASELINE, has_device=True, volume=training),
-    Step(TRAIN_TEACHER, "torchrun", _teachers, trains=TEACHER, has_device=True, volume=training),
+    _training(TRAIN_BASELINE, BASELINE),
+    _training(TRAIN_TEACHER, TEACHER),
     Step(GENERATE_TARGETS, "Spark", _targets, reads_audio=True, volume=labelling),
     Step(REPARTITION, "Spark", _partitions, volume=repartition),
-    Step(TRAIN_STUDENT, "torchrun", _student, trains=STUDENT, has_device=True, volume=training),
+    _training(TRAIN_STUDENT, STUDENT),
     Step(EVALUATE, "Spark", _evaluation, has_device=True, volume=evaluation),
     Step(CERTIFY, "python", _certificate),
     Step(REPORT, "python", _report),

@@ -3,33 +3,24 @@
 torchrun --nproc-per-node 4 --module -- jobs.train_student --recipe demo --run runs/demo
 """
 
-from jobs.cli.command_line import Step, StepResults
 from jobs.cli.job import Job, require_unlabelled
-from jobs.cli.training_steps import (
-    HOW_MODELS_TRAIN,
-    HOW_SEQUENCES_TRAIN,
-    main_on_all_ranks,
-    training_ranks,
-    training_stages,
-)
+from jobs.cli.training_steps import main_on_all_ranks, training_step
 from jobs.run_table import TRAIN_STUDENT
-from pipeline.runs.names import STUDENT
-from training.fit.model_specs import student_fit
+from training.fit.model_specs import Fit, student_fit
 
 
-def run(job: Job) -> StepResults:
-    """Train the student on all ranks."""
+def due_fits(job: Job) -> list[Fit]:
+    """Return the student; ConfigurationError in a run without unlabelled speech."""
     require_unlabelled(job)
-    with training_ranks(job) as ranks:
-        return [train() for train in training_stages(job, student_fit(job.recipe), ranks)]
+    return [student_fit(job.recipe)]
 
 
-STEP = Step(
-    name=TRAIN_STUDENT,
-    description="Train the student on the teacher's targets, interleaving labelled data"
-    " (scheduled learning, paper 003 V-D)." + HOW_MODELS_TRAIN + HOW_SEQUENCES_TRAIN,
-    run=run,
+STEP = training_step(
+    TRAIN_STUDENT,
+    "Train the student on the teacher's targets, interleaving labelled data (scheduled learning, "
+    "paper 003 V-D).",
+    due_fits,
 )
 
 if __name__ == "__main__":
-    main_on_all_ranks(STEP, STUDENT)
+    main_on_all_ranks(STEP)

@@ -35,9 +35,7 @@ def verify(job: Job) -> Answer:
         configs = step_configs(job.recipe, trained_recipe(job), has_dev)
         expectation = Expectation(configs, jobs, optional_steps(job.recipe))
         found = verify_run(
-            job.store,
-            job.run_uri,
-            job.corpus_uri,
+            *job.place,
             progress,
             expectation,
             reads_audio=job.arguments.audio,

@@ -9,7 +9,6 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
@@ -23,12 +22,8 @@ from infra.supervisor import CALLER, command_of
 from jobs.cli.arguments import (
     INGEST_OPTIONS,
     Parser,
-    add_base_arguments,
-    add_cluster_arguments,
-    add_dev_share_argument,
-    add_device_argument,
+    add_launch_arguments,
     add_placement_arguments,
-    add_ranks_arguments,
     add_recipe_arguments,
     add_source_arguments,
     cluster_of,
@@ -74,17 +69,11 @@ worker all the same.
 """
 
 
-@dataclass(frozen=True)
-class WorkflowStep:
-    """WorkflowStep holds a name that no other step has, a command, and URIs of manifests."""
+def workflow_steps(arguments: argparse.Namespace, recipe: Recipe) -> Iterator[dict[str, object]]:
+    """Yield the steps from the first to the last wanted one, as `megahour run` would start them.
 
-    name: str
-    command: list[str]
-    manifests: list[str]
-
-
-def workflow_steps(arguments: argparse.Namespace, recipe: Recipe) -> Iterator[WorkflowStep]:
-    """Yield the steps from the first to the last wanted one, as `megahour run` would start them."""
+    Each has a name that no other has, its command, and the URIs of its manifests.
+    """
     steps = launches_of(arguments, recipe, given_options(arguments, INGEST_OPTIONS))
     order = list(STEPS)
     places = [order.index(launch.step) for launch in steps]
@@ -113,7 +102,8 @@ def workflow_steps(arguments: argparse.Namespace, recipe: Recipe) -> Iterator[Wo
                 require_remote(cluster)
             require_prefixes(launch.step, recipe, cluster, arguments.run)
             manifests = [manifest_uri(arguments.run, each) for each in made]
-            yield WorkflowStep(name, _command(arguments, launch), manifests)
+            command = _command(arguments, launch)
+            yield {"name": name, "command": command, "manifests": manifests}
 
 
 def _is_launched(arguments: argparse.Namespace, launch: Launch) -> bool:
@@ -181,7 +171,7 @@ def describe(arguments: argparse.Namespace) -> dict[str, object]:
     require_no_passwords([arguments.run, *source_uris(arguments)])
     own = step_clusters(arguments.step_cluster).items()
     arguments.step_cluster = [f"{step}={_resolved(file)}" for step, file in own]
-    steps = [vars(each) for each in workflow_steps(arguments, recipe)]
+    steps = list(workflow_steps(arguments, recipe))
     if not steps:
         # A scheduler would take a run of nothing for done.
         said = f"--first {arguments.first} --last {arguments.last}"
@@ -227,7 +217,7 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add_recipe_arguments(parser)
     add("--run", required=True, help="folder or s3:// URI that holds the run; may have a template")
-    add_cluster_arguments(parser)
+    add_launch_arguments(parser)
     add("--account", metavar="FILE", help="TOML file of an account of emr: a cluster for each step")
     names = ", ".join(STEPS)
     add("--first", choices=STEPS, default=next(iter(STEPS)), metavar="STEP", help=f"of {names}")
@@ -245,12 +235,8 @@ def _parser() -> argparse.ArgumentParser:
     several, delay = number_in(Range(0, 1000), int), number_in(Range(0, 86_400), int)
     add("--retries", type=several, default=3, metavar="N", help="of each step; default 3")
     add("--retry-delay-s", type=delay, default=300, metavar="S", help="before each; default 300")
-    add_base_arguments(parser)
     add_source_arguments(parser, required=False)
     add_placement_arguments(parser)
-    add_ranks_arguments(parser)
-    add_device_argument(parser)
-    add_dev_share_argument(parser)
     return parser
 
 

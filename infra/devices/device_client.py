@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from itertools import count
@@ -350,7 +350,7 @@ class RequestStream:
     The requests alone decide which of them are a batch: neither the devices nor other tasks do. A
     request has at most `longest_frames`, or fits into a batch. Devices are opened one by one, the
     least busy first, while batches wait that no server asks for. A device that cannot be used is
-    left out, and `left_out` says why.
+    left out, and a line on standard error says why.
     """
 
     def __init__(self, pool: DevicePool, longest_frames: int = 0) -> None:
@@ -365,11 +365,6 @@ class RequestStream:
         self._waiting_since_s = 0.0
         self._num_read = 0
         self._open = ExitStack()
-
-    @property
-    def left_out(self) -> Mapping[str, str]:
-        """Return why devices were left out, by their names."""
-        return dict(self._left_out)
 
     def answers(self, requests: Iterable[PoolRequest]) -> Iterator[PoolAnswer]:
         """Yield each request's answer, in order; DeviceError if no device can be used.

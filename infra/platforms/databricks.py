@@ -73,8 +73,7 @@ class Databricks:
                 "parameters": [launch.step, *launch.arguments],
             },
         }
-        name = f"megahour {launch.step} {launch.run}"[:256]
-        return json.dumps({"run_name": name, "tasks": [task]}, indent=2)
+        return json.dumps({"run_name": launch.title, "tasks": [task]}, indent=2)
 
 
 def _pinned(text: str) -> str:

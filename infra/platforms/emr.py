@@ -80,6 +80,9 @@ class Emr:
 LEADER, RESERVATION = "@leader@", "@reservation@"
 """Words of a command that each host replaces: the address of the first host, and their name."""
 
+CODE = "/opt/megahour/code"
+"""The folder of each host into which the code is copied before a step starts."""
+
 _METADATA = "http://169.254.169.254/latest"
 
 _SCRIPT = """\
@@ -109,9 +112,7 @@ leader=$(aws ec2 describe-instances --region {region} \\
   --query 'sort_by(Reservations[].Instances[], &AmiLaunchIndex)[0].PrivateIpAddress')"""
 
 
-def host_script(
-    name: str, cluster: Cluster, account: Emr, code: str, command: Sequence[str]
-) -> str:
+def host_script(name: str, cluster: Cluster, account: Emr, command: Sequence[str]) -> str:
     """Return the script of every host of a cluster; EC2 takes at most 16 kB of it.
 
     The machine image must have docker, the AWS command line and, for GPUs, NVIDIA's runtime.
@@ -122,7 +123,7 @@ def host_script(
         metadata=_METADATA,
         region=account.region,
         find_leader=_FIND_LEADER.format(region=account.region) if finds_leader else "leader=",
-        code=code,
+        code=CODE,
         code_uri=account.code_uri,
         registry=account.trainer_image.partition("/")[0],
         gpus=" --gpus all" if cluster.gpus_per_instance else "",
@@ -145,9 +146,6 @@ def _word(word: str) -> str:
     return "".join(values.get(piece) or shlex.quote(piece) for piece in pieces if piece) or "''"
 
 
-CODE = "/opt/megahour/code"
-"""The folder of each host into which the code is copied before a step starts."""
-
 _PYTHON = "/opt/megahour/venv/bin/python"
 
 
@@ -166,8 +164,7 @@ def emr_request(launch: StepLaunch, account: Emr) -> LaunchRequest:
 
     Its hosts install what the step requires. Spark is the release's own.
     """
-    step, run, cluster = launch.step, launch.run, launch.cluster
-    name = cluster_name(step, run)
+    step, cluster = launch.step, launch.cluster
     submit = [
         *("spark-submit", "--deploy-mode", "client", *launch_options(cluster)),
         *("--conf", f"spark.pyspark.python={_PYTHON}"),
@@ -183,7 +180,7 @@ def emr_request(launch: StepLaunch, account: Emr) -> LaunchRequest:
         "Args": [account.code_uri, CODE, *launch.requirements],
     }
     parameters = {
-        "Name": name,
+        "Name": launch.title,
         "ReleaseLabel": account.emr_release,
         "Applications": [{"Name": "Spark"}],
         "LogUri": f"{account.logs_uri}/",
@@ -204,11 +201,11 @@ def emr_request(launch: StepLaunch, account: Emr) -> LaunchRequest:
             }
         ],
         "Tags": [
-            *_tags(name, step, run),
+            *_tags(launch),
             {"Key": "for-use-with-amazon-emr-managed-policies", "Value": "true"},
         ],
     }
-    return LaunchRequest("emr", "RunJobFlow", name, parameters)
+    return LaunchRequest("emr", "RunJobFlow", launch.title, parameters)
 
 
 def host_request(launch: StepLaunch, account: Emr, command: Sequence[str]) -> LaunchRequest:
@@ -216,8 +213,7 @@ def host_request(launch: StepLaunch, account: Emr, command: Sequence[str]) -> La
 
     All hosts start, or none. `command` may have the words of `host_script` in it.
     """
-    step, run, cluster = launch.step, launch.run, launch.cluster
-    name = cluster_name(step, run)
+    step, cluster = launch.step, launch.cluster
     root = {
         "VolumeSize": cluster.disk_gibibytes,
         "VolumeType": "gp3",
@@ -236,15 +232,10 @@ def host_request(launch: StepLaunch, account: Emr, command: Sequence[str]) -> La
         # Two hops: the container asks for its role's credentials, too.
         "MetadataOptions": {"HttpTokens": "required", "HttpPutResponseHopLimit": 2},
         "BlockDeviceMappings": [{"DeviceName": "/dev/xvda", "Ebs": root}],
-        "TagSpecifications": [{"ResourceType": "instance", "Tags": _tags(name, step, run)}],
-        "UserData": host_script(name, cluster, account, CODE, command),
+        "TagSpecifications": [{"ResourceType": "instance", "Tags": _tags(launch)}],
+        "UserData": host_script(launch.title, cluster, account, command),
     }
-    return LaunchRequest("ec2", "RunInstances", name, parameters)
-
-
-def cluster_name(step: str, run: str) -> str:
-    """Return the name by which the clusters of a step of a run are found again."""
-    return f"megahour {step} {run}"[:256]
+    return LaunchRequest("ec2", "RunInstances", launch.title, parameters)
 
 
 def _instances(role: str, kind: str, count: int, gibibytes: int) -> dict[str, Any]:
@@ -259,8 +250,8 @@ def _instances(role: str, kind: str, count: int, gibibytes: int) -> dict[str, An
     }
 
 
-def _tags(name: str, step: str, run: str) -> list[dict[str, str]]:
-    tags = {"Name": name, "megahour:step": step, "megahour:run": run[:256]}
+def _tags(launch: StepLaunch) -> list[dict[str, str]]:
+    tags = {"Name": launch.title, "megahour:step": launch.step, "megahour:run": launch.run[:256]}
     return [{"Key": key, "Value": value} for key, value in tags.items()]
 
 
@@ -268,8 +259,6 @@ POLL_S = 30.0
 # One that ends already is not waited for: a second attempt would fail with it.
 _ALIVE = ["STARTING", "BOOTSTRAPPING", "RUNNING", "WAITING"]
 _ALIVE_HOSTS = ["pending", "running"]
-
-Report = Callable[[str], None]
 
 
 class LaunchError(RuntimeError):
@@ -345,7 +334,9 @@ def validate(request: LaunchRequest) -> None:
         raise ValueError(f"{request.operation}: {report.generate_report()}")
 
 
-def run_to_end(request: LaunchRequest, region: str, report: Report, poll_s: float = POLL_S) -> None:
+def run_to_end(
+    request: LaunchRequest, region: str, report: Callable[[str], None], poll_s: float = POLL_S
+) -> None:
     """Launch the cluster, unless it lives already, and wait for its end.
 
     Raises LaunchError where AWS refuses, or where EMR says that the step failed. EC2 does not say

@@ -62,7 +62,7 @@ class EmrServerless:
         parameters: dict[str, Any] = {
             "applicationId": self.application_id,
             "executionRoleArn": f"arn:aws:iam::{self.account_id}:role/{role}",
-            "name": f"megahour {launch.step} {launch.run}"[:256],
+            "name": launch.title,
             "jobDriver": {"sparkSubmit": submit},
             "configurationOverrides": {
                 "monitoringConfiguration": {

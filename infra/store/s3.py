@@ -66,7 +66,7 @@ from infra.store.s3_errors import (
     store_error,
 )
 from infra.store.s3_limits import PacedRequests, place_of, rates_of_host
-from infra.store.s3_settings import S3Settings, s3_settings
+from infra.store.s3_settings import s3_settings
 from infra.store.uris import join_uri, split_s3
 from infra.task_metrics import REQUESTS, RequestCounts
 
@@ -219,7 +219,7 @@ def _unsuitable(uri: str, what: str) -> StoreError:
 
 
 def _not_listed(store: "S3Store", folder: str, uris: list[str]) -> list[str]:
-    listed = {found.uri for found in store.list(folder)}
+    listed = {found.uri for found in store.list_each(folder)}
     return [uri for uri in uris if uri not in listed]
 
 
@@ -311,18 +311,12 @@ class S3Store:
 
     def head(self, uri: str) -> ObjectInfo:
         """Describe the object without reading it."""
-
-        def attempt(client: Any, address: dict[str, str]) -> ObjectInfo:  # noqa: ANN401
-            return described(uri, client.head_object(**address))
-
-        return self._perform(uri, attempt)
-
-    def list(self, prefix: str) -> Listing:
-        """Describe all objects below `prefix/`; each page is requested until two answers agree."""
-        return sorted(self.list_each(prefix), key=lambda info: info.uri)
+        return self._perform(
+            uri, lambda client, address: described(uri, client.head_object(**address))
+        )
 
     def list_each(self, prefix: str) -> Iterator[ObjectInfo]:
-        """Yield the objects of a page, then those of the next.
+        """Yield the objects of a page, then of the next; each is asked for until two answers agree.
 
         A store that was not checked is asked for keys that the next page would not reach.
         """
@@ -440,7 +434,14 @@ class S3Store:
         with self._making_client:  # a session's client factory is not thread-safe
             self._session = self._session or boto3.session.Session()
             settings = s3_settings()
-            config = _config(settings, connect_timeout_s, read_timeout_s)
+            config = Config(
+                **settings.config,
+                # infra/store/retry.py retries; also broken bodies, conflicts and corruption.
+                retries={"mode": "standard", "total_max_attempts": 1},
+                connect_timeout=connect_timeout_s,
+                read_timeout=read_timeout_s,
+                max_pool_connections=MAX_CONNECTIONS,
+            )
             region = settings.default_region or None
             try:
                 client = self._session.client("s3", region_name=region, config=config)
@@ -481,17 +482,6 @@ def _watched(attempt: Callable[[], R]) -> R:
             raise CorruptTransferError(f"the body broke off: {type(error).__name__}") from error
         except (KeyError, ValueError) as error:
             raise CorruptTransferError(f"an answer that cannot be read ({error!r:.80})") from error
-
-
-def _config(settings: S3Settings, connect_timeout_s: float, read_timeout_s: float) -> Config:
-    return Config(
-        **settings.config,
-        # infra/store/retry.py retries; it also covers broken bodies, conflicts and corruption.
-        retries={"mode": "standard", "total_max_attempts": 1},
-        connect_timeout=connect_timeout_s,
-        read_timeout=read_timeout_s,
-        max_pool_connections=MAX_CONNECTIONS,
-    )
 
 
 def _follow_no_head(model: Any, context: dict[str, Any], **_: object) -> None:  # noqa: ANN401

@@ -6,9 +6,8 @@ from typing import Any, TypeAlias
 
 import s3fs
 
-from infra.store.objects import ObjectInfo, admit_all
-from infra.store.s3_bodies import read_body
-from infra.store.s3_errors import CorruptTransferError
+from infra.store.objects import ObjectInfo
+from infra.store.s3_bodies import read_range
 
 BLOCK_BYTES = 8 * 2**20
 
@@ -38,9 +37,6 @@ class S3File(s3fs.S3File):
             span = f"bytes={start}-{end - 1}"
             answer = client.get_object(**address, Range=span, **unchanged)
             with closing(answer["Body"]):
-                data = read_body(answer, admit_all)
-            if len(data) != end - start:
-                raise CorruptTransferError(f"{len(data)} bytes came of {start}..{end}")
-            return data
+                return read_range(answer, start, end - start).data
 
         return self._perform(self.info.uri, attempt)

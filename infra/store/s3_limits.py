@@ -14,7 +14,6 @@ import fcntl
 import hashlib
 import math
 import os
-import stat
 import struct
 import threading
 import time
@@ -27,6 +26,7 @@ from typing import NamedTuple, TypeVar
 
 from botocore.exceptions import ClientError
 
+from infra.host_folder import private_folder
 from infra.store.retry import Patience, is_in_vain
 from infra.store.s3_errors import NoTurnError, is_throttled
 
@@ -120,13 +120,8 @@ def _decide(rate: RequestRate, now_s: float) -> RequestRate:
         cut_s = now_s
     elif sent_per_s >= _PRESSED_SHARE * per_s:
         per_s += _increase_per_s(now_s - rate.throttled_s)
-    return RequestRate(
-        per_s,
-        rate.next_turn_s,
-        now_s,
-        cut_s=cut_s,
-        throttled_s=rate.throttled_s,
-        served_s=rate.served_s,
+    return rate._replace(
+        per_s=per_s, window_s=now_s, num_sent=0.0, num_served=0.0, num_throttled=0.0, cut_s=cut_s
     )
 
 
@@ -137,8 +132,6 @@ def _increase_per_s(since_throttled_s: float) -> float:
 
 R = TypeVar("R")
 
-# Not TMPDIR, which may differ between the executors of a host.
-_TEMPORARY = Path("/tmp")  # noqa: S108 - the directory below it is checked to be ours alone
 _CELL = struct.Struct(f"<{len(UNLIMITED)}d")
 _NUM_CELLS = 2**16  # 4.7 MB of holes; of 64 prefixes some two share a rate in one case of 30
 _LOCK_PATIENCE_S = 1.0
@@ -314,11 +307,7 @@ def _open(path: Path | None) -> int | None:
 
 def rates_of_host() -> SharedRates:
     """Open the rates that this user's processes on this host share."""
-    ours = _TEMPORARY / f"megahour-store-{os.getuid()}"
     try:
-        ours.mkdir(mode=0o700, exist_ok=True)
-        status = ours.lstat()
-    except OSError:
+        return SharedRates(private_folder("megahour-store") / "rates")
+    except OSError:  # there is none, or it is open to others
         return SharedRates(None)
-    is_ours = stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
-    return SharedRates(ours / "rates" if is_ours and not status.st_mode & 0o077 else None)

@@ -89,20 +89,15 @@ class Parser(argparse.ArgumentParser):
         super().error(printable(message))
 
 
-RECIPE_NAMES = (
-    "demo, recorded, librispeech, placements, hours_1m, htm_2000h, one_bit_309h, "
-    "decentralized_2000h"
-)
-
-
 def add_recipe_arguments(parser: argparse.ArgumentParser, default: str | None = None) -> None:
     """Add --recipe, required unless it has a default, and --set."""
+    ours = ", ".join(sorted(each.name.removesuffix(".toml") for each in RECIPES.iterdir()))
     parser.add_argument(
         "--recipe",
         required=default is None,
         default=default,
         help="TOML file, also in S3, or a name in jobs/recipes: "
-        + (f"default {default}" if default else RECIPE_NAMES),
+        + (f"default {default}" if default else ours),
     )
     parser.add_argument(
         "--set",
@@ -381,26 +376,26 @@ def cluster_of(step: str, arguments: argparse.Namespace, of_recipe: str = "") ->
     return load_cluster(toml_path(given.get(step) or every or step))
 
 
-def add_run_arguments(parser: argparse.ArgumentParser, device: str = AUTO) -> None:
+def add_launch_arguments(parser: argparse.ArgumentParser, device: str = AUTO) -> None:
     """Add the arguments that decide where all steps run, and on how many ranks they train."""
-    parser.add_argument("--run", required=True, help="folder or s3:// URI that holds the run")
     add_base_arguments(parser)
-    add_steps_arguments(parser)
+    add_cluster_arguments(parser)
     add_ranks_arguments(parser)
     add_device_argument(parser, device)
     add_dev_share_argument(parser)
 
 
-def add_steps_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments that choose among the steps, and how they log."""
+def add_run_arguments(parser: argparse.ArgumentParser, device: str = AUTO) -> None:
+    """Add the run, where its steps run, the arguments that choose among them, and how they log."""
     add, steps = parser.add_argument, tuple(STEPS)
+    add("--run", required=True, help="folder or s3:// URI that holds the run")
+    add_launch_arguments(parser, device)
     later = "start at this step; those before it must be finished"
     add("--from", dest="first", choices=steps, metavar="STEP", help=later)
     alone = "run this step alone; repeat it for more"
     add("--only", action="append", default=[], choices=steps, metavar="STEP", help=alone)
     listing = "list what each step would read and write, and where stored work is of another recipe"
     add("--dry-run", action="store_true", help=listing)
-    add_cluster_arguments(parser)
     add_log_argument(parser)
 
 

@@ -61,6 +61,7 @@ from pipeline.runs.manifest import (
     read_manifest,
     read_with_digest,
     sha256,
+    subsets_of_run,
 )
 from pipeline.runs.names import (
     ALIGNMENTS_FOLDER,
@@ -119,9 +120,19 @@ class Job:
         return is_finished(self.store, self.run_uri, step)
 
     @property
+    def place(self) -> tuple[ObjectStore, str, str]:
+        """Return the store, the run and the corpus, with which steps' functions begin."""
+        return self.store, self.run_uri, self.corpus_uri
+
+    @property
     def has_unlabelled(self) -> bool:
         """Return whether the run has features of unlabelled speech."""
         return self.has(features_step(UNLABELLED))
+
+    @property
+    def has_dev(self) -> bool:
+        """Return whether the run has features of development speakers; ValueError for a part."""
+        return DEV in subsets_of_run(self.store, self.run_uri)
 
     @property
     def evaluated_models(self) -> tuple[str, ...]:
@@ -170,17 +181,7 @@ def open_job(name: str, arguments: argparse.Namespace) -> Job:
     runs = (run_uri, *bases.runs)
     prefixes = [each for run in runs for each in cluster.readable(run, corpus_uri)]
     store = ObjectStore((*prefixes, *recipe.corpus.audio_prefixes))
-    return Job(
-        name,
-        recipe,
-        run_uri,
-        corpus_uri,
-        store,
-        cluster,
-        arguments,
-        is_leader=is_leader,
-        bases=bases,
-    )
+    return Job(name, recipe, run_uri, corpus_uri, store, cluster, arguments, is_leader, bases=bases)
 
 
 def require_prefixes(step: str, recipe: Recipe, cluster: Cluster, run_uri: str) -> None:

@@ -6,9 +6,7 @@ Each rank has a GPU of its own where its host has one, else the CPU.
 import argparse
 import os
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -17,11 +15,11 @@ from infra.log_lines import log
 from infra.settings import ConfigurationError, Range
 from infra.torchrun import is_launched, launched_local_rank, launched_ranks_per_host
 from jobs.cli.arguments import add_device_argument, number_in
-from jobs.cli.command_line import Step, fail, main
+from jobs.cli.command_line import Step, StepResults, fail, main
 from jobs.cli.host import Gpus, choose_device
 from jobs.cli.job import Job
-from pipeline.runs.engine import StepResult
-from pipeline.runs.names import section_of
+from jobs.run_table import STEPS
+from pipeline.runs.names import ALIGNER, section_of
 from training.distributed import process_group
 from training.distributed.process_group import CPU, ProcessGroup
 from training.fit.model_specs import Fit, sequence_fit
@@ -73,7 +71,72 @@ HOW_SEQUENCES_TRAIN = (
 """What follows for the models that sequence training can name."""
 
 
-def training_arguments(step: Step, section: str) -> argparse.Namespace:
+def training_step(name: str, description: str, due_fits: Callable[[Job], Sequence[Fit]]) -> Step:
+    """Return the step that trains, on all ranks, each model that is due."""
+
+    def run(job: Job) -> StepResults:
+        due = due_fits(job)
+        # A rank is a core: OpenMP's threads, two on busy cores, made an epoch 15 times longer.
+        torch.set_num_threads(1)
+        group, device = process_group.default_world(), own_device(job.arguments.device)
+        if group.rank() == 0:
+            report_device(job.name, device, group.size())
+        with process_group.reporting_failure():
+            return [made for fit in due for made in _trained(job, fit, group, device)]
+
+    of_sequences = "" if STEPS[name].trains == ALIGNER else HOW_SEQUENCES_TRAIN
+    return Step(name, description + HOW_MODELS_TRAIN + of_sequences, run)
+
+
+def _trained(job: Job, fit: Fit, group: ProcessGroup, device: torch.device) -> StepResults:
+    """Train a model, each rank with one thread.
+
+    Where the recipe's sequence_training names the model, decode the labelled data to lattices and
+    train it on by sMBR (003 VII-C3). Each of the three writes one manifest.
+    """
+    by_sequence, config = sequence_fit(job.recipe, fit), job.recipe.sequence_training
+    has_sequences, place = section_of(fit.name) in config.models, job.place[:2]
+    if has_sequences:
+        check_trainer(by_sequence, group)  # now, not after hours of training
+    take_pace = partial(job.take_pace, fit.name)
+    made = [fit_model(fit, *place, group, device, take_pace=take_pace)]
+    if has_sequences:
+        lattices = generate_lattices(
+            *job.place,
+            fit.name,
+            fit.model,
+            config.lattices,
+            config.acoustic_scale,
+            job.recipe.loss_budget,
+            group,
+            device,
+        )
+        made += [lattices, fit_model(by_sequence, *place, group, device)]
+    return made
+
+
+def main_on_all_ranks(step: Step) -> None:
+    """Run a step that trains models of a recipe's section, on all ranks; exit with its code."""
+    arguments = _arguments(step, STEPS[step.name].trains)
+    try:
+        device = own_device(arguments.device)
+        with process_group.open_world(arguments.time_limit_s, device):
+            try:
+                main(step, arguments)
+            except SystemExit as ended:
+                if not is_launched():
+                    raise
+                # Closing gloo's threads has aborted a rank whose work was done and stored.
+                sys.stdout.flush()
+                sys.stderr.flush()
+                os._exit(int(ended.code or 0))
+    except ConfigurationError as error:
+        raise SystemExit(fail(step.name, error, 2)) from error
+    except process_group.CollectiveError as error:  # ranks did not meet
+        raise SystemExit(fail(step.name, error, 1)) from error
+
+
+def _arguments(step: Step, section: str) -> argparse.Namespace:
     """Parse a training step's command line; --trainer replaces that of the recipe's `section`."""
     parser = step.parser()
     parser.add_argument(
@@ -97,83 +160,3 @@ def training_arguments(step: Step, section: str) -> argparse.Namespace:
     if arguments.trainer:
         arguments.trainers = {section: arguments.trainer}
     return arguments
-
-
-def main_on_all_ranks(step: Step, section: str) -> None:
-    """Run a step that trains the model of a recipe's section, on all ranks; exit with its code."""
-    arguments = training_arguments(step, section)
-    try:
-        device = own_device(arguments.device)
-        with process_group.open_world(arguments.time_limit_s, device):
-            try:
-                main(step, arguments)
-            except SystemExit as ended:
-                if not is_launched():
-                    raise
-                # Closing gloo's threads has aborted a rank whose work was done and stored.
-                sys.stdout.flush()
-                sys.stderr.flush()
-                os._exit(int(ended.code or 0))
-    except ConfigurationError as error:
-        raise SystemExit(fail(step.name, error, 2)) from error
-    except process_group.CollectiveError as error:  # ranks did not meet
-        raise SystemExit(fail(step.name, error, 1)) from error
-
-
-@dataclass(frozen=True, slots=True)
-class Ranks:
-    """Ranks: the group of all ranks, and this rank's device."""
-
-    group: ProcessGroup
-    device: torch.device
-
-
-@contextmanager
-def training_ranks(job: Job) -> Iterator[Ranks]:
-    """Yield all ranks, each with one thread; report an error of this rank to the others.
-
-    The leader prints where the step has its model.
-    """
-    # A rank is a core: OpenMP's threads, two on busy cores, made an epoch 15 times longer.
-    torch.set_num_threads(1)
-    ranks = Ranks(process_group.default_world(), own_device(job.arguments.device))
-    if ranks.group.rank() == 0:
-        report_device(job.name, ranks.device, ranks.group.size())
-    with process_group.reporting_failure():
-        yield ranks
-
-
-def training_stages(job: Job, fit: Fit, ranks: Ranks) -> list[Callable[[], StepResult]]:
-    """Return the functions to call in turn to train a model.
-
-    Where the recipe's sequence_training names the model, the last ones decode the labelled data to
-    lattices and train it on by sMBR (003 VII-C3). Each writes one manifest.
-    """
-    by_sequence, config = sequence_fit(job.recipe, fit), job.recipe.sequence_training
-    train = partial(
-        fit_model,
-        fit,
-        job.store,
-        job.run_uri,
-        ranks.group,
-        ranks.device,
-        take_pace=partial(job.take_pace, fit.name),
-    )
-    if section_of(fit.name) not in config.models:
-        return [train]
-    check_trainer(by_sequence, ranks.group)  # now, not after hours of training
-    decode = partial(
-        generate_lattices,
-        job.store,
-        job.run_uri,
-        job.corpus_uri,
-        fit.name,
-        fit.model,
-        config.lattices,
-        config.acoustic_scale,
-        job.recipe.loss_budget,
-        ranks.group,
-        ranks.device,
-    )
-    train_on = partial(fit_model, by_sequence, job.store, job.run_uri, ranks.group, ranks.device)
-    return [train, decode, train_on]

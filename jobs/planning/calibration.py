@@ -148,17 +148,11 @@ def read_published() -> Published:
 
 
 @dataclass(frozen=True, slots=True)
-class Calibration:
+class Calibration(Published):
     """Calibration holds all throughputs of a plan; `machine` names the measured one and the day."""
 
     machine: Source
     core: CoreRates
-    store: StoreRates
-    devices: Devices
-    search: SearchRates
-    pool: PoolRates
-
-    __post_init__ = check_ranges
 
     def core_seconds(self, work: Mapping[str, float]) -> float:
         """Return the seconds that a core needs for work that is given by the names of its rates."""

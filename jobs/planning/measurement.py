@@ -30,7 +30,7 @@ from jobs.planning.calibration import (
     read_published,
 )
 from pipeline.filterbank import FRAME_SHIFT_MS, NUM_INPUTS, SAMPLE_RATE_HZ, STACK
-from pipeline.kbest import KBest, select_kbest
+from pipeline.kbest import select_kbest
 from pipeline.records import Utterance
 from pipeline.runs.commit import step_context
 from pipeline.runs.engine import write_manifest
@@ -178,11 +178,7 @@ def record(number: int, audio_uri: str, duration_s: float) -> Utterance:
 def free_teacher(k: int, tail_samples: int = 0) -> Teacher:
     """Return a teacher that repeats the k best of one frame, which takes no time."""
     best = select_kbest(np.linspace(5, 0, 255, dtype=np.float32)[np.newaxis], k, tail_samples)
-
-    def repeated(num_frames: int) -> KBest:
-        return best.rows(np.zeros(num_frames, np.int64))
-
-    return lambda inputs: (repeated(len(each.frames)) for each in inputs)
+    return lambda inputs: (best.rows(np.zeros(len(each.frames), np.int64)) for each in inputs)
 
 
 def speech_like(number: int, duration_s: float) -> Float32[np.ndarray, " samples"]:

@@ -324,14 +324,9 @@ def _in_turn(parts: Sequence[StepPlan]) -> StepPlan:
     )
 
 
-def calibration_uri(run_uri: str) -> str:
-    """Return the URI at which `megahour plan --run` stores the calibration of a run."""
-    return join_uri(run_uri, PLAN_CALIBRATION)
-
-
 def stored_calibration(store: ObjectStore, run_uri: str) -> Calibration | None:
     """Read the calibration stored in a run; None if there is none."""
-    uri = calibration_uri(run_uri)
+    uri = join_uri(run_uri, PLAN_CALIBRATION)
     if not store.exists(uri):
         return None
     return read_record(Calibration, json_object(store.get(uri), uri), uri)

@@ -137,7 +137,7 @@ def build_report(job: Job) -> dict[str, Any]:
     recipe, models = job.recipe, job.evaluated_models
     subsets = [
         subset
-        for subset in subsets_of_run(job.store, job.run_uri, features_step)
+        for subset in subsets_of_run(job.store, job.run_uri)
         if subset != UNLABELLED or job.has_unlabelled
     ]
     manifests = manifests_of(job, subsets, models)
@@ -218,9 +218,7 @@ def targets_facts(targets: Manifest, recipe: Recipe) -> dict[str, Any]:
 
 def statistics_of(job: Job, step: str) -> dict[str, Any]:
     """Return the statistics of a step's manifest; {} where the run lacks the step."""
-    if not is_finished(job.store, job.run_uri, step):
-        return {}
-    return dict(read_manifest(job.store, job.run_uri, step).statistics)
+    return dict(job.manifest(step).statistics) if job.has(step) else {}
 
 
 def required_reads(job: Job) -> list[str]:
@@ -361,8 +359,6 @@ def stage_of(step: str, manifests: Collection[Manifest]) -> dict[str, Any]:
     }
 
 
-Reasons = Mapping[str, Mapping[str, int]]
-
 _RETRIED = {FEATURES_FOLDER: AUDIO_REASONS, TARGETS_FOLDER: (TEACHER_FAILED,)}
 """The reasons of which `megahour retry` takes rows back, by the folder of the step."""
 
@@ -396,7 +392,7 @@ def quarantine_reasons(
 
 
 def retry_commands(
-    reasons: Reasons, run_uri: str, recipe: str, overrides: Sequence[str]
+    reasons: Mapping[str, Mapping[str, int]], run_uri: str, recipe: str, overrides: Sequence[str]
 ) -> list[dict[str, Any]]:
     """Return for each step that `megahour retry` knows a command, safe to paste into a shell.
 

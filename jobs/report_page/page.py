@@ -283,28 +283,10 @@ def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
 
 
 FILTERS = (
-    *(
-        baseline_and_student,
-        better_and_worse,
-        bins_of_models,
-        by_count,
-        by_k,
-        by_placement,
-        certainty,
-        counted,
-    ),
-    *(date, development_rates, development_words, duration, evaluated_models, frames_in_block),
-    *(gain_on_baseline, headline),
-    *(hours, in_order, interval, lost_ms, mean, models_and_oracle, number, probability),
-    *(
-        recovery_statement,
-        reductions,
-        run_name,
-        scopes,
-        speaker_rates,
-        unaccounted_ms,
-        unknown_words,
-    ),
-    waterfall_bars,
+    *(baseline_and_student, better_and_worse, bins_of_models, by_count, by_k, by_placement),
+    *(certainty, counted, date, development_rates, development_words, duration, evaluated_models),
+    *(frames_in_block, gain_on_baseline, headline, hours, in_order, interval, lost_ms, mean),
+    *(models_and_oracle, number, probability, recovery_statement, reductions, run_name, scopes),
+    *(speaker_rates, unaccounted_ms, unknown_words, waterfall_bars),
 )
 """The functions that the layout applies to parts of the report."""

@@ -42,17 +42,8 @@ _SLOTS: dict[str, tuple[str, ...]] = {
     ),
     "noun": (
         *("river", "shadow", "horses", "window", "thunder", "island", "garden", "mirror", "roses"),
-        *(
-            "highway",
-            "ocean",
-            "mountain",
-            "dreamers",
-            "pirates",
-            "machine",
-            "voices",
-            "summer",
-            "bird",
-        ),
+        *("highway", "ocean", "mountain", "dreamers", "pirates", "machine", "voices", "summer"),
+        "bird",
     ),
     "genre": ("jazz", "rock", "piano", "country", "classical", "dance", "folk", "reggae"),
     "chore": (

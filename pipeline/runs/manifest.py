@@ -42,6 +42,7 @@ from pipeline.runs.names import (
     SUBSETS,
     TARGETS_FOLDER,
     TUNING_STEP,
+    features_step,
     folder_of,
 )
 from pipeline.runs.sealed_json import read_sealed, seal, typed_record, typed_value
@@ -524,14 +525,12 @@ def is_finished(store: ObjectStore, run_uri: str, step: str) -> bool:
     return store.exists(manifest_uri(run_uri, step))
 
 
-def subsets_of_run(
-    store: ObjectStore, run_uri: str, step_of: Callable[[str], str]
-) -> tuple[str, ...]:
-    """Return the subsets that a step was made for: the three of each run, and dev if it was.
+def subsets_of_run(store: ObjectStore, run_uri: str) -> tuple[str, ...]:
+    """Return the subsets whose features a run has: the three of each run, and dev if it has some.
 
     Raises ValueError where dev has begun and is not finished: it would be left out silently.
     """
-    if is_finished(store, run_uri, step := step_of(DEV)):
+    if is_finished(store, run_uri, step := features_step(DEV)):
         return ALL_SUBSETS
     if any(True for _ in store.list(join_uri(run_uri, step))):
         raise ValueError(

@@ -477,10 +477,7 @@ def test_a_teacher_that_gpus_ask_is_tried_in_bfloat16(
 
 
 SHIPPED = sorted(path.stem for path in (ROOT / "jobs" / "recipes").glob("*.toml"))
-HELP = (
-    "demo, recorded, librispeech, placements, hours_1m, htm_2000h, one_bit_309h, "
-    "decentralized_2000h"
-)
+HELP = ", ".join(SHIPPED)
 
 
 @pytest.mark.parametrize("name", SHIPPED)
@@ -493,7 +490,6 @@ def test_a_shipped_recipe_is_checked(run_job: RunJob, tmp_path: Path, name: str)
     ranks = ("--supervised-ranks", "2", "--student-ranks", "2")
     said = run_job("check", *given, *ranks)
     assert (said.code, said.out) == (0, f"check: {name}: all is well\n"), said.err
-    assert sorted(HELP.split(", ")) == SHIPPED
     assert HELP in " ".join(run_job("check", "--help").out.split())
 
 

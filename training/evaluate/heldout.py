@@ -188,7 +188,7 @@ def evaluate(
     sentence has the best unfinished one.
     """
     features = features_step(HELDOUT)
-    is_tuned = DEV in subsets_of_run(store, run_uri, features_step)
+    is_tuned = DEV in subsets_of_run(store, run_uri)
     reads = [features, ALIGNMENT_STEP, GRAPH_STEP, *map(model_step, models.names)]
     reads += [TUNING_STEP] if is_tuned else []
     lexicon = read_lexicon(store, run_uri, corpus_uri, reads)

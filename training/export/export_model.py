@@ -31,7 +31,6 @@ from pipeline.runs.manifest import read_manifest, read_output, subsets_of_run
 from pipeline.runs.names import (
     DEV,
     HELDOUT,
-    features_step,
     selection_step,
 )
 from pipeline.settings import ExtractionConfig, MeanNormalization
@@ -319,7 +318,7 @@ def export_model(
     assert isinstance(trained.model, LstmModel)
     network = streaming_graph(trained.model, recipe.features.mean)
     settings = recipe_settings(recipe.evaluation)
-    if DEV in subsets_of_run(store, run_uri, features_step):
+    if DEV in subsets_of_run(store, run_uri):
         settings = tuned_settings(store, run_uri)[name]
     tree = read_tree(store, run_uri)
     exported = ExportedSettings(

@@ -6,18 +6,21 @@ from typing import Any, Literal, TypeAlias
 
 from infra.settings import plain
 from pipeline.runs.names import (
+    ALIGNER,
     ALIGNMENT_STEP,
     BASELINE,
     DEV_ALIGNMENT_STEP,
     LABELLED,
     PARTITIONS_STEP,
     STUDENT,
+    TEACHER,
     UNLABELLED,
     RealignmentRound,
     TargetsRound,
     features_step,
     lattices_step,
     model_step,
+    realignment_rounds,
     sequence_trained,
     targets_rounds,
     teachers,
@@ -254,3 +257,13 @@ def sibling_fits(recipe: Recipe) -> list[Fit]:
         for each in targets_rounds(recipe.targets.rounds)[:-1]
         for number in range(1, recipe.num_siblings + 1)
     ]
+
+
+def fits_of(recipe: Recipe, section: str) -> list[Fit]:
+    """Describe all models that the step of a recipe's section trains, in order."""
+    if section == ALIGNER:
+        rounds = realignment_rounds(recipe.alignment.rounds)
+        return [aligner_fit(recipe, each) for each in rounds]
+    if section == TEACHER:
+        return [*teacher_fits(recipe), *sibling_fits(recipe)]
+    return [baseline_fit(recipe) if section == BASELINE else student_fit(recipe)]

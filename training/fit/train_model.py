@@ -27,7 +27,6 @@ from pipeline.runs.names import (
     CHECKPOINTS_FOLDER,
     DEV,
     DEV_ALIGNMENT_STEP,
-    features_step,
     model_step,
 )
 from pipeline.shards import read_partition_index
@@ -155,7 +154,7 @@ def fit_model(
     A model is the same work on any number of ranks: a finished one is found, and an unfinished one
     is resumed. The bits differ, and the curve says how many ranks made each sub-epoch.
     """
-    if fit.newbob is not None and DEV in subsets_of_run(store, run_uri, features_step):
+    if fit.newbob is not None and DEV in subsets_of_run(store, run_uri):
         fit = fit.on_development_speakers()
     spec = StepSpec(store, run_uri, model_step(fit.name), fit.config, fit.inputs)
     train = partial(train_model, fit, group, device, take_pace)

@@ -175,7 +175,7 @@ def test_a_device_that_cannot_be_used_is_left_out(pool: DevicePool) -> None:
     stream = RequestStream(pool, WINDOW)
     answers = list(stream.answers(PoolRequest(1000, b"sleep 0.3") for _ in range(30)))
     assert {served_by(each)[0] for each in answers} == {"good"}
-    assert stream.left_out == {
+    assert stream._left_out == {
         "bad": "its server did not start: OSError: no such device: bad",
         "worse": "its server did not start: OSError: device does not answer: worse",
     }

@@ -120,7 +120,7 @@ def test_a_device_that_vanishes_is_left_out(
     def requests() -> Iterator[PoolRequest]:
         for payload in [b"sleep 0.1"] * 4 + [b"vanish"]:
             yield PoolRequest(1000, payload)
-        while not stream.left_out:
+        while not stream._left_out:
             yield PoolRequest(1000, b"sleep 0.1")
 
     FAULTS.take()
@@ -129,7 +129,7 @@ def test_a_device_that_vanishes_is_left_out(
     assert served_by(answers[-1])[0] == "cuda:1"
     assert len({served_by(each) for each in answers}) == 2
     reason = "its server did not start: OSError: no such device: cuda:0"
-    assert stream.left_out == {"cuda:0": reason}
+    assert stream._left_out == {"cuda:0": reason}
     assert f"cuda:0 is left out: {reason}" in capfd.readouterr().err
     faults = {(each.device, each.kind): each.reason for each in FAULTS.take()}
     assert faults.keys() == {("cuda:0", "server lost"), ("cuda:0", "left out")}

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from infra import host_folder
 from infra.store import retry, s3_limits
 from infra.store.s3_errors import NoTurnError
 from infra.store.s3_limits import (
@@ -245,7 +246,7 @@ def test_a_directory_open_to_others_is_not_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rates are read from a directory that is ours alone; else each process has its own."""
-    monkeypatch.setattr(s3_limits, "_TEMPORARY", tmp_path)
+    monkeypatch.setattr(host_folder, "_TEMPORARY", tmp_path)
     ours = tmp_path / f"megahour-store-{os.getuid()}"
     for make in (lambda: ours.mkdir(mode=0o777), lambda: ours.symlink_to(tmp_path)):
         make()

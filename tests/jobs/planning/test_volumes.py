@@ -13,13 +13,14 @@ from hypothesis import strategies as st
 from infra.cluster import load_cluster
 from infra.store.object_store import ObjectStore, join_uri
 from infra.task_metrics import REQUESTS
-from jobs.planning.run_plan import calibration_uri, compare_plan, planned_workload, run_workload
+from jobs.planning.run_plan import compare_plan, planned_workload, run_workload
 from jobs.run_table import STEPS
 from jobs.volumes import Volume, Workload
 from pipeline.filterbank import NUM_INPUTS
 from pipeline.kbest import KBest, select_kbest
 from pipeline.records import Tally, Utterance
 from pipeline.runs.manifest import Manifest, Output, manifest_uri, sha256
+from pipeline.runs.names import PLAN_CALIBRATION
 from pipeline.steps.features import extract_features
 from pipeline.steps.repartition import repartition
 from pipeline.steps.selection.select import metadata_uri, select_utterances
@@ -161,11 +162,11 @@ def test_comparison_of_a_run_that_was_calibrated(finished) -> None:
     """With a calibration kept in the run, seconds are planned, for training steps too."""
     store, run_uri, records = finished
     trained = {**records, "train_student": {"seconds": 9.0}}
-    store.put(calibration_uri(run_uri), json.dumps(asdict(CALIBRATION)).encode())
+    store.put(join_uri(run_uri, PLAN_CALIBRATION), json.dumps(asdict(CALIBRATION)).encode())
     try:
         found = compare_plan(store, run_uri, SMALL, lambda _: load_cluster("demo"), trained)
     finally:
-        Path(calibration_uri(run_uri)).unlink()
+        Path(join_uri(run_uri, PLAN_CALIBRATION)).unlink()
     assert found["calibrated_on"] == CALIBRATION.machine
     for quantities in found["steps"].values():
         assert quantities["seconds"]["planned"] > 6

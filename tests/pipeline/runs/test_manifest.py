@@ -26,7 +26,7 @@ from pipeline.runs.manifest import (
     sha256,
     subsets_of_run,
 )
-from pipeline.runs.names import ALL_SUBSETS, SUBSETS, features_step
+from pipeline.runs.names import ALL_SUBSETS, SUBSETS
 
 SHARD = Output("features/x/ab/0-abcd.parquet", 9, "abcd", utterances=2, duration_ms=1_800_000)
 LEDGER = Output("features/x/ef/0-ef01.ledger.jsonl", 5, "ef01", utterances=1, duration_ms=500)
@@ -48,12 +48,12 @@ MANIFEST = Manifest(
 def test_development_speakers_that_are_not_finished_are_not_left_out(tmp_path: Path) -> None:
     """Without anything below features/dev a run has none; a commit alone is refused by name."""
     store, run_uri = ObjectStore((str(tmp_path),)), str(tmp_path)
-    assert subsets_of_run(store, run_uri, features_step) == SUBSETS
+    assert subsets_of_run(store, run_uri) == SUBSETS
     store.put(join_uri(run_uri, "features/dev/commits/000000.json"), b"{}")
     with pytest.raises(ValueError, match="finish features/dev first"):
-        subsets_of_run(store, run_uri, features_step)
+        subsets_of_run(store, run_uri)
     store.put(manifest_uri(run_uri, "features/dev"), MANIFEST.to_bytes())
-    assert subsets_of_run(store, run_uri, features_step) == ALL_SUBSETS
+    assert subsets_of_run(store, run_uri) == ALL_SUBSETS
 
 
 def test_the_document_is_the_one_that_readers_know() -> None:
