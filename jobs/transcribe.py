@@ -66,7 +66,10 @@ def transcribe(arguments: argparse.Namespace) -> None:
     printer = Printer(arguments.json)
     audio_s = 0.0
     seconds: list[float] = []  # of each piece, from its last sample to its words
-    for samples in pieces(arguments.source, round(arguments.piece_ms * SAMPLE_RATE_HZ / 1000)):
+    piece_s = arguments.piece_ms / 1000
+    if pause_s:  # one within a piece would go unnoticed
+        piece_s = min(piece_s, max(pause_s / 3, ROW_S))
+    for samples in pieces(arguments.source, round(piece_s * SAMPLE_RATE_HZ)):
         started = time.perf_counter()
         printer.show(recognizer.accept(samples))
         seconds.append(time.perf_counter() - started)

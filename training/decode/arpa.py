@@ -136,7 +136,7 @@ class _Section:
         if num_read != declared[self.length - 1]:
             raise ValueError(
                 f"{num_read} {self.length}-grams end here: need the {declared[self.length - 1]} "
-                "that \\data\\ declares: write or copy the file again"
+                "that \\data\\ declares: copy the file again, or correct the count"
             )
         columns = np.frombuffer(self.words, np.int32).reshape(num_read, self.length)
         if self.length == 1:
@@ -149,7 +149,8 @@ class _Section:
             (columns[:, 1:] == self.ids.get(START, -1)).any(1),
             (columns[:, :-1] == self.ids.get(END, -1)).any(1),
         ):
-            self._require(columns, is_wrong, f"need {START} first and {END} last only")
+            need = f"need {START} first and {END} last only: remove such lines, and count them out"
+            self._require(columns, is_wrong, f"{need} of \\data\\")
         histories = np.zeros(num_read, np.int64)
         for shorter, words in zip(lengths, columns.T, strict=False):
             keys = ngram_keys(shorter["history"], shorter["word"], len(self.ids))

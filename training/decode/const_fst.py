@@ -156,7 +156,9 @@ class ConstFst:
     def of_kaldifst(cls, fst: kaldifst.StdVectorFst) -> "ConstFst":
         """Copy a transducer of kaldifst, whose arcs need no order."""
         with tempfile.NamedTemporaryFile() as file:
-            kaldifst.StdConstFst(fst).write(file.name)
+            if not kaldifst.StdConstFst(fst).write(file.name):
+                said = f"no room for a graph in {tempfile.gettempdir()}"
+                raise OSError(f"{said}: make room, or set TMPDIR to another folder")
             found = cls.mapped(Path(file.name))
             return cls.of(found.sources, found.arcs, found.states["final_cost"], found.start)
 

@@ -16,6 +16,7 @@ from training.decode.lexicon import (
     Lexicon,
     decode_lexicon,
     parse_lexicon,
+    require_visible,
 )
 from training.settings.decoding import UnknownWordsRule
 
@@ -59,12 +60,14 @@ class CorpusLexicon:
     def pronounced(self, words: Iterable[str]) -> "CorpusLexicon":
         """Make pronunciations of words that it lacks, if the rule says so.
 
-        A word with a letter that no word of it has, and one without sound, remain unknown.
+        A word with a letter that no word of it has, one without sound, and one that no lexicon may
+        have, as for an invisible character, remain unknown.
         """
         if self.unknown_words != "letters":
             return self
         lexicon = self.parse()
         missing = sorted({*words} - lexicon.pronunciations.keys() - RESERVED_WORDS)
+        missing = [word for word in missing if _is_visible(word)]
         if not missing:
             return self
         from training.decode.letter_to_sound import LetterToSound  # noqa: PLC0415 - imports NumPy
@@ -73,6 +76,14 @@ class CorpusLexicon:
         spelled = {word: model.pronounce(word) for word in missing}
         made = {word: phones for word, phones in spelled.items() if phones}
         return replace(self, made={**self.made, **made})
+
+
+def _is_visible(word: str) -> bool:
+    try:
+        require_visible(word, LEXICON_FILE)
+    except ValueError:
+        return False
+    return True
 
 
 _APOSTROPHES = str.maketrans(dict.fromkeys("\u2019\u2018\u02bc\u0060\u00b4", "'"))

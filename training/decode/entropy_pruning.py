@@ -82,6 +82,8 @@ class _Masses:
         history = ngrams["history"]
         probabilities = 10 ** ngrams["log_probability"]
         probabilities[0] = 0
+        if START in model.words:  # KenLM writes a probability of 1, though no word is before it
+            probabilities[1 + model.words.index(START)] = 0
         shorter = np.zeros(len(ngrams))
         for length in range(2, model.order + 1):
             shorter[model.of_length(length)] = 10 ** model.backed_off(suffixes, length)

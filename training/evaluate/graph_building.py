@@ -42,7 +42,8 @@ def build_graphs(
         language_model = files.model(store, run_uri, words, evaluation)
         config = evaluation.first_pass
         small = ngram_grammar(language_model.pruned(config.ngram_order, config.pruning), ids)
-        require_room(small, "raise evaluation.first_pass.pruning, or lower ngram_order")
+        other = "prune the ARPA" if language_model.has_own_order else "lower ngram_order"
+        require_room(small, f"raise evaluation.first_pass.pruning, or {other}")
         # A model of the user's own has one order: its grammar is stored once.
         kept = orders[:1] if language_model.has_own_order else orders
         grammars = [

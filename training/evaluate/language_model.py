@@ -88,7 +88,11 @@ class LanguageModelFile:
         from training.decode.arpa import read_arpa  # noqa: PLC0415 - imports NumPy
 
         with self._named():
-            return read_arpa(self.lines(MAX_BYTES))
+            lines = self.lines(MAX_BYTES)
+            model = read_arpa(lines)
+            for _ in lines:  # a gzip's checksum is behind \\end\\
+                pass
+            return model
 
     def restricted_arpa(self, words: Collection[str]) -> "RestrictedModel":
         """Read it as an ARPA over a lexicon's words; ValueError as `arpa`'s, or if it has none."""

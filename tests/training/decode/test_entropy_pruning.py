@@ -142,3 +142,17 @@ def test_an_ngram_whose_suffix_is_not_listed_backs_off_twice() -> None:
     np.testing.assert_allclose(backed_off, [-0.3 - 0.4])  # P(b | a) = weight of a, P(b)
     asked = Asked(pruned(model, 1.0))
     assert asked.probability(("<s>", "a"), "b") > 0
+
+
+def test_no_word_is_before_a_sentence() -> None:
+    """SRILM writes -99 for <s>, KenLM 0: the same n-grams and weights stay."""
+    sentences = [["a", "b"], ["b", "b", "a"], ["a", "a", "b"], ["b"]]
+    text = arpa_text(kneser_ney(sentences, ["a", "b"], 3))
+    start = next(line for line in text.splitlines() if line.startswith("-99"))
+    kenlm = text.replace(start, f"0\t{start.partition(chr(9))[2]}")
+    for threshold in THRESHOLDS:
+        ours, theirs = (
+            [e for e in pruned(read_arpa(io.StringIO(each)), threshold) if e.ngram != ("<s>",)]
+            for each in (text, kenlm)
+        )
+        assert ours == theirs

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from training.decode import letter_to_sound
+from training.decode.corpus_lexicon import CorpusLexicon
 from training.decode.letter_to_sound import LetterToSound, align_letters
 from training.decode.lexicon import Lexicon
 
@@ -134,6 +135,16 @@ def test_letters_that_no_word_has_are_not_pronounced() -> None:
     assert model.pronounce("") == ()
     with pytest.raises(ValueError, match="no word of the lexicon has two phones a letter"):
         LetterToSound.of(Lexicon({"a": (("A", "B", "C"),)}))
+
+
+def test_words_that_no_lexicon_may_have_are_not_pronounced() -> None:
+    """A joiner at a word's end, as in Persian text: an exported model would be refused."""
+    data = "".join(
+        f"{word} {' '.join(p[0])}\n"
+        for word, p in regular_lexicon(WORDS[:300:3]).pronunciations.items()
+    )
+    made = CorpusLexicon(data.encode(), "letters").pronounced(["abx", "ab\u200c"]).made
+    assert made.keys() == {"abx"}
 
 
 def test_a_model_is_the_same_each_time() -> None:
