@@ -160,6 +160,17 @@ def word_confidences(
 
 
 _pointer, _number, _double = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
+_lattice = _pointer, _number, _number
+_options = _double, _double, _double, ctypes.c_int32
+_C = compiled_library(
+    "training.decode._rescoring",
+    {
+        "rescore": (_number, *_lattice, _pointer, _pointer, *_options, _pointer, _number),
+        "best_arcs": (_number, *_lattice, _pointer),
+        "arc_posteriors": (_number, *_lattice, _double, _pointer),
+        "word_posteriors": (_number, _pointer, *_lattice, ctypes.c_int32, _pointer),
+    },
+)
 
 
 class _Grammar(ctypes.Structure):
@@ -205,21 +216,3 @@ def _library() -> ctypes.CDLL:
             "install a C compiler, and then the package again"
         )
     return _C
-
-
-def _typed(library: ctypes.CDLL | None) -> ctypes.CDLL | None:
-    """Declare the functions of a build of the C file; calls release the GIL."""
-    if library is None:
-        return None
-    lattice = _pointer, _number, _number
-    options = _double, _double, _double, ctypes.c_int32
-    library.rescore.argtypes = *lattice, _pointer, _pointer, *options, _pointer, _number
-    library.best_arcs.argtypes = *lattice, _pointer
-    library.arc_posteriors.argtypes = *lattice, _double, _pointer
-    library.word_posteriors.argtypes = _pointer, *lattice, ctypes.c_int32, _pointer
-    for name in ("rescore", "best_arcs", "arc_posteriors", "word_posteriors"):
-        getattr(library, name).restype = _number
-    return library
-
-
-_C = _typed(compiled_library("training.decode._rescoring"))

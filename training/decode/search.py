@@ -58,30 +58,20 @@ class _Graph(ctypes.Structure):
     )
 
 
-def _typed(library: ctypes.CDLL | None) -> ctypes.CDLL | None:
-    """Declare the functions of the C file."""
-    if library is None:
-        return None
-    pointer, number, real = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
-    arguments = {
-        "check_graph": (pointer, pointer),
-        "new_search": (pointer, real, number, real, number),
-        "free_search": (pointer,),
-        "advance": (pointer, pointer, number),
-        "has_complete_path": (pointer,),
-        "best_path": (pointer, number, pointer, number),
-        "end_lattice": (pointer,),
-        "read_lattice": (pointer, pointer),
-    }
-    for name, types in arguments.items():
-        getattr(library, name).argtypes = types
-        getattr(library, name).restype = number
-    library.new_search.restype = pointer
-    library.free_search.restype = library.read_lattice.restype = None
-    return library
-
-
-_C = _typed(compiled_library("training.decode._search"))
+_pointer, _number, _double = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
+_C = compiled_library(
+    "training.decode._search",
+    {
+        "check_graph": (_number, _pointer, _pointer),
+        "new_search": (_pointer, _pointer, _double, _number, _double, _number),
+        "free_search": (None, _pointer),
+        "advance": (_number, _pointer, _pointer, _number),
+        "has_complete_path": (_number, _pointer),
+        "best_path": (_number, _pointer, _number, _pointer, _number),
+        "end_lattice": (_number, _pointer),
+        "read_lattice": (None, _pointer, _pointer),
+    },
+)
 
 
 def _library() -> ctypes.CDLL:
