@@ -25,8 +25,9 @@ from pipeline.runs.names import section_of
 from training.distributed import process_group
 from training.distributed.process_group import CPU, ProcessGroup
 from training.fit.model_specs import Fit, sequence_fit
-from training.fit.train_model import check_trainer, fit_model
+from training.fit.train_model import fit_model
 from training.sequence_training.lattices import generate_lattices
+from training.settings.recipe import check_ranks
 from training.settings.trainers import TRAINERS, describe_trainers
 
 
@@ -161,7 +162,9 @@ def training_stages(job: Job, fit: Fit, ranks: Ranks) -> list[Callable[[], StepR
     )
     if section_of(fit.name) not in config.models:
         return [train]
-    check_trainer(by_sequence, ranks.group)  # now, not after hours of training
+    num_ranks, per_host = ranks.group.size(), launched_ranks_per_host()
+    # Now, not after hours of training.
+    check_ranks(by_sequence.training, by_sequence.name, num_ranks, per_host)
     decode = partial(
         generate_lattices,
         job.store,
