@@ -31,8 +31,6 @@ Arcs into the end read no frame, and have final states' costs.
 MAX_LATTICE_ARCS = 2**24
 """The most arcs of a lattice, rescored ones too: 0.3 GB in a search, 1 GB while they are read."""
 
-_ANY_WORD = 2**31
-
 _NO_MEMORY, _TOO_MANY_ARCS, _EPSILON_CYCLE = -1, -2, -3
 _WRONG_GRAPH = {
     -4: "no such start",
@@ -94,13 +92,13 @@ class SearchableGraph:
     whole, and where installation compiled no C.
     """
 
-    def __init__(self, fst: ConstFst, num_senones: int, num_words: int | None) -> None:
+    def __init__(self, fst: ConstFst, num_senones: int, num_words: int) -> None:
         states = np.ascontiguousarray(fst.states, STATE)
         arcs = np.ascontiguousarray(fst.arcs, ARC)
         self.fst, self.num_senones = ConstFst(fst.start, states, arcs), num_senones
         self.address = _Graph(
             *(states.ctypes.data, arcs.ctypes.data, len(states), len(arcs)),
-            *(fst.start, num_senones, _ANY_WORD if num_words is None else num_words),
+            *(fst.start, num_senones, num_words),
         )
         where = ctypes.c_int64()
         status = _library().check_graph(ctypes.byref(self.address), ctypes.byref(where))
