@@ -142,15 +142,16 @@ def check(arguments: argparse.Namespace) -> tuple[Job, Sequence[str]]:
     ranks = _ranks(arguments)
     by_step = {step: open_job(step, arguments) for step in STEPS}
     jobs = list(by_step.values())
+    recipe = jobs[0].recipe
     for section, num_ranks in ranks.items():
-        check_ranks(jobs[0].recipe, section, num_ranks)
-        if section in jobs[0].recipe.sequence_training.models:
-            check_ranks(jobs[0].recipe, "sequence_training", num_ranks)
+        check_ranks(getattr(recipe, section), section, num_ranks, num_ranks)
+        if section in recipe.sequence_training.models:
+            check_ranks(recipe.sequence_training, "sequence_training", num_ranks, num_ranks)
     notes = list(_host_notes(jobs, arguments.device, ranks.values()))
-    _check_factories(jobs[0].recipe, ranks, by_step[GENERATE_TARGETS].cluster)
-    _check_own_teacher(jobs[0].recipe)
-    _check_transcripts(jobs[0].recipe, arguments)
-    _check_models(jobs[0].recipe, ranks)
+    _check_factories(recipe, ranks, by_step[GENERATE_TARGETS].cluster)
+    _check_own_teacher(recipe)
+    _check_transcripts(recipe, arguments)
+    _check_models(recipe, ranks)
     if arguments.ingested:
         reader = by_step[SELECT_UTTERANCES]
         if not reader.store.list(metadata := join_uri(reader.corpus_uri, METADATA_FOLDER)):

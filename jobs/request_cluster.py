@@ -133,8 +133,9 @@ def main() -> None:
         _require_possible(arguments, recipe)
         launch = make_launch(arguments, cluster, platform)
         if section := STEPS[arguments.step].trains:
-            ranks_per_host = launch.ranks_per_host
-            check_ranks(recipe, section, ranks_per_host * cluster.num_instances, ranks_per_host)
+            per_host = launch.ranks_per_host
+            num_ranks = per_host * cluster.num_instances
+            check_ranks(getattr(recipe, section), section, num_ranks, per_host)
         request = platform.request(launch)
         if arguments.send:
             send(platform, launch, recipe)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from infra.settings import ConfigurationError, Range, read_file, read_record, read_toml
+from infra.torchrun import launched_rank
 from jobs.cli.arguments import Parser, number_in, recipe_path
 from jobs.cli.command_line import fail
 from jobs.plan import LINE_WIDTH, aligned, count, size
@@ -118,7 +119,7 @@ def link_and_print(as_json: bool) -> None:
     try:
         with process_group.open_world(time_limit_s=120.0) as group:
             rates = measure_link(group)
-            if not process_group.is_leader():
+            if launched_rank() != 0:
                 return
     except process_group.CollectiveError as error:
         sys.exit(fail("scaling", error, 1))

@@ -56,7 +56,7 @@ def main() -> None:
         assert code == 0 or "pip install 'megahour[" in text, (name, text)
     modules = tomllib.loads(PROJECT.read_text())["tool"]["setuptools"]["ext-modules"]
     for each in modules:
-        assert compiled_library(each["name"]) is not None, each["name"]
+        assert compiled_library(each["name"], {}) is not None, each["name"]
     size = installed_bytes()
     assert size < MAX_BYTES, size
     print(f"{size / 1e6:.0f} MB")

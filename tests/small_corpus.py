@@ -12,17 +12,11 @@ import numpy as np
 import soundfile
 
 from infra.store.object_store import ObjectStore, join_uri
-from pipeline.runs.engine import Distribute
+from pipeline.runs.engine import Distribute, serially
 
 T = TypeVar("T")
 R = TypeVar("R")
 SAMPLE_RATE = 16_000
-
-
-def serially(elements: Sequence[T], function: Callable[[T], R], description: str) -> list[R]:
-    """Run a step's tasks one after the other, as a cluster of one would."""
-    del description
-    return [function(element) for element in elements]
 
 
 @contextmanager

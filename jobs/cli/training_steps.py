@@ -23,8 +23,9 @@ from pipeline.runs.names import ALIGNER, section_of
 from training.distributed import process_group
 from training.distributed.process_group import CPU, ProcessGroup
 from training.fit.model_specs import Fit, sequence_fit
-from training.fit.train_model import check_trainer, fit_model
+from training.fit.train_model import fit_model
 from training.sequence_training.lattices import generate_lattices
+from training.settings.recipe import check_ranks
 from training.settings.trainers import TRAINERS, describe_trainers
 
 
@@ -96,8 +97,9 @@ def _trained(job: Job, fit: Fit, group: ProcessGroup, device: torch.device) -> S
     """
     by_sequence, config = sequence_fit(job.recipe, fit), job.recipe.sequence_training
     has_sequences, place = section_of(fit.name) in config.models, job.place[:2]
-    if has_sequences:
-        check_trainer(by_sequence, group)  # now, not after hours of training
+    if has_sequences:  # now, not after hours of training
+        num_ranks, per_host = group.size(), launched_ranks_per_host()
+        check_ranks(by_sequence.training, by_sequence.name, num_ranks, per_host)
     take_pace = partial(job.take_pace, fit.name)
     made = [fit_model(fit, *place, group, device, take_pace=take_pace)]
     if has_sequences:

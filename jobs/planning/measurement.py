@@ -33,7 +33,7 @@ from pipeline.filterbank import FRAME_SHIFT_MS, NUM_INPUTS, SAMPLE_RATE_HZ, STAC
 from pipeline.kbest import select_kbest
 from pipeline.records import Utterance
 from pipeline.runs.commit import step_context
-from pipeline.runs.engine import write_manifest
+from pipeline.runs.engine import serially, write_manifest
 from pipeline.runs.manifest import Manifest
 from pipeline.runs.names import SELECTION_FOLDER, TEACHER, UNLABELLED, model_step
 from pipeline.settings import SelectionConfig
@@ -197,12 +197,6 @@ def flac(samples: Float32[np.ndarray, " samples"]) -> bytes:
     buffer = io.BytesIO()
     soundfile.write(buffer, samples, SAMPLE_RATE_HZ, format="FLAC", subtype="PCM_16")
     return buffer.getvalue()
-
-
-def serially(elements: Sequence[T], function: Callable[[T], R], description: str) -> list[R]:
-    """Run the tasks of a step one after the other."""
-    del description
-    return [function(element) for element in elements]
 
 
 @contextmanager

@@ -245,14 +245,6 @@ def is_compiled() -> bool:
     return _C is not None
 
 
-def typed(library: ctypes.CDLL | None) -> ctypes.CDLL | None:
-    """Declare the functions of a build of the C file."""
-    if library is not None:
-        library.log_mel_energies.argtypes = _pointer, _pointer, ctypes.c_int64, _pointer
-        library.log_mel_energies.restype = None
-    return library
-
-
 _ARRAYS = (
     *(WINDOW, COSINES, SINES),
     MEL_WEIGHTS.indptr.astype(np.int32),
@@ -265,7 +257,8 @@ _TABLES = _Tables(
     *(LOG_2_HIGH, LOG_2_LOW),
     NUM_BINS,
 )
-_C = typed(compiled_library("pipeline.filterbank._filter_bank"))
+FUNCTIONS = {"log_mel_energies": (None, _pointer, _pointer, ctypes.c_int64, _pointer)}
+_C = compiled_library("pipeline.filterbank._filter_bank", FUNCTIONS)
 
 
 def kaldi_log_mel_energies(

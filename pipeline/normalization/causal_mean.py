@@ -20,24 +20,18 @@ from pipeline.filterbank import NUM_BINS
 _pointer, _number = ctypes.c_void_p, ctypes.c_int64
 
 
+_subtraction = None, _pointer, _number, _pointer, _number, _pointer, _number
+FUNCTIONS = {
+    "subtract_causal_means": _subtraction,
+    "subtract_causal_means_to_half": _subtraction,
+    "add_moments": (None, _pointer, _number, _pointer, _pointer, _number),
+}
+_C = compiled_library("pipeline.normalization._frame_sums", FUNCTIONS)
+
+
 def is_compiled() -> bool:
     """Return whether installation found a C compiler."""
     return _C is not None
-
-
-def typed(library: ctypes.CDLL | None) -> ctypes.CDLL | None:
-    """Declare the functions of a build of the C file."""
-    if library is None:
-        return None
-    for name in ("subtract_causal_means", "subtract_causal_means_to_half"):
-        getattr(library, name).argtypes = _pointer, _number, _pointer, _number, _pointer, _number
-        getattr(library, name).restype = None
-    library.add_moments.argtypes = _pointer, _number, _pointer, _pointer, _number
-    library.add_moments.restype = None
-    return library
-
-
-_C = typed(compiled_library("pipeline.normalization._frame_sums"))
 
 
 _BLOCK_FRAMES = 250  # a quarter of a megabyte of working memory, which stays in the L2 cache

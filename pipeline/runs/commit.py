@@ -62,10 +62,10 @@ class Commit:
 
     task: str
     fingerprint: str
-    outputs: tuple[Output, ...]
-    ledger: Output | None
-    tally_in: Tally
-    quarantined: Tally
+    outputs: tuple[Output, ...] = ()
+    ledger: Output | None = None
+    tally_in: Tally = field(default_factory=Tally)
+    quarantined: Tally = field(default_factory=Tally)
     unselected: Tally = field(default_factory=Tally)
     statistics: Mapping[str, Any] = field(default_factory=dict)
     # The fingerprint covers them; here they are for the error that names what differs.

@@ -94,6 +94,12 @@ class Distribute(Protocol):
         ...
 
 
+def serially(elements: Sequence[T], function: Callable[[T], R], description: str) -> list[R]:
+    """Run tasks one after the other in this process."""
+    del description
+    return [function(element) for element in elements]
+
+
 @dataclass(frozen=True, slots=True)
 class Extension:
     """Extension says how an increment's step is joined with that of its base.

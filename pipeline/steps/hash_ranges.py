@@ -306,6 +306,4 @@ def commit_ranges(context: StepContext, name: str, suffix: str, ranges: Iterable
 
 def commit_objects(context: StepContext, name: str, outputs: Iterable[Output]) -> Commit:
     """Commit objects without utterances of their own."""
-    return context.commit(
-        Commit(name, context.fingerprint, tuple(outputs), None, Tally(), quarantined=Tally())
-    )
+    return context.commit(Commit(name, context.fingerprint, tuple(outputs)))

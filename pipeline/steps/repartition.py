@@ -191,7 +191,7 @@ def write_group(task: GroupTask) -> Commit:
         )
         for number, part in enumerate(parts)
     )
-    record = Commit(task.name, task.context.fingerprint, outputs, None, tally, Tally())
+    record = Commit(task.name, task.context.fingerprint, outputs, tally_in=tally)
     return task.context.commit(record)
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 
 from training.decode.arpa import read_arpa, restricted
-from training.decode.entropy_pruning import pruned, relative_entropies
+from training.decode.entropy_pruning import Masses, pruned
 from training.decode.lexicon import UNKNOWN, parse_lexicon
 from training.decode.ngrams import (
     END,
@@ -113,7 +113,7 @@ def model_figures(folder: Path) -> Iterator[ModelFigures]:
         # As many n-grams, but for histories that the pruning keeps.
         num_longer = len(cut.ngrams) - cut.starts[2]
         for name, of_histories in (("Witten-Bell", histories), ("Kneser-Ney", whole)):
-            entropies = relative_entropies(whole, of_histories)[whole.starts[2] :]
+            entropies = Masses.of(whole).relative_entropies(of_histories)[whole.starts[2] :]
             threshold = float(np.expm1(np.partition(entropies, -num_longer)[-num_longer]))
             started = time.perf_counter()
             smaller = pruned(whole, threshold, of_histories)

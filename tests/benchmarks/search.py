@@ -89,7 +89,7 @@ class Ours:
 
     def __init__(self, folder: Path, num_senones: int) -> None:
         fst = ConstFst.mapped(folder / "graph.fst")
-        self.graph = SearchableGraph(fst, num_senones, None)
+        self.graph = SearchableGraph(fst, num_senones, 2**31)
 
     def words(self, scores: np.ndarray, beam: float, max_active: int) -> list[int]:
         """Return the numbers of the best path's words."""

@@ -41,7 +41,7 @@ from pipeline.steps.selection.increment import Month, union_statistics
 from pipeline.steps.selection.subset_overlap import SPAN, SubsetRange
 from tests.fuzzing.mutations import changed, changed_json, damaged, repeated_key
 from tests.fuzzing.outcomes import FUZZ, REFUSED, outcome
-from training.checkpoints.checkpointer import CheckpointRecord, RankObject
+from training.checkpoints.checkpointer import CheckpointRecord
 from training.data.sub_epochs import Place
 from training.decode.senones import parse_senone_tree
 from training.evaluate.word_errors import (
@@ -77,7 +77,7 @@ MANIFEST = Manifest(
 COMMIT = Commit(
     "000001", "f" * 64, (SHARD,), LEDGER, Tally(3, 1_800_500), Tally(1, 500), versions={"a": "1"}
 )
-CHECKPOINT = CheckpointRecord("f" * 64, 12, (RankObject("a.npz", 3, "a" * 64),))
+CHECKPOINT = CheckpointRecord("f" * 64, 12, (NamedObject("a.npz", 3, "a" * 64),))
 COUNTS = {"utterances_in": 3, "utterances_out": 2, "quarantined": 1}
 JOB_RECORD: dict[str, Any] = {
     "step": "realign",

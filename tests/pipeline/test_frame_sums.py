@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pipeline.compiled_library import declared
 from pipeline.filterbank import NUM_BINS
 from pipeline.normalization import CausalMean, Moments, causal_mean
 
@@ -83,7 +84,9 @@ def test_any_cpu_has_the_same_bits(
     library = tmp_path / "frame_sums.so"
     flags = [*options.split(), "-ffp-contract=off", "-DFOR_EACH_CPU=", "-shared", "-fPIC"]
     subprocess.run(["cc", *flags, str(SOURCE), "-o", str(library)], check=True)
-    monkeypatch.setattr(causal_mean, "_C", causal_mean.typed(ctypes.CDLL(str(library))))
+    monkeypatch.setattr(
+        causal_mean, "_C", declared(ctypes.CDLL(str(library)), causal_mean.FUNCTIONS)
+    )
     assert CausalMean().subtract(stream, np.float16).tobytes() == expected.tobytes()
     moments = Moments.by_numpy(expected)
     assert Moments.of(expected).sum_of_squares.tobytes() == moments.sum_of_squares.tobytes()

@@ -152,7 +152,10 @@ class StoredMonophones:
         """Read all three."""
         made = json.loads(context.read(self.made))
         lexicon = CorpusLexicon(context.read(self.lexicon), self.unknown_words, made).parse()
-        return MonophoneAligner(lexicon, *_read_model(context, self.model))
+        state = decode_state(context.read(self.model))
+        matrix = state[LDA_MLLT_STATISTIC]
+        features = CEPSTRA if matrix is None else LdaMllt(matrix.numpy())
+        return MonophoneAligner(lexicon, Monophones.from_state(state["monophones"]), features)
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,13 +178,6 @@ class MonophoneAligner:
             )
             for row in rows
         }
-
-
-def _read_model(context: StepContext, model: Output) -> tuple[Monophones, TreeFeatures]:
-    state = decode_state(context.read(model))
-    matrix = state[LDA_MLLT_STATISTIC]
-    features = CEPSTRA if matrix is None else LdaMllt(matrix.numpy())
-    return Monophones.from_state(state["monophones"]), features
 
 
 def check_transcripts(
@@ -246,9 +242,7 @@ def _trained(
         task=name,
         fingerprint=context.fingerprint,
         outputs=(scratch.put_output(name, ".npz", encode_state(state), tally),),
-        ledger=None,
         tally_in=tally,
-        quarantined=Tally(),
     )
     return scratch.commit(record).outputs[0]
 

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
-from typing import Any
 
 import numpy as np
 import torch
@@ -81,11 +80,6 @@ class AlignmentSettings:
     versions: Versions = "own"
     regrown: TreeConfig | None = None
 
-    @property
-    def resolved(self) -> dict[str, Any]:
-        """Return the settings that alignments depend on."""
-        return realignment_settings(self.acoustic_scale, self.versions, self.regrown)
-
 
 @dataclass(frozen=True, slots=True)
 class AlignmentTask:
@@ -145,7 +139,7 @@ def realign(
         store,
         run_uri,
         realignment.writes if subset == LABELLED else alignment_step(subset),
-        settings.resolved,
+        realignment_settings(settings.acoustic_scale, settings.versions, settings.regrown),
         reads,
         stored.digests,
         # A frame between two senones may fall to the other one where logits have other last bits.

@@ -196,9 +196,7 @@ def align_shard_phones(task: PhonesTask) -> Commit:
         task=task.name,
         fingerprint=context.fingerprint,
         outputs=outputs,
-        ledger=None,
         tally_in=tally,
-        quarantined=Tally(),
     )
     return context.commit(record)
 
@@ -219,10 +217,6 @@ def _grown(
     record = Commit(
         task=name,
         fingerprint=context.fingerprint,
-        outputs=(),
-        ledger=None,
-        tally_in=Tally(),
-        quarantined=Tally(),
         statistics={"senone_tree": grown.tree.to_json(), "senone_bound": grown.bound},
     )
     return scratch.commit(record).statistics

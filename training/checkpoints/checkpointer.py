@@ -22,7 +22,7 @@ from infra.store.object_store import (
     read_checked,
 )
 from pipeline.runs.commit import RecipeConflictError
-from pipeline.runs.sealed_json import read_sealed, seal, typed_record
+from pipeline.runs.sealed_json import NamedObject, read_sealed, seal, typed_record
 from training.checkpoints.training_state import reshard
 from training.data.sub_epochs import Place
 from training.distributed.checks import Claims, check_equal
@@ -42,44 +42,16 @@ class DamagedCheckpointError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class RankObject:
-    """RankObject names one rank's stored state: key below the checkpoints, size and digest."""
-
-    key: str
-    num_bytes: int
-    sha256: str
-
-    @classmethod
-    def of(cls, step: int, rank: int, data: bytes) -> "RankObject":
-        """Name the state after `step` steps by its digest: other bytes never overwrite it."""
-        digest = hashlib.sha256(data).hexdigest()
-        return cls(f"{step:012d}-rank-{rank:05d}-{digest[:16]}.npz", len(data), digest)
-
-    def read(self, store: ObjectStore, uri: str) -> dict[str, Any]:
-        """Read the state; DamagedCheckpointError if its bytes are not those that were stored."""
-
-        def parse(data: bytes) -> dict[str, Any]:
-            if (digest := hashlib.sha256(data).hexdigest()) != self.sha256:
-                raise ValueError(
-                    f"{len(data)} bytes of SHA-256 {digest}, the record says {self.num_bytes} "
-                    f"bytes of {self.sha256}"
-                )
-            state: dict[str, Any] = decode_state(data)
-            return state
-
-        return _read(store, join_uri(uri, self.key), parse)
-
-
-@dataclass(frozen=True, slots=True)
 class CheckpointRecord:
     """CheckpointRecord makes a checkpoint of the work `fingerprint` count, once it is stored.
 
+    It names each rank's state, in their order, by a key below the checkpoints.
     `place` says how far the training of a run has come, to those who do not read the state.
     """
 
     fingerprint: str
     step: int
-    objects: tuple[RankObject, ...]
+    objects: tuple[NamedObject, ...]
     place: Place | None = None
 
     @property
@@ -107,7 +79,7 @@ class CheckpointRecord:
     @classmethod
     def from_document(cls, document: Mapping[str, Any]) -> "CheckpointRecord":
         """Invert `asdict`; TypeError or KeyError for other fields."""
-        objects = tuple(typed_record(RankObject, each) for each in document["objects"])
+        objects = tuple(typed_record(NamedObject, each) for each in document["objects"])
         stated = document.get("place")
         place = None if stated is None else typed_record(Place, stated)
         return typed_record(cls, {**document, "objects": objects, "place": place})
@@ -171,12 +143,15 @@ class Checkpointer:
         for part in range(self.num_parts):
             check_equal(claims[part :: self.num_parts])
         data = encode_state({name: part for name, part in state.items() if name != "claims"})
-        stored = RankObject.of(step, self.group.rank(), data)
+        digest = hashlib.sha256(data).hexdigest()
+        # By its digest, so that other bytes never overwrite it.
+        key = f"{step:012d}-rank-{self.group.rank():05d}-{digest[:16]}.npz"
+        stored = NamedObject(key, len(data), digest)
         # Every rank's object precedes the record, so a kill never leaves half a checkpoint.
-        self.store.put(join_uri(self.uri, stored.key), data)
+        self.store.put(join_uri(self.uri, key), data)
         texts = self._gather(json.dumps(asdict(stored)))
         if self.group.rank() == 0:
-            objects = tuple(RankObject(**json.loads(text)) for text in texts)
+            objects = tuple(NamedObject(**json.loads(text)) for text in texts)
             self._keep(CheckpointRecord(self.fingerprint, step, objects, place))
 
     def restore(self, trainer: type[Trainer]) -> dict[str, Any] | None:
@@ -257,12 +232,12 @@ class Checkpointer:
         state, problem = None, ""
         try:
             if record.world_size == self.group.size():
-                state = record.objects[self.group.rank()].read(self.store, self.uri)
+                state = self._state(record.objects[self.group.rank()])
             else:
-                # A generator holds one old rank's state at a time: 576 MB for the paper's student.
+                # An iterator holds one old rank's state at a time: 576 MB for the paper's student.
                 rank, part = divmod(self.group.rank(), self.num_parts)
                 objects = record.objects[part :: self.num_parts]
-                states = (each.read(self.store, self.uri) for each in objects)
+                states = map(self._state, objects)
                 num_ranks = self.group.size() // self.num_parts
                 state = reshard(states, len(objects), rank, num_ranks, trainer)
         except DamagedCheckpointError as error:
@@ -273,6 +248,20 @@ class Checkpointer:
             message = f"{problems[0]}: resuming from the checkpoint before it"
             warnings.warn(message, RuntimeWarning, stacklevel=2)
         return None if problems else state
+
+    def _state(self, stored: NamedObject) -> dict[str, Any]:
+        """Read a state; DamagedCheckpointError if its bytes are not those that were stored."""
+
+        def parse(data: bytes) -> dict[str, Any]:
+            if (digest := hashlib.sha256(data).hexdigest()) != stored.sha256:
+                raise ValueError(
+                    f"{len(data)} bytes of SHA-256 {digest}, the record says {stored.num_bytes} "
+                    f"bytes of {stored.sha256}"
+                )
+            state: dict[str, Any] = decode_state(data)
+            return state
+
+        return _read(self.store, join_uri(self.uri, stored.key), parse)
 
     def _sweep(self, keys: list[str], records: list[CheckpointRecord]) -> None:
         """Remove what damaged checkpoints and killed writers left, and what is outdated."""

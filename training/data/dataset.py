@@ -111,9 +111,9 @@ class Dataset(RowOrder):
     ) -> "SubEpochPlan":
         """Fix what this rank reads in sub-epoch number `index`, and in which order."""
         buffers = self.shuffle_buffers(sub_epoch, index, lengths_of)
-        ranges = [MinibatchRange.whole(self, buffer) for buffer in buffers]
+        ranges = [MinibatchRange(self, each, 0, len(each.batches())) for each in buffers]
         # A buffer has none where all its rows are without a lattice: it is not read.
-        return SubEpochPlan(sub_epoch, [each for each in ranges if len(each)])
+        return SubEpochPlan([each for each in ranges if len(each)])
 
     def lengths(self, output: Output, augmenter: Augmenter) -> Lengths:
         """Read the lengths of a partition's rows in a sub-epoch: no feature."""
@@ -144,11 +144,6 @@ class MinibatchRange:
     first: int
     last: int
 
-    @classmethod
-    def whole(cls, dataset: Dataset, buffer: ShuffleBuffer) -> "MinibatchRange":
-        """Return the range of all minibatches of a shuffle buffer."""
-        return cls(dataset, buffer, 0, len(buffer.batches()))
-
     def __len__(self) -> int:
         return self.last - self.first
 
@@ -172,7 +167,6 @@ class MinibatchRange:
 class SubEpochPlan:
     """SubEpochPlan: one rank's part of a sub-epoch, counted before any feature is read."""
 
-    sub_epoch: SubEpoch
     ranges: list[MinibatchRange]
 
     def num_minibatches(self) -> int:
@@ -217,7 +211,7 @@ class SubEpochPlan:
             if len(inner):
                 ranges.append(inner)
             begin += len(minibatch_range)
-        return SubEpochPlan(self.sub_epoch, ranges)
+        return SubEpochPlan(ranges)
 
 
 _LENGTHS_IN_FLIGHT = 8
@@ -246,7 +240,7 @@ def reshard(
         left: list[MinibatchRange] = []
         for plan, count in zip(plans, counts, strict=True):
             left += plan.cut(count, plan.num_minibatches()).ranges
-        rest = SubEpochPlan(sub_epoch, left)
+        rest = SubEpochPlan(left)
         total = rest.num_minibatches()
         # Dealt round-robin, a rank's minibatches would need a shuffle buffer of every old rank.
         edges = [total * rank // world_size for rank in range(world_size + 1)]
@@ -313,7 +307,7 @@ class SubEpochReader:
         sub_epoch = self.sub_epochs[cursor.sub_epoch]
         if sub_epoch.on_one_rank:
             if dataset.rank > 0:
-                return SubEpochPlan(sub_epoch, [])
+                return SubEpochPlan([])
             dataset, done = replace(dataset, world_size=1), tuple(each[:1] for each in done)
         if done:
             return reshard(dataset, sub_epoch, cursor.sub_epoch, done)
@@ -367,12 +361,12 @@ def _copies(
     with closing(minibatches):
         for minibatch in minibatches:
             with torch.cuda.stream(copying):  # does nothing where there is none
-                copied = _moved(minibatch, copy)
+                copied = moved(minibatch, copy)
             if copying is not None:
                 steps = torch.cuda.current_stream(device)
                 steps.wait_stream(copying)
                 # Else the copying stream could reuse the memory before the step has read it.
-                copied = _moved(copied, partial(_recorded, steps))
+                copied = moved(copied, partial(_recorded, steps))
             yield copied
 
 
@@ -391,7 +385,7 @@ def made_ahead(
 
     def make(_: None) -> Minibatch | None:
         minibatch = next(minibatches, None)
-        return None if minibatch is None else _moved(minibatch, prepare)
+        return None if minibatch is None else moved(minibatch, prepare)
 
     ahead = prefetch(make, repeat(None), MINIBATCHES_AHEAD + 1, num_threads=1)
     with closing(minibatches), closing(ahead):
@@ -401,10 +395,11 @@ def made_ahead(
             yield minibatch
 
 
-def _moved(minibatch: Minibatch, move: Callable[[Tensor], Tensor]) -> Minibatch:
+def moved(minibatch: Minibatch, move: Callable[[Tensor], Tensor]) -> Minibatch:
+    """Replace features and targets by what `move` makes of them."""
     targets = minibatch.targets
     make: Callable[..., Targets] = type(targets)
     values = (getattr(targets, field.name) for field in fields(targets))
     # Lattices remain on the host, where their arithmetic is.
-    moved = (move(each) if isinstance(each, Tensor) else each for each in values)
-    return replace(minibatch, features=move(minibatch.features), targets=make(*moved))
+    others = (move(each) if isinstance(each, Tensor) else each for each in values)
+    return replace(minibatch, features=move(minibatch.features), targets=make(*others))

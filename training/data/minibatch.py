@@ -1,8 +1,8 @@
 """The frames of a shuffle buffer in one array, and minibatches gathered from it by index."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
-from typing import Any, Literal, TypeAlias
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ from pipeline.filterbank import STACK
 from pipeline.shards import Alignment, PartitionRow
 from pipeline.splicing import splice
 from training.data.augmentation import NO_AUGMENTATION, Augmenter
-from training.data.row_order import Segments
+from training.data.row_order import Segments, concatenated
 from training.data.targets import (
     SOFT_TARGET_ROWS,
     HardTargetRows,
@@ -105,7 +105,7 @@ class BufferFrames:
             ),
             np.concatenate([part.counts for part in parts]),
             np.concatenate([part.features for part in parts]),
-            _concatenated([part.targets for part in parts]),
+            concatenated([part.targets for part in parts]),
         )
 
     def minibatches(self, batches: Sequence[Segments], delay: int) -> Iterator[Minibatch]:
@@ -122,7 +122,7 @@ class BufferFrames:
 
     def _locate(self, batches: Sequence[Segments], delay: int) -> Iterator["MinibatchRows"]:
         """Yield the rows of each of some minibatches, found for all in one computation."""
-        segments = Segments.join(batches)
+        segments = concatenated(batches)
         lengths = segments.stops - segments.starts
         steps = np.arange(lengths.max())
         present = steps < lengths[:, np.newaxis]
@@ -156,13 +156,3 @@ class MinibatchRows:
     labelled: Int64[np.ndarray, "batch frames"]
     lengths: Int64[np.ndarray, " batch"]
     num_early: int
-
-
-def _concatenated(parts: Sequence[TargetRows]) -> TargetRows:
-    values: dict[str, Any] = {}
-    for field in fields(parts[0]):
-        column = [getattr(part, field.name) for part in parts]
-        # A criterion is no array, and the same in all parts.
-        is_array = isinstance(column[0], np.ndarray)
-        values[field.name] = np.concatenate(column) if is_array else column[0]
-    return type(parts[0])(**values)

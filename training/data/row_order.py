@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cache, partial
 from itertools import chain, zip_longest
-from typing import BinaryIO, TypeVar
+from typing import Any, BinaryIO, TypeVar, cast
 
 import numpy as np
 from jaxtyping import Bool, Int64
@@ -197,15 +197,19 @@ class Segments:
     starts: Int64[np.ndarray, " segments"]
     stops: Int64[np.ndarray, " segments"]
 
-    @classmethod
-    def join(cls, parts: Sequence["Segments"]) -> "Segments":
-        """Join the segments of all parts, in order."""
-        names = (field.name for field in fields(cls))
-        return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
-
     def take(self, chosen: slice | Int64[np.ndarray, " _chosen"]) -> "Segments":
         """Return some of the segments, in the order of `chosen`."""
         return Segments(self.utterances[chosen], self.starts[chosen], self.stops[chosen])
+
+
+def concatenated(parts: Sequence[T]) -> T:
+    """Join records of arrays, such as segments, in order; their other fields are all the same."""
+    values: dict[str, Any] = {}
+    for field in fields(cast(Any, parts[0])):
+        column = [getattr(part, field.name) for part in parts]
+        is_array = isinstance(column[0], np.ndarray)
+        values[field.name] = np.concatenate(column) if is_array else column[0]
+    return type(parts[0])(**values)
 
 
 def group_into_buffers(parts: Iterable[T], num_frames: Callable[[T], int]) -> Iterator[list[T]]:

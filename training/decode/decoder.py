@@ -118,27 +118,19 @@ def find_lattice(
     return search.end_lattice()
 
 
-def best_path(
-    graph: DecodingGraph,
-    log_likelihoods: Float32[np.ndarray, "frames senones"],
-    config: DecoderConfig,
-) -> BestPath | None:
-    """Return the best path for log-likelihoods divided by priors and scaled; None without one.
-
-    If no path ends a sentence on the last frame, the best unfinished one is taken.
-    """
-    search = StreamingSearch(graph, config)
-    search.advance(log_likelihoods)
-    return search.best(ends_sentence=True)
-
-
 def decode(
     graph: DecodingGraph,
     log_likelihoods: Float32[np.ndarray, "frames senones"],
     config: DecoderConfig,
 ) -> list[str]:
-    """Return the words of the best path, as `best_path` does; none without a path."""
-    path = best_path(graph, log_likelihoods, config)
+    """Return the best path's words for log-likelihoods divided by priors and scaled.
+
+    If no path ends a sentence on the last frame, the best unfinished one is taken. Without any path
+    there are no words.
+    """
+    search = StreamingSearch(graph, config)
+    search.advance(log_likelihoods)
+    path = search.best(ends_sentence=True)
     return list(path.words) if path else []
 
 

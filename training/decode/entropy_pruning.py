@@ -31,7 +31,7 @@ def pruned(
     """
     if threshold == 0:
         return model
-    masses = _Masses.of(model)
+    masses = Masses.of(model)
     is_kept = np.expm1(masses.relative_entropies(histories or model)) >= threshold
     is_kept[: model.starts[2]] = True
     for length in range(model.order, 2, -1):
@@ -49,19 +49,9 @@ def pruned(
     )
 
 
-def relative_entropies(model: BackoffModel, histories: BackoffModel) -> np.ndarray:
-    """Return for each n-gram hw D(p || p') in nats, if it alone of those after h is removed.
-
-    That is P(h) times the divergence of the distributions after h. Equation 3 of the paper, whose
-    P(h) is the chain rule's by `histories`; as in SRILM, P(<s>) is the unigram of </s>. 0 for
-    unigrams.
-    """
-    return _Masses.of(model).relative_entropies(histories)
-
-
 @dataclass(frozen=True, slots=True, eq=False)
-class _Masses:
-    """_Masses of a model, by n-gram hw: P(w | h) and, but for unigrams, P(w | h less a word).
+class Masses:
+    """Masses of a model, by n-gram hw: P(w | h) and, but for unigrams, P(w | h less a word).
 
     By n-gram as a history: what all words' probabilities after it sum to, `totals`; by the history
     to which it backs off, those of words not listed after it, `shorter_unlisted`; and by itself,
@@ -76,7 +66,7 @@ class _Masses:
     unlisted: np.ndarray
 
     @classmethod
-    def of(cls, model: BackoffModel) -> "_Masses":
+    def of(cls, model: BackoffModel) -> "Masses":
         """Sum up a model."""
         ngrams, suffixes = model.ngrams, model.suffixes()
         history = ngrams["history"]
@@ -101,7 +91,12 @@ class _Masses:
         return cls(model, probabilities, shorter, totals, shorter_unlisted, unlisted)
 
     def relative_entropies(self, histories: BackoffModel) -> np.ndarray:
-        """Return what `relative_entropies` does."""
+        """Return for each n-gram hw D(p || p') in nats, if it alone of those after h is removed.
+
+        That is P(h) times the divergence of the distributions after h. Equation 3 of the paper,
+        whose P(h) is the chain rule's by `histories`; as in SRILM, P(<s>) is the unigram of </s>. 0
+        for unigrams.
+        """
         model, p = self.model, self.probabilities
         entropies = np.zeros(len(p))
         some = slice(model.starts[2], None)

@@ -189,7 +189,7 @@ class DecodingGraph:
     @cached_property
     def searchable(self) -> SearchableGraph:
         """Return the graph as searches read it; ValueError if it is not whole."""
-        return SearchableGraph(self.fst, self.num_senones, len(self.words) or None)
+        return SearchableGraph(self.fst, self.num_senones, len(self.words))
 
 
 def require_room(grammar: ConstFst, remedy: str) -> None:

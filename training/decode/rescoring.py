@@ -57,15 +57,13 @@ def rescore(
     narrowed. ValueError where `first` lacks a word of the lattice, and where `large` has none of
     its sentences.
     """
-    library = _library()
-    check_lattice(lattice)
-    num_states = int(lattice["target"].max()) + 1
+    library, given = _library(), _arcs_of(lattice)
     grammars = [_Grammar.of(each, backoff_word) for each in (first, large)]
     arcs = np.empty(max_arcs, SEARCH_ARC)
     found = _TOO_MANY_ARCS
     while beam >= _LEAST_BEAM:
         found = library.rescore(
-            *(lattice.ctypes.data, len(lattice), num_states),
+            *given,
             *(ctypes.byref(grammar) for grammar in grammars),
             *(scale, insertion_penalty, beam, ends_sentence),
             *(arcs.ctypes.data, max_arcs),
@@ -88,13 +86,17 @@ def check_lattice(lattice: np.ndarray) -> None:
     assert lattice["word"].min() >= 0, "words have ids"
 
 
+def _arcs_of(lattice: np.ndarray) -> tuple[int, int, int]:
+    """Return what the library takes of a lattice: its address, its numbers of arcs and states."""
+    check_lattice(lattice)
+    return lattice.ctypes.data, len(lattice), int(lattice["target"].max()) + 1
+
+
 def best_arcs(lattice: np.ndarray) -> Int64[np.ndarray, " arcs"]:
     """Return the numbers of the arcs on the best path, in order; of equal paths, the first."""
-    library = _library()
-    check_lattice(lattice)
-    num_states = int(lattice["target"].max()) + 1
+    *arcs, num_states = _arcs_of(lattice)
     path = np.empty(num_states, np.int64)
-    found = library.best_arcs(lattice.ctypes.data, len(lattice), num_states, path.ctypes.data)
+    found = _library().best_arcs(*arcs, num_states, path.ctypes.data)
     return path[: _counted(found)][::-1].copy()
 
 
@@ -105,17 +107,10 @@ def words_and_senones(path: np.ndarray, words: Sequence[str]) -> BestPath:
     return BestPath(said, labels.astype(np.int64) - 1)
 
 
-def arc_posteriors(lattice: np.ndarray, scale: float = 1.0) -> Float64[np.ndarray, " arcs"]:
+def arc_posteriors(lattice: np.ndarray, scale: float) -> Float64[np.ndarray, " arcs"]:
     """Return each arc's probability: that of the paths through it, by exp(-`scale` cost)."""
-    library = _library()
-    check_lattice(lattice)
-    num_states = int(lattice["target"].max()) + 1
     posteriors = np.empty(len(lattice))
-    _counted(
-        library.arc_posteriors(
-            lattice.ctypes.data, len(lattice), num_states, scale, posteriors.ctypes.data
-        )
-    )
+    _counted(_library().arc_posteriors(*_arcs_of(lattice), scale, posteriors.ctypes.data))
     return posteriors
 
 
@@ -134,9 +129,8 @@ def word_confidences(
     It is between 0.0001 and 0.9999, as normalized cross-entropy is infinite where a word is wrong
     at 1 or right at 0, and has four digits, as the last bits differ between CPUs.
     """
-    library = _library()
     posteriors = arc_posteriors(lattice, scale)
-    num_states = int(lattice["target"].max()) + 1
+    address, *sizes = _arcs_of(lattice)
     arcs = lattice[path]
     num_read = np.cumsum(arcs["label"] > 0)
     num_frames = int(num_read[-1])
@@ -147,8 +141,8 @@ def word_confidences(
     lasting: dict[int, Float64[np.ndarray, " frames"]] = {}
     for word in set(arcs["word"][writes].tolist()):
         lasting[word] = np.zeros(num_frames)
-        arguments = lattice.ctypes.data, posteriors.ctypes.data, len(lattice), num_states, word
-        _counted(library.word_posteriors(*arguments, lasting[word].ctypes.data))
+        arguments = address, posteriors.ctypes.data, *sizes, word
+        _counted(_library().word_posteriors(*arguments, lasting[word].ctypes.data))
     found = [
         lasting[word][start:end].mean()
         for word, start, end in zip(
@@ -160,6 +154,17 @@ def word_confidences(
 
 
 _pointer, _number, _double = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
+_lattice = _pointer, _number, _number
+_options = _double, _double, _double, ctypes.c_int32
+_C = compiled_library(
+    "training.decode._rescoring",
+    {
+        "rescore": (_number, *_lattice, _pointer, _pointer, *_options, _pointer, _number),
+        "best_arcs": (_number, *_lattice, _pointer),
+        "arc_posteriors": (_number, *_lattice, _double, _pointer),
+        "word_posteriors": (_number, _pointer, *_lattice, ctypes.c_int32, _pointer),
+    },
+)
 
 
 class _Grammar(ctypes.Structure):
@@ -205,21 +210,3 @@ def _library() -> ctypes.CDLL:
             "install a C compiler, and then the package again"
         )
     return _C
-
-
-def _typed(library: ctypes.CDLL | None) -> ctypes.CDLL | None:
-    """Declare the functions of a build of the C file; calls release the GIL."""
-    if library is None:
-        return None
-    lattice = _pointer, _number, _number
-    options = _double, _double, _double, ctypes.c_int32
-    library.rescore.argtypes = *lattice, _pointer, _pointer, *options, _pointer, _number
-    library.best_arcs.argtypes = *lattice, _pointer
-    library.arc_posteriors.argtypes = *lattice, _double, _pointer
-    library.word_posteriors.argtypes = _pointer, *lattice, ctypes.c_int32, _pointer
-    for name in ("rescore", "best_arcs", "arc_posteriors", "word_posteriors"):
-        getattr(library, name).restype = _number
-    return library
-
-
-_C = _typed(compiled_library("training.decode._rescoring"))

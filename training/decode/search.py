@@ -31,8 +31,6 @@ Arcs into the end read no frame, and have final states' costs.
 MAX_LATTICE_ARCS = 2**24
 """The most arcs of a lattice, rescored ones too: 0.3 GB in a search, 1 GB while they are read."""
 
-_ANY_WORD = 2**31
-
 _NO_MEMORY, _TOO_MANY_ARCS, _EPSILON_CYCLE = -1, -2, -3
 _WRONG_GRAPH = {
     -4: "no such start",
@@ -58,30 +56,20 @@ class _Graph(ctypes.Structure):
     )
 
 
-def _typed(library: ctypes.CDLL | None) -> ctypes.CDLL | None:
-    """Declare the functions of the C file."""
-    if library is None:
-        return None
-    pointer, number, real = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
-    arguments = {
-        "check_graph": (pointer, pointer),
-        "new_search": (pointer, real, number, real, number),
-        "free_search": (pointer,),
-        "advance": (pointer, pointer, number),
-        "has_complete_path": (pointer,),
-        "best_path": (pointer, number, pointer, number),
-        "end_lattice": (pointer,),
-        "read_lattice": (pointer, pointer),
-    }
-    for name, types in arguments.items():
-        getattr(library, name).argtypes = types
-        getattr(library, name).restype = number
-    library.new_search.restype = pointer
-    library.free_search.restype = library.read_lattice.restype = None
-    return library
-
-
-_C = _typed(compiled_library("training.decode._search"))
+_pointer, _number, _double = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
+_C = compiled_library(
+    "training.decode._search",
+    {
+        "check_graph": (_number, _pointer, _pointer),
+        "new_search": (_pointer, _pointer, _double, _number, _double, _number),
+        "free_search": (None, _pointer),
+        "advance": (_number, _pointer, _pointer, _number),
+        "has_complete_path": (_number, _pointer),
+        "best_path": (_number, _pointer, _number, _pointer, _number),
+        "end_lattice": (_number, _pointer),
+        "read_lattice": (None, _pointer, _pointer),
+    },
+)
 
 
 def _library() -> ctypes.CDLL:
@@ -104,13 +92,13 @@ class SearchableGraph:
     whole, and where installation compiled no C.
     """
 
-    def __init__(self, fst: ConstFst, num_senones: int, num_words: int | None) -> None:
+    def __init__(self, fst: ConstFst, num_senones: int, num_words: int) -> None:
         states = np.ascontiguousarray(fst.states, STATE)
         arcs = np.ascontiguousarray(fst.arcs, ARC)
         self.fst, self.num_senones = ConstFst(fst.start, states, arcs), num_senones
         self.address = _Graph(
             *(states.ctypes.data, arcs.ctypes.data, len(states), len(arcs)),
-            *(fst.start, num_senones, _ANY_WORD if num_words is None else num_words),
+            *(fst.start, num_senones, num_words),
         )
         where = ctypes.c_int64()
         status = _library().check_graph(ctypes.byref(self.address), ctypes.byref(where))

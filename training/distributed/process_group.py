@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from jaxtyping import Shaped
 from torch import Tensor
-from torch._C._distributed_c10d import DebugLevel, HashStore, PrefixStore, get_debug_level
+from torch._C._distributed_c10d import HashStore, PrefixStore
 from torch.distributed import ProcessGroup as ProcessGroup  # noqa: PLC0414 - exported, for annotations
 from torch.distributed.rendezvous import rendezvous as open_store
 
@@ -170,11 +170,6 @@ def default_world() -> ProcessGroup:
     return dist.group.WORLD
 
 
-def is_leader() -> bool:
-    """Return whether this process is torchrun's rank 0, or runs without torchrun."""
-    return launched_rank() == 0
-
-
 def check_member(group: ProcessGroup) -> None:
     """Raise ValueError if this process is not one of the group's ranks."""
     if not isinstance(group, ProcessGroup):
@@ -197,11 +192,6 @@ def wait_for(work: dist.Work, values: Shaped[Tensor, "..."], exchange: str) -> N
 def is_read_at_once(device: torch.device) -> bool:
     """Return whether the host reads tensors of `device` without waiting for work under way."""
     return device.type == "cpu"
-
-
-def are_exchanges_numbered() -> bool:
-    """Return whether torch compares, at each collective, how many exchanges each rank has begun."""
-    return get_debug_level() == DebugLevel.DETAIL
 
 
 def explaining_failure(operation: str, group: ProcessGroup) -> AbstractContextManager[None]:

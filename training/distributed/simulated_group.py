@@ -401,11 +401,6 @@ class Exchange:
         self.await_timed(found.result)
         return found.result.tensors
 
-    def is_complete(self, number: int) -> bool:
-        """Return whether a round has ended by the calling rank's clock."""
-        result = self._rounds[number].result
-        return result is not None and result.seconds <= self.scheduler.now()
-
     def _combine(self, found: _Round) -> None:
         """Combine for all, as the last rank to arrive."""
         inputs = [found.inputs[member] for member in self.ranks]
@@ -438,9 +433,6 @@ class _RoundWork(dist.Work):
         super().__init__()
         self._exchange, self._number, self._deliver = exchange, number, deliver
         self._is_delivered = False
-
-    def is_completed(self) -> bool:
-        return self._is_delivered or self._exchange.is_complete(self._number)
 
     def wait(self, *_: object) -> bool:
         if not self._is_delivered:
@@ -506,12 +498,8 @@ class Send(dist.Work):
         super().__init__()
         self._scheduler, self._end = exchange.scheduler, exchange.scheduler.now() + seconds
 
-    def is_completed(self) -> bool:
-        """Return whether the bytes are on the link by the calling rank's clock."""
-        return self._end <= self._scheduler.now()
-
     def wait(self, *_: object) -> bool:
-        """Wait until they are."""
+        """Wait until the bytes are on the link."""
         self._scheduler.reach(self._end)
         return True
 

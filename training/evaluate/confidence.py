@@ -6,8 +6,7 @@ the confidence of words with the share of them that is right.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Bool, Float64
@@ -66,10 +65,6 @@ class Calibration:
             normalized_cross_entropy(confidences, are_correct),
             tuple(bins),
         )
-
-    def to_json(self) -> dict[str, Any]:
-        """Return plain values."""
-        return asdict(self)
 
 
 def normalized_cross_entropy(

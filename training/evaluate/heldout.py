@@ -46,12 +46,10 @@ from training.evaluate.slices import (
     DecodingTask,
     ModelsToDecode,
     Slice,
-    decoder_config,
     out_of_vocabulary,
     scored_pieces,
     slices,
 )
-from training.evaluate.stored_graphs import BuiltGraphs
 from training.evaluate.tuning import recipe_settings, tuned_settings
 from training.evaluate.word_errors import (
     DecodedUtterance,
@@ -133,8 +131,7 @@ def decode_slice(task: HypothesisTask) -> Commit:
     ]
     tally = Tally(len(rows), sum(row.duration_ms for row in rows))
     output = context.put_output(task.name, ".jsonl", write_decoded(utterances), tally)
-    record = (task.name, context.fingerprint, (output,), None)
-    return context.commit(Commit(*record, tally_in=tally, quarantined=Tally()))
+    return context.commit(Commit(task.name, context.fingerprint, (output,), tally_in=tally))
 
 
 def _timed_words(
@@ -198,14 +195,7 @@ def evaluate(
         unknown = out_of_vocabulary(store, run_uri, features, words.pronunciations.keys())
         settings = dict.fromkeys(models.names, recipe_settings(config))
         settings |= tuned_settings(store, run_uri) if is_tuned else {}
-        place = DecodingPlace(
-            step.context.scratch,
-            corpus_uri,
-            BuiltGraphs.of(store, run_uri),
-            decoder_config(config),
-            models.forms,
-            models.device,
-        )
+        place = DecodingPlace.of(step, corpus_uri, config, models)
         tasks = ScratchTasks(step.context, models.distribute)
         decoded = decode_all(place, tasks, settings, models, config.acoustic_scale)
         num_senones = read_tree(store, run_uri).num_senones

@@ -359,7 +359,7 @@ def model_scores(models: Mapping[str, ModelScores]) -> dict[str, Any]:
     return {
         "frame_accuracy": {name: dict(each.frame_accuracy) for name, each in models.items()},
         "confidence": {
-            name: each.confidence.to_json() for name, each in models.items() if each.confidence
+            name: asdict(each.confidence) for name, each in models.items() if each.confidence
         },
         "failed_searches": {name: each.num_failed for name, each in models.items()},
         "worst": {"model": deployed, "utterances": [dict(u) for u in models[deployed].worst]},

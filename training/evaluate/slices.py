@@ -15,7 +15,7 @@ from jaxtyping import Float32
 from infra.store.object_store import ObjectStore, scan_checked
 from pipeline.filterbank import STACK
 from pipeline.runs.commit import StepContext
-from pipeline.runs.engine import Distribute
+from pipeline.runs.engine import Distribute, StepRun
 from pipeline.runs.manifest import Manifest, Output, read_manifest, read_output
 from pipeline.runs.names import ALIGNMENT_STEP, task_name
 from pipeline.shards import FeatureRow, read_feature_texts, read_features
@@ -79,6 +79,16 @@ class DecodingPlace:
     forms: Mapping[str, ModelConfig]
     device: str
 
+    @classmethod
+    def of(
+        cls, step: StepRun, corpus_uri: str, config: EvaluationConfig, models: ModelsToDecode
+    ) -> "DecodingPlace":
+        """Return what the tasks of a step share; ObjectNotFound where the run has no graph."""
+        context = step.context.scratch
+        graphs = BuiltGraphs.of(context.store, context.run_uri)
+        decoder = DecoderConfig(config.beam, config.max_active, config.lattice_beam)
+        return cls(context, corpus_uri, graphs, decoder, models.forms, models.device)
+
     def lexicon_and_tree(self) -> tuple[Lexicon, SenoneTree]:
         """Read what words' times and the transcripts' alignment need."""
         store, run_uri = self.context.store, self.context.run_uri
@@ -120,11 +130,6 @@ class DecodingTask:
     def context(self) -> StepContext:
         """The step's context."""
         return self.place.context
-
-
-def decoder_config(config: EvaluationConfig) -> DecoderConfig:
-    """Return the bounds of an evaluation's search."""
-    return DecoderConfig(config.beam, config.max_active, config.lattice_beam)
 
 
 def slices(features: Manifest) -> list[Slice]:

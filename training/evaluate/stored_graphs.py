@@ -21,12 +21,10 @@ from training.decode.second_pass import SecondPass
 from training.settings import MAX_ORDER
 from training.settings.decoding import DecodingSettings
 
-FST_SUFFIX = ".fst"
-
 
 def put_fst(context: StepContext, name: str, fst: ConstFst) -> Output:
     """Store a graph or a grammar."""
-    return context.put_output(name, FST_SUFFIX, fst.to_bytes(), Tally())
+    return context.put_output(name, ".fst", fst.to_bytes(), Tally())
 
 
 def put_words(context: StepContext, words: tuple[str, ...]) -> Output:
@@ -45,17 +43,13 @@ class StoredGraph:
     words: Output
     num_senones: int
 
-    def read(self) -> DecodingGraph:
-        """Map the graph; a host has its pages once, for all processes."""
-        words = json.loads(read_output(self.store, self.run_uri, self.words))
-        fst = ConstFst.mapped(output_on_host(self.store, self.run_uri, self.fst))
-        return DecodingGraph(fst, tuple(words), self.num_senones)
-
 
 @lru_cache(maxsize=1)
 def open_graph(stored: StoredGraph) -> DecodingGraph:
-    """Map the graph, or return it if this process mapped it last."""
-    return stored.read()
+    """Map the graph, whose pages a host has once, or return it if this process mapped it last."""
+    words = json.loads(read_output(stored.store, stored.run_uri, stored.words))
+    fst = ConstFst.mapped(output_on_host(stored.store, stored.run_uri, stored.fst))
+    return DecodingGraph(fst, tuple(words), stored.num_senones)
 
 
 @lru_cache(maxsize=MAX_ORDER + 1)

@@ -34,12 +34,10 @@ from training.evaluate.slices import (
     ModelsToDecode,
     Piece,
     Slice,
-    decoder_config,
     out_of_vocabulary,
     scored_pieces,
     slices,
 )
-from training.evaluate.stored_graphs import BuiltGraphs
 from training.evaluate.word_errors import WordErrors, word_errors
 from training.settings.decoding import DecodingSettings, EvaluationConfig, TuningConfig
 from training.tensor_encoding import decode_state, encode_state
@@ -78,8 +76,7 @@ def score_slice(task: ScoringTask) -> Commit:
             ]
         )
         outputs.append(context.put_output(task.name, ".npz", encoded, Tally()))
-    record = (task.name, context.fingerprint, tuple(outputs), None)
-    return context.commit(Commit(*record, tally_in=Tally(), quarantined=Tally()))
+    return context.commit(Commit(task.name, context.fingerprint, tuple(outputs)))
 
 
 @once
@@ -112,10 +109,7 @@ def try_settings(task: TrialTask) -> Commit:
             found = [word for first in sorted(pieces) for word in pieces[first][number]]
             errors[number] += word_errors(references[row], found)
     statistics = {"errors": [asdict(each) for each in errors]}
-    record = (task.name, context.fingerprint, (), None)
-    return context.commit(
-        Commit(*record, tally_in=Tally(), quarantined=Tally(), statistics=statistics)
-    )
+    return context.commit(Commit(task.name, context.fingerprint, statistics=statistics))
 
 
 def _batches(pieces: Iterator[Piece]) -> Iterator[list[Piece]]:
@@ -156,18 +150,10 @@ def tune(
     def choose(step: StepRun) -> Manifest:
         words = lexicon.parse()
         out_of_vocabulary(store, run_uri, features, words.pronunciations.keys())
-        graphs = BuiltGraphs.of(store, run_uri)
+        place = DecodingPlace.of(step, corpus_uri, config, models)
         start, grid = recipe_settings(config), tuning.grid()
-        if graphs.has_own_order:
+        if place.graphs.has_own_order:
             del grid["ngram_order"]
-        place = DecodingPlace(
-            step.context.scratch,
-            corpus_uri,
-            graphs,
-            decoder_config(config),
-            models.forms,
-            models.device,
-        )
         count = trials(place, ScratchTasks(step.context, models.distribute), models.names)
         found = search(start, grid, models.names, count)
         tally = read_manifest(store, run_uri, features).tally_out

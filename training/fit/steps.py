@@ -20,7 +20,7 @@ import torch
 from jaxtyping import Float, Num
 from torch import Tensor, nn
 
-from training.data.dataset import Dataset, device_copies
+from training.data.dataset import Dataset, device_copies, moved
 from training.data.minibatch import Minibatch, Targets
 from training.data.row_order import chunked_shape
 from training.data.sub_epochs import SubEpoch
@@ -135,7 +135,7 @@ class UncheckedNorms(GradientNorms):
         """Do nothing."""
 
 
-ComputeGradients: TypeAlias = Callable[[Minibatch], tuple[RunningTotals, Float[Tensor, ""]]]
+ComputeGradients: TypeAlias = Callable[..., tuple[RunningTotals, Float[Tensor, ""]]]
 """ComputeGradients leaves clipped gradients in a model; it returns totals and the norm before."""
 
 
@@ -158,15 +158,13 @@ def take_steps(
     together, and then calls `norms.check()`. `compute` replaces `compute_gradients` of one.
     """
     model.train()
-    compute = compute or partial(compute_gradients, model, config)
+    if compute is None or factor > 1:  # graphs are of single minibatches
+        compute = partial(compute_gradients, model, config, factor=factor)
     for _ in range(num_steps):
         optimizer.zero_grad()
         result = RunningTotals()
         if taken := list(islice(minibatches, factor)):
-            if factor == 1:
-                result, norm = compute(taken[0])
-            else:
-                result, norm = summed_gradients(model, config, taken, factor)
+            result, norm = compute(*taken)
             norms.examine(norm)
         # Out of data, a rank still sends what GTC's residual holds.
         optimizer.step()
@@ -176,25 +174,18 @@ def take_steps(
 
 
 def compute_gradients(
-    model: AcousticModel, config: TrainingSettings, minibatch: Minibatch
+    model: AcousticModel, config: TrainingSettings, *minibatches: Minibatch, factor: int = 1
 ) -> tuple[RunningTotals, Float[Tensor, ""]]:
-    """Add the clipped gradients of a minibatch's loss; return its totals, and the norm before."""
-    loss, totals = minibatch_loss(model, minibatch, config.precision)
-    loss.backward()  # type: ignore[no-untyped-call]
-    # The gradient is a sum over frames, so its bound grows with the minibatch.
-    bound = config.max_gradient_norm * config.minibatch_frames
-    return totals, clip_gradients(list(model.parameters()), bound, model.whole_norm)
+    """Add the gradients of minibatches, and clip them as those of one that is `factor` as large.
 
-
-def summed_gradients(
-    model: AcousticModel, config: TrainingSettings, minibatches: Sequence[Minibatch], factor: int
-) -> tuple[RunningTotals, Float[Tensor, ""]]:
-    """Add the gradients of several minibatches, then clip them as those of a larger one."""
+    Return the totals, and the norm before.
+    """
     totals = RunningTotals()
     for minibatch in minibatches:
         loss, own = minibatch_loss(model, minibatch, config.precision)
         loss.backward()  # type: ignore[no-untyped-call]
         totals.add(own)
+    # The gradient is a sum over frames, so its bound grows with the minibatch.
     bound = config.max_gradient_norm * config.minibatch_frames * factor
     return totals, clip_gradients(list(model.parameters()), bound, model.whole_norm)
 
@@ -335,7 +326,7 @@ class GradientGraphs:
         return self._replay(self._captured[kind], minibatch)
 
     def _capture(self, minibatch: Minibatch) -> _Captured:
-        own = replace(minibatch, features=minibatch.features.clone(), targets=_clone(minibatch))
+        own = moved(minibatch, Tensor.clone)
         results: list[tuple[RunningTotals, Tensor]] = []
 
         def work() -> None:
@@ -368,8 +359,3 @@ class GradientGraphs:
 def _tensors(minibatch: Minibatch) -> list[Tensor]:
     targets = minibatch.targets
     return [minibatch.features, *(getattr(targets, field.name) for field in fields(targets))]
-
-
-def _clone(minibatch: Minibatch) -> Targets:
-    targets = minibatch.targets
-    return type(targets)(*(getattr(targets, field.name).clone() for field in fields(targets)))

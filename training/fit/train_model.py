@@ -40,12 +40,13 @@ from training.fit.minibatch_selection import SelectingFitting
 from training.fit.model_specs import LEFT_OUT, Fit, SequenceCriterion
 from training.fit.steps import NO_DEVELOPMENT
 from training.fit.training_loop import Fitting, SubEpochPace
-from training.model_parallel import ParallelRanks, merged_state, split_model
+from training.model_parallel import ParallelRanks, SplitStudent, merged_state
 from training.models.acoustic_model import AcousticModel
+from training.models.lstm import LstmModel
 from training.models.precision import set_float32_products
 from training.models.store import TrainedModel, load_model, log_priors, make_model, store_model
 from training.sequence_training.smbr import Smbr
-from training.settings.trainers import data_parallel_ranks
+from training.settings.recipe import check_ranks
 
 INDEXES_IN_FLIGHT = 16
 NOT_VALIDATED = (
@@ -173,7 +174,7 @@ def train_model(
     step: StepRun,
 ) -> Manifest | None:
     """Train the model of `fit` on `device`; rank 0 stores it and returns the step's manifest."""
-    check_trainer(fit, group)
+    check_ranks(fit.training, fit.name, group.size(), launched_ranks_per_host())
     context = step.context
     store, run_uri = context.store, context.run_uri
     labelled = read_manifest(store, run_uri, fit.labelled)
@@ -203,11 +204,10 @@ def train_model(
         tally += read_manifest(store, run_uri, fit.unlabelled).tally_out
     by_placement = left_out_placements(fit, dataset, tally, group, device)
     left_out = sum(by_placement.values(), Tally())
-    trainee = model
+    trainee: AcousticModel = model
     if parts:
-        part = split_model(model, parts.model)
-        assert isinstance(part, AcousticModel)
-        trainee = part.to(device)
+        assert isinstance(model, LstmModel)
+        trainee = SplitStudent(model, parts.model).to(device)
     checkpoints = Checkpointer(
         store,
         join_uri(run_uri, context.step, CHECKPOINTS_FOLDER),
@@ -232,16 +232,6 @@ def train_model(
         statistics["left_out"] = {name: asdict(each) for name, each in by_placement.items()}
     data = Tally(tally.utterances - left_out.utterances, tally.duration_ms - left_out.duration_ms)
     return store_model(step, trained, data, statistics, left_out)
-
-
-def check_trainer(fit: Fit, group: ProcessGroup) -> None:
-    """Raise ConfigurationError if the fit's trainer cannot work on these ranks."""
-    num_parts = fit.training.model_parallel_ranks
-    try:
-        num_ranks = data_parallel_ranks(group.size(), num_parts)
-        fit.training.trainer.check_ranks(num_ranks, max(launched_ranks_per_host() // num_parts, 1))
-    except ValueError as error:
-        raise ConfigurationError(f"{fit.name}: trainer: {error}") from error
 
 
 def warm_start(model: AcousticModel, fit: Fit, store: ObjectStore, run_uri: str) -> None:

@@ -76,19 +76,20 @@ class AcousticModel(nn.Module, ABC):
     ) -> Float[Tensor, "batch frames senones"]:
         """Compute logits by weights rounded to bfloat16; gradients arrive at the float32 ones."""
 
-    @abstractmethod
+    @property
+    def carries_state(self) -> bool:
+        """Return whether a state is carried from one piece of an utterance to the next."""
+        return False
+
     def advance(
         self, normalized: Float[Tensor, "frames dim"], state: object, is_last: bool
     ) -> tuple[Float[Tensor, "outputs senones"], object]:
         """Return the logits that an utterance's next frames complete, and the state after them.
 
-        The state is None before the first frames. Raises ValueError if the model keeps none.
+        The state is None before the first frames. Raises ValueError if the model carries none.
         """
-
-    @property
-    @abstractmethod
-    def carries_state(self) -> bool:
-        """Return whether a state is carried from one piece of an utterance to the next."""
+        del normalized, state, is_last
+        raise ValueError(f"a {type(self).__name__} takes no pieces: give it whole utterances")
 
     @torch.inference_mode()
     def utterance_logits(

@@ -149,6 +149,20 @@ class FrequencyFilters(nn.Module):
         return rounded_linear(self.projection, places)
 
 
+def _lstm(
+    config: LstmConfig | ProjectedBlstmConfig, num_inputs: int, bidirectional: bool
+) -> nn.LSTM:
+    return nn.LSTM(
+        num_inputs,
+        config.num_units,
+        config.num_layers,
+        batch_first=True,
+        bidirectional=bidirectional,
+        # Dropout is between layers, and torch warns of any beside a single one.
+        dropout=config.dropout if config.num_layers > 1 else 0.0,
+    )
+
+
 class LstmModel(AcousticModel):
     """LstmModel: filters over frequency if it has some, layers of LSTMs, and an output layer."""
 
@@ -156,16 +170,9 @@ class LstmModel(AcousticModel):
         super().__init__(config, num_senones)
         filters, units = config.num_filters, config.num_units
         self.filters = FrequencyFilters(filters, units) if filters else nn.Identity()
-        self.lstm = nn.LSTM(
-            units if filters else NUM_INPUTS,
-            config.num_units,
-            config.num_layers,
-            batch_first=True,
-            bidirectional=config.bidirectional,
-            dropout=config.dropout if config.num_layers > 1 else 0.0,
-        )
+        self.lstm = _lstm(config, units if filters else NUM_INPUTS, config.bidirectional)
         # 003 V-A counts 78 M parameters for its teacher; five such layers have 67.5 M.
-        num_outputs = config.num_units * (2 if config.bidirectional else 1)
+        num_outputs = units * (2 if config.bidirectional else 1)
         self.output = nn.Linear(num_outputs, num_senones)
 
     def normalized_logits(
@@ -210,14 +217,7 @@ class ProjectedBlstm(nn.Module):
 
     def __init__(self, config: ProjectedBlstmConfig, num_senones: int) -> None:
         super().__init__()
-        self.lstm = nn.LSTM(
-            NUM_INPUTS,
-            config.num_units,
-            config.num_layers,
-            batch_first=True,
-            bidirectional=True,
-            dropout=config.dropout if config.num_layers > 1 else 0.0,
-        )
+        self.lstm = _lstm(config, NUM_INPUTS, bidirectional=True)
         self.projection = nn.Linear(2 * config.num_units, config.num_projected_units)
         self.output = nn.Linear(config.num_projected_units, num_senones)
 

@@ -131,13 +131,6 @@ def load_model(store: ObjectStore, run_uri: str, name: str, config: ModelConfig)
         raise ConfigurationError(f"{model_step(name)}: {error}") from error
 
 
-def load_models(
-    store: ObjectStore, run_uri: str, forms: Mapping[str, ModelConfig], device: torch.device
-) -> dict[str, TrainedModel]:
-    """Load models of a run, by name, onto a device."""
-    return {name: load_model(store, run_uri, name, form).to(device) for name, form in forms.items()}
-
-
 def store_model(
     step: StepRun,
     trained: TrainedModel,

@@ -93,7 +93,6 @@ class Expectations:
     expected sums along a path, `arc_accuracies` those of the paths through an arc.
     """
 
-    log_totals: Float64[np.ndarray, " lattices"]
     accuracies: Float64[np.ndarray, " lattices"]
     posteriors: Float64[np.ndarray, " arcs"]
     arc_accuracies: Float64[np.ndarray, " arcs"]
@@ -117,7 +116,7 @@ def forward_backward(
     log_paths = alphas[batch.sources] + log_weights + betas[batch.targets]
     through = alpha_accuracies[batch.sources] + accuracies + beta_accuracies[batch.targets]
     posteriors = np.exp(log_paths - log_totals[batch.arc_lattices])
-    return Expectations(log_totals, expected, posteriors, through)
+    return Expectations(expected, posteriors, through)
 
 
 def _sweep(

@@ -52,14 +52,18 @@ def add_path(
     """Add the path of one senone sequence, with its graph cost, unless the lattice has it."""
     if has_path(lattice, senones):
         return lattice
-    columns = (lattice.sources, lattice.targets, lattice.labels, lattice.graph_costs)
-    arcs = [LatticeArc(*each) for each in zip(*(c.tolist() for c in columns), strict=True)]
+    arcs = _arcs_of(lattice)
     end, first = lattice.num_states - 1, lattice.num_states
     states = [0, *range(first, first + len(senones))]
     costs = [graph_cost, *[0.0] * len(senones)]
     labels = [*(senones + 1).tolist(), 0]
     arcs += map(LatticeArc, states, [*states[1:], end], labels, costs)
     return _arranged(arcs, _state_levels(arcs, 0))
+
+
+def _arcs_of(lattice: Lattice) -> list[LatticeArc]:
+    columns = (lattice.sources, lattice.targets, lattice.labels, lattice.graph_costs)
+    return [LatticeArc(*each) for each in zip(*(c.tolist() for c in columns), strict=True)]
 
 
 def has_path(lattice: Lattice, senones: Integer[np.ndarray, " frames"]) -> bool:
@@ -259,8 +263,7 @@ def share_states(lattice: Lattice) -> Lattice:
     Each sequence of senones keeps its probability, the sum over its paths; so sMBR's statistics
     stay as they are. Costs move to where paths part.
     """
-    columns = (lattice.sources, lattice.targets, lattice.labels, lattice.graph_costs)
-    arcs = [LatticeArc(*each) for each in zip(*(c.tolist() for c in columns), strict=True)]
+    arcs = _arcs_of(lattice)
     end = lattice.num_states - 1
     # Backwards in time, the ways to a state are its ways on.
     arcs = _reversed(_with_shared_states(_reversed(arcs), -end, 0))

@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from operator import itemgetter
-from typing import Any
 
 import numpy as np
 import torch
@@ -19,6 +18,7 @@ from pipeline.runs.engine import (
     TaskPlan,
     run_step,
     run_tasks,
+    serially,
 )
 from pipeline.runs.manifest import Manifest, Output, read_manifest, read_output
 from pipeline.runs.names import ALIGNMENT_STEP, BOOTSTRAP_STEP, lattices_step, model_step, task_name
@@ -120,7 +120,7 @@ def generate_lattices(
         plan = TaskPlan(
             tasks,
             lattice_shard,
-            one_after_another,
+            serially,  # each task finds the commit that a rank has made
             loss_budget,
             fold=lambda parts: {name: sum(each[name] for each in parts) for name in COUNTS},
             statistics=lambda sums: {
@@ -140,12 +140,6 @@ def generate_lattices(
     reads += transcript_reads(store, run_uri)
     spec = StepSpec(store, run_uri, lattices_step(name), resolved, reads, stored.digests, last_bits)
     return run_step(spec, decode, barrier=lambda: collectives.barrier(group))
-
-
-def one_after_another(elements: Any, function: Any, description: str) -> list[Any]:  # noqa: ANN401
-    """Run the tasks in this process: each finds the commit that a rank has made."""
-    del description
-    return [function(element) for element in elements]
 
 
 def weak_graph(

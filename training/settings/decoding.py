@@ -6,11 +6,20 @@ Development speakers choose some of the decoding's values: `TuningConfig` lists 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
-from typing import Annotated, Any, Literal, TypeAlias, get_type_hints
+from typing import Annotated, Any, Literal, TypeAlias
 
-from infra.settings import IMPLIED, Items, Range, Text, canonical_json, check_ranges, plain
+from infra.settings import (
+    IMPLIED,
+    ConfigurationError,
+    Items,
+    Range,
+    Text,
+    canonical_json,
+    check_ranges,
+    plain,
+    read_record,
+)
 from pipeline.runs.names import LANGUAGE_MODEL_SETTINGS, UNKNOWN_WORDS_SETTING
-from pipeline.runs.sealed_json import typed_record
 from pipeline.settings import MAX_SENONES, TargetsConfig, Versions
 from training.entry_point import EntryPoint, FactoryName, Settings, require_not_given
 from training.settings import MAX_ORDER, AcousticScale
@@ -118,16 +127,10 @@ class DecodingSettings:
     @classmethod
     def of(cls, fields: Mapping[str, Any]) -> "DecodingSettings":
         """Read settings that a manifest states; ValueError for fields that are no settings."""
-        # JSON has no difference between 1 and 1.0.
-        floats = {name for name, hint in get_type_hints(cls).items() if hint is float}
         try:
-            found = {
-                name: float(value) if name in floats and type(value) is int else value
-                for name, value in fields.items()
-            }
-            return typed_record(cls, found)
-        except (TypeError, OverflowError) as error:
-            raise ValueError(f"settings of a search: {error}: run the step again") from error
+            return read_record(cls, fields, "settings of a search")
+        except ConfigurationError as error:
+            raise ValueError(f"{error}: run the step again") from error
 
     def with_value(self, setting: str, value: int | float) -> "DecodingSettings":
         """Return these settings with another value of one of them."""

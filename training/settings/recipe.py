@@ -51,7 +51,6 @@ from training.settings.trainers import (
     HtmConfig,
     SparseLocoConfig,
     check_optimizer,
-    data_parallel_ranks,
 )
 
 MAX_SUB_EPOCHS = 100_000
@@ -301,21 +300,17 @@ class Recipe:
         return labelling_models(self.sequence_training.models, self.num_teachers, targets_round)
 
 
-def check_ranks(recipe: Recipe, section: str, num_ranks: int, ranks_per_host: int = 0) -> None:
-    """Raise ConfigurationError if so many ranks cannot train a section's model.
-
-    They are on hosts of `ranks_per_host`, or without these on one.
-    """
-    config: TrainingSettings = getattr(recipe, section)
+def check_ranks(config: TrainingSettings, name: str, num_ranks: int, ranks_per_host: int) -> None:
+    """Raise ConfigurationError if so many ranks, of hosts of so many, cannot train a model."""
+    num_parts = config.model_parallel_ranks
+    if num_ranks % num_parts:
+        raise ConfigurationError(
+            f"{name}: model_parallel_ranks = {num_parts}: need a divisor of {num_ranks}, the ranks"
+        )
     try:
-        num_copies = data_parallel_ranks(num_ranks, config.model_parallel_ranks)
+        config.trainer.check_ranks(num_ranks // num_parts, max(ranks_per_host // num_parts, 1))
     except ValueError as error:
-        raise ConfigurationError(f"{section}: {error}") from error
-    copies_per_host = (ranks_per_host or num_ranks) // config.model_parallel_ranks
-    try:
-        config.trainer.check_ranks(num_copies, max(copies_per_host, 1))
-    except ValueError as error:
-        raise ConfigurationError(f"{section}: trainer: {error}") from error
+        raise ConfigurationError(f"{name}: trainer: {error}") from error
 
 
 def check_phones(recipe: Recipe, num_phones: int) -> None:

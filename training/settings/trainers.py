@@ -214,8 +214,6 @@ class BlockConfig(_Trainer):
 
     _averaged: ClassVar[Sum] = "mean over ranks"
 
-    __post_init__ = check_ranges
-
     @property
     def num_state_vectors(self) -> int:
         """Count both models of a block, the filtered update, and top-k's residual."""
@@ -480,15 +478,6 @@ def check_optimizer(trainer: TrainerConfig, optimizer: OptimizerConfig) -> None:
             f"optimizer = {optimizer}: the trainer one_bit has momentum and AdaGrad itself: need "
             'optimizer = { name = "sgd", momentum = 0 }, and trainer.momentum for the momentum'
         )
-
-
-def data_parallel_ranks(num_ranks: int, num_parts: int) -> int:
-    """Return how many ranks hold the same units; ValueError where a rank would be left over."""
-    if num_ranks % num_parts:
-        raise ValueError(
-            f"model_parallel_ranks = {num_parts}: need a divisor of {num_ranks}, the ranks"
-        )
-    return num_ranks // num_parts
 
 
 def describe_trainers() -> str:

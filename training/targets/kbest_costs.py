@@ -31,7 +31,7 @@ from pipeline.settings import TargetsConfig
 from pipeline.shards import FeatureRow, read_features
 from pipeline.splicing import num_low_rate_frames
 from pipeline.steps.targets import FEATURES, Frames, FrameSource, spliced_frames, tail_seed
-from training.models.store import load_model, load_models
+from training.models.store import load_model
 from training.settings.decoding import LabellingTeacher, TrainedTeacherConfig, kbest_costs_settings
 from training.settings.models import ModelConfig
 from training.targets.teacher import Member, ensemble_logits
@@ -200,8 +200,8 @@ def trained_teachers(
     """Return the run's own models, of which the mean posteriors label."""
 
     def load(device: torch.device) -> Sequence[Member]:
-        models = load_models(store, run_uri, forms, device)
-        return [each.model.utterance_logits for each in models.values()]
+        models = [load_model(store, run_uri, name, form) for name, form in forms.items()]
+        return [each.to(device).model.utterance_logits for each in models]
 
     return CostedTeachers(load, [model_step(name) for name in forms])
 

@@ -120,10 +120,8 @@ def try_candidates(task: TrialTask) -> Commit:
                 labels = (1 - weight * masses) * own + weight * words
                 sums[number, column] -= np.log(np.maximum(labels, LEAST_PROBABILITY)).sum()
     statistics = {"num_frames": num_frames, "cross_entropy": sums.tolist()}
-    record = (task.name, task.context.fingerprint, (), None)
-    return task.context.commit(
-        Commit(*record, tally_in=Tally(), quarantined=Tally(), statistics=statistics)
-    )
+    record = Commit(task.name, task.context.fingerprint, statistics=statistics)
+    return task.context.commit(record)
 
 
 def sample(rows: Sequence[FeatureRow], number: int) -> list[FeatureRow]:

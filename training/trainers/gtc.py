@@ -53,7 +53,7 @@ class ExactMessages:
         self._counts: Tensor | None = None
         self._num_steps = 0
         self.num_sent = 0
-        # Without a C compiler NumPy writes the same messages, at about half the speed.
+        # Without a C compiler NumPy writes the same messages, in several times the time.
         takes_compiled = is_compiled() and residual.dtype == torch.float32
         self._add_message = compiled_add_message if is_compiled() else add_message
         self._take_message = compiled_take_message if takes_compiled else take_message

@@ -73,7 +73,6 @@ def index_bucket(task: IndexTask) -> Commit:
         task=task.name,
         fingerprint=task.context.fingerprint,
         outputs=(put_extents(task.context, task.name, ".hashes", data, eligible),),
-        ledger=None,
         tally_in=eligible + records.quarantined + unselected,
         quarantined=records.quarantined,
         unselected=unselected,

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pipeline.compiled_library import declared
 from pipeline.filterbank import log_mel
 from pipeline.filterbank.log_mel import (
     compiled_log_mel_energies,
@@ -81,7 +82,7 @@ def test_any_cpu_has_the_same_bits(
     library = tmp_path / "filter_bank.so"
     flags = [*options.split(), "-ffp-contract=off", "-DFOR_EACH_CPU=", "-shared", "-fPIC"]
     subprocess.run(["cc", *flags, str(SOURCE), "-o", str(library)], check=True)
-    monkeypatch.setattr(log_mel, "_C", log_mel.typed(ctypes.CDLL(str(library))))
+    monkeypatch.setattr(log_mel, "_C", declared(ctypes.CDLL(str(library)), log_mel.FUNCTIONS))
     assert compiled_log_mel_energies(samples).tobytes() == expected.tobytes()
 
 

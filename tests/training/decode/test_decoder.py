@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tests.training.decode.toy_language import (
+    best_path,
     oracle_log_likelihoods,
     senones_of,
     toy_lexicon,
@@ -20,7 +21,6 @@ from training.decode.decoder import (
     DecoderConfig,
     Span,
     align,
-    best_path,
     decode,
     word_spans,
 )
@@ -205,7 +205,6 @@ def test_decoded_words_have_the_times_of_their_phones() -> None:
         senones, truth = speak(words, random)
         scores = oracle_log_likelihoods(senones.tolist(), TREE.num_senones, 60)
         path = best_path(graph, scores, DecoderConfig(beam=1000.0))
-        assert path is not None
         assert path.senones.tolist() == senones.tolist()
         assert word_spans(path.senones, path.words, LEXICON, TREE) == truth
 

@@ -18,7 +18,7 @@ from tests.training.decode.small_ngrams import (
     histories_below,
 )
 from training.decode.arpa import read_arpa, restricted
-from training.decode.entropy_pruning import pruned, relative_entropies
+from training.decode.entropy_pruning import Masses, pruned
 from training.decode.ngrams import BackoffModel, arpa_text, kneser_ney, witten_bell
 
 Estimate = Callable[[Sentences, list[str], int], BackoffModel]
@@ -59,7 +59,7 @@ def test_what_an_ngram_is_worth_is_the_divergence_without_it(
     model = kneser_ney(sentences, PREDICTED[:-1], order, min_counts)
     histories = estimate(sentences, PREDICTED[:-1], order)
     asked, of_histories = Asked(model), Asked(histories)
-    found = relative_entropies(model, histories)[1:]
+    found = Masses.of(model).relative_entropies(histories)[1:]
     for each, entropy in zip(model, found, strict=True):
         is_longer = len(each.ngram) > 1
         expected = divergence_without(asked, of_histories, each.ngram) if is_longer else 0.0
@@ -87,7 +87,9 @@ def test_what_stays_is_what_the_threshold_says(
 ) -> None:
     """N-grams of at least so much, and histories of such; so a higher threshold leaves fewer."""
     model = estimate(sentences, PREDICTED[:-1], order)
-    worth = dict(zip((e.ngram for e in model), relative_entropies(model, model)[1:], strict=True))
+    worth = dict(
+        zip((e.ngram for e in model), Masses.of(model).relative_entropies(model)[1:], strict=True)
+    )
     assert pruned(model, 0.0) is model
     for threshold in THRESHOLDS:
         worthy = {ngram for ngram, entropy in worth.items() if math.expm1(entropy) >= threshold}

@@ -3,6 +3,8 @@
 import numpy as np
 
 from training.align.tree_growing import grow_tree, triphone_statistics
+from training.decode.decoder import BestPath, DecoderConfig, StreamingSearch
+from training.decode.graph import DecodingGraph
 from training.decode.lexicon import Lexicon, parse_lexicon
 from training.decode.senones import PhoneAlignment, SenoneTree
 from training.settings.decoding import TreeConfig
@@ -64,3 +66,12 @@ def oracle_log_likelihoods(senones: list[int], num_senones: int, margin: float =
     scores = np.full((len(senones), num_senones), -margin, np.float32)
     scores[np.arange(len(senones)), senones] = 0
     return scores
+
+
+def best_path(graph: DecodingGraph, scores: np.ndarray, config: DecoderConfig) -> BestPath:
+    """Return the best path of an utterance, whose end may be within a sentence."""
+    search = StreamingSearch(graph, config)
+    search.advance(scores)
+    path = search.best(ends_sentence=True)
+    assert path is not None
+    return path

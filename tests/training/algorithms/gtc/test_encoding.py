@@ -116,11 +116,11 @@ def assert_gpu_is_cpu(residual: Tensor, gradients: Tensor, tau: float) -> None:
 
 
 @pytest.mark.parametrize("density", [1e-4, 0.06, 0.3])
-def test_elements_at_the_edges_of_tiles_are_sent(density: float) -> None:
-    """Large models are searched in tiles; no element at a tile's edge is missed."""
-    num_elements = 5 * on_cpu.TILE_ELEMENTS + 5
+def test_messages_of_large_models_are_the_equations(density: float) -> None:
+    """No element is missed, those beside multiples of a power of two neither."""
+    num_elements = 5 * 2**16 + 5
     residual, gradients, tau = at_density(num_elements, density, 0, torch.float32)
-    edges = torch.arange(6) * on_cpu.TILE_ELEMENTS
+    edges = torch.arange(6) * 2**16
     gradients[torch.cat([edges, edges[1:] - 1, torch.tensor([num_elements - 1])])] = -9 * tau
     expected = Step.of(residual, gradients, tau)
     message = on_cpu.take_message(residual, gradients, tau)
