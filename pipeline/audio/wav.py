@@ -283,8 +283,8 @@ def pcm_pieces(
     head = file.read(4)
     if head in _FILES:
         raise AudioError("not_audio", f"a stream that begins with {head!r}: give the file's name")
-    left = _bytes_of_wav(file) if head == b"RIFF" else None
-    begun = b"" if left is not None else head
+    is_riff = head == b"RIFF"
+    left, begun = (_bytes_of_wav(file), b"") if is_riff else (None, head)
     while True:
         wanted = piece_samples * SAMPLE_BYTES - len(begun)
         data = begun + file.read(wanted if left is None else min(wanted, left))
