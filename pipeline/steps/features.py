@@ -143,7 +143,7 @@ def extract_utterance(
             detail = f"{len(energies)} frames of {FRAME_SHIFT_MS} ms: need at least {MIN_FRAMES}"
             raise AudioError("too_short", detail)
     except AudioError as error:
-        return quarantine(utterance, error.reason, error.detail, num_bytes)
+        return Quarantined.of(utterance, error.reason, error.detail, num_bytes)
     is_causal = config.mean == "causal"
     features = mean.subtract(energies, np.float16) if is_causal else energies.astype(np.float16)
     return FeatureRow(
@@ -160,18 +160,6 @@ def extract_utterance(
         audio_form=decoded.audio_form,
         audio_part=utterance.part,
         hypotheses=utterance.hypotheses,
-    )
-
-
-def quarantine(utterance: Utterance, reason: str, detail: str, num_bytes: int) -> Quarantined:
-    """Make the ledger row of an utterance whose audio cannot be used."""
-    return Quarantined(
-        utterance.utterance_id,
-        utterance.audio_uri,
-        reason,
-        detail,
-        num_bytes,
-        utterance.duration_ms,
     )
 
 

@@ -308,16 +308,7 @@ def label_shard(task: ShardTask) -> Commit:
     own: dict[str, dict[str, dict[str, str]]] = {WITHOUT_LATTICE: {}, WITHOUT_TRANSCRIPT: {}}
     for row, first, turns in zip(rows, offsets, labels, strict=True):
         if failed := next((each for each in turns if isinstance(each, TeacherFailure)), None):
-            lost.append(
-                Quarantined(
-                    row.utterance_id,
-                    row.audio_uri,
-                    TEACHER_FAILED,
-                    failed.reason,
-                    num_bytes=0,
-                    duration_ms=row.duration_ms,
-                )
-            )
+            lost.append(Quarantined.of(row, TEACHER_FAILED, failed.reason))
             continue
         found = [each for each in turns if isinstance(each, KBest)]
         labelled.append(row)
