@@ -19,6 +19,7 @@ from itertools import chain
 from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 from infra.store.object_store import ObjectNotFound, ObjectStore, join_uri, read_checked
+from pipeline.packing import runs_by_bytes
 from pipeline.records import Quarantined, Tally
 from pipeline.runs.commit import (
     Commit,
@@ -715,7 +716,7 @@ class _Driver(Generic[T]):
     def _groups(self) -> Iterator[_Group]:
         num_bytes = [self.sizes.get(name, 0) for name in self.names]
         most = MAX_HELD if self.is_held else GROUP_COMMITS
-        for number, place in enumerate(_slices(num_bytes, most, GROUP_BYTES)):
+        for number, place in enumerate(runs_by_bytes(num_bytes, GROUP_BYTES, most)):
             yield _Group(self.context, number, tuple(self.names[place]), self.plan.fold)
 
     def _folded(self, groups: Sequence[_Group]) -> Iterator[_Fold]:
@@ -724,7 +725,8 @@ class _Driver(Generic[T]):
                 yield _Fold.of(group, [self.held[name] for name in group.tasks])
             return
         num_bytes = [sum(self.sizes.get(name, 0) for name in group.tasks) for group in groups]
-        for place in _slices(num_bytes, GROUPS_AT_A_TIME, GROUPS_AT_A_TIME * GROUP_BYTES):
+        most_bytes = GROUPS_AT_A_TIME * GROUP_BYTES
+        for place in runs_by_bytes(num_bytes, most_bytes, GROUPS_AT_A_TIME):
             description = f"{self.context.step} commits"
             yield from self.plan.distribute(groups[place], _fold_group, description)
 
@@ -753,15 +755,3 @@ class _Driver(Generic[T]):
             unselected=_total(fold.unselected for fold in folds),
             statistics=self.plan.statistics(self.plan.fold([fold.statistics for fold in folds])),
         )
-
-
-def _slices(num_bytes: Sequence[int], most: int, most_bytes: int) -> Iterator[slice]:
-    """Divide a list into runs of at most so many and so many bytes; one alone may have more."""
-    first = total = 0
-    for place, size in enumerate(num_bytes):
-        if place - first == most or (place > first and total + size > most_bytes):
-            yield slice(first, place)
-            first, total = place, 0
-        total += size
-    if first < len(num_bytes):
-        yield slice(first, len(num_bytes))

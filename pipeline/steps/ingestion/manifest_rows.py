@@ -27,6 +27,7 @@ from infra.settings import printable
 from infra.store.object_store import ObjectInfo, ObjectStore, normalize_uri
 from pipeline.audio.codecs import is_audio
 from pipeline.metadata import bounded_lines, whole_gzip
+from pipeline.packing import runs_by_bytes
 from pipeline.records import MAX_LINE_BYTES, MetadataError, Quarantined, without_repeats
 from pipeline.steps.ingestion import IGNORE_COLUMNS
 from pipeline.steps.selection.buckets import is_mark
@@ -152,13 +153,9 @@ def split_row_groups(store: ObjectStore, found: ObjectInfo, folder: str) -> Iter
     except (pa.ArrowException, OSError) as error:
         said = " ".join(str(error).split())[:200]
         raise ValueError(f"{found.uri}: no Parquet: {said}") from error
-    start, num_bytes = 0, 0
-    for number, size in enumerate(sizes):
-        if number > start and num_bytes + size > PIECE_BYTES:
-            yield Piece((found.uri,), (found.etag,), folder, start, number)
-            start, num_bytes = number, 0
-        num_bytes += size
-    yield Piece((found.uri,), (found.etag,), folder, start, len(sizes))
+    # Parquet without row groups is one piece, too: its columns are judged.
+    for run in list(runs_by_bytes(sizes, PIECE_BYTES)) or [slice(0, 0)]:
+        yield Piece((found.uri,), (found.etag,), folder, run.start, run.stop)
 
 
 def content_of(store: ObjectStore, uri: str) -> Content | None:
