@@ -319,10 +319,10 @@ def _lines_of(store: ObjectStore, piece: Piece) -> Iterator[bytes]:
         if piece.uri.endswith(".gz"):
             with whole_gzip(piece.uri):
                 unpacked = gzip.GzipFile(fileobj=stored)
-                yield from bounded_lines(io.BufferedReader(unpacked, _READ_BYTES))
+                yield from bounded_lines(io.BufferedReader(unpacked, _READ_BYTES), piece.uri)
             return
         reader = io.BufferedReader(stored, _READ_BYTES)
-        lines = bounded_lines(reader)
+        lines = bounded_lines(reader, piece.uri)
         if piece.start:
             # A line that begins before the piece is of the one before, which reads on to its end.
             reader.seek(piece.start - 1)
