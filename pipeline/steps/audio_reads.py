@@ -33,7 +33,7 @@ from pipeline.audio.codecs import codec_of
 from pipeline.audio.conversion import require_accepted
 from pipeline.audio.decode import HEAD_BYTES, cut_recording, segment_samples
 from pipeline.audio.errors import AudioError, AudioReason
-from pipeline.audio.wav import WavLayout, is_wav, wav_layout
+from pipeline.audio.wav import WavLayout, is_wav, wav_file, wav_layout
 from pipeline.packing import runs_by_bytes
 from pipeline.records import AudioPart, Member, Segment
 from pipeline.runs.names import ACCESS_DENIED, MISSING_OBJECT, OUTSIDE_PREFIXES
@@ -337,7 +337,8 @@ def _wav_segments(
         start = min(first for first, _ in some.values())
         data = recording.fetch(start, max(first + size for first, size in some.values()) - start)
         for number, (first, size) in some.items():
-            found[number] = _fetched(layout.wav(data[first - start : first - start + size]))
+            samples = data[first - start : first - start + size]
+            found[number] = _fetched(wav_file(layout.format_chunk, samples))
         del data  # before the next request
     return tuple(found[number] for number in range(len(segments)))
 

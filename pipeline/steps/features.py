@@ -18,6 +18,7 @@ from infra.store.object_store import ObjectStore, SizeBound
 from infra.store.uris import resolve_audio
 from pipeline.audio.decode import MAX_DURATION_S, decode_utterance, max_file_bytes
 from pipeline.audio.errors import AudioError, AudioReason
+from pipeline.audio.wav import SAMPLE_BYTES
 from pipeline.filterbank import FRAME_SHIFT_MS, STACK
 from pipeline.filterbank.log_mel import log_mel_energies
 from pipeline.normalization import CausalMean, Moments
@@ -47,8 +48,6 @@ from pipeline.steps.stream_means import NO_STREAMS, MeansPlace, Streams, merge_m
 
 MIN_FRAMES = 2 * STACK - 1
 """The fewest 10 ms frames that leave one spliced frame at each of the three offsets."""
-
-PCM_BYTES_PER_SAMPLE = 2
 
 WITH_HYPOTHESES = "num_with_hypotheses"
 """The statistic of the selected utterances in which recognizers heard something, if any."""
@@ -116,7 +115,7 @@ def size_bound(declared_s: float, conversion: AudioConversion = NO_CONVERSION) -
     Audio beyond the longest that can be decoded is refused whatever its metadata declare.
     """
     longest_s = min(declared_s, float(MAX_DURATION_S))
-    pcm_bytes_per_s = PCM_BYTES_PER_SAMPLE * conversion.max_samples_per_s
+    pcm_bytes_per_s = SAMPLE_BYTES * conversion.max_samples_per_s
     return SizeBound(round(longest_s * pcm_bytes_per_s), max_file_bytes(longest_s, conversion))
 
 
