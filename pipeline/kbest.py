@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
 
 import numpy as np
 from jaxtyping import Float16, Float32, Int64, UInt16
@@ -46,34 +45,23 @@ class KBest:
         )
 
 
-K = TypeVar("K", bound="OwnKBest")
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class OwnKBest(KBest):
     """OwnKBest: the teacher's own k best, where others were asked for.
 
-    `reason` says why there are none, and `detail` in a sentence.
+    `statistic` counts such utterances: those without a lattice, or without a transcript. `reason`
+    says why there is none, and `detail` in a sentence.
     """
 
+    statistic: str
     reason: str
     detail: str
 
     @classmethod
-    def of(cls: type[K], own: KBest, reason: str, detail: str) -> K:
+    def of(cls, own: KBest, statistic: str, reason: str, detail: str) -> "OwnKBest":
         """Say why these targets are the teacher's own."""
         columns = own.senones, own.logits, own.log_z
-        return cls(*columns, reason, detail, tail_samples=own.tail_samples)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class KBestWithoutLattice(OwnKBest):
-    """KBestWithoutLattice has no lattice."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class KBestWithoutTranscript(OwnKBest):
-    """KBestWithoutTranscript has no transcript that could be aligned."""
+        return cls(*columns, statistic, reason, detail, tail_samples=own.tail_samples)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

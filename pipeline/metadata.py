@@ -4,9 +4,11 @@ import codecs
 import gzip
 import io
 import json
+import sys
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from pipeline.records import (
     MAX_LINE_BYTES,
@@ -77,18 +79,30 @@ def _id_of(content: bytes) -> str:
 
 def _contents(data: bytes, uri: str) -> Iterator[tuple[bytes, bytes]]:
     """Yield each line, and what is in it besides blanks and a mark of the byte order."""
-    lines = _unpacked_lines(data, uri) if uri.endswith(".gz") else bounded_lines(io.BytesIO(data))
+    is_packed = uri.endswith(".gz")
+    lines = _unpacked_lines(data, uri) if is_packed else bounded_lines(io.BytesIO(data), uri)
     for number, line in enumerate(lines):
         yield line, (line.removeprefix(codecs.BOM_UTF8) if number == 0 else line).strip()
 
 
-def bounded_lines(file: io.BufferedIOBase) -> Iterator[bytes]:
-    """Yield the lines of a file; of a longer one its first MAX_LINE_BYTES + 1 bytes alone."""
+def bounded_lines(
+    file: io.BufferedIOBase, uri: str, most_bytes: int = sys.maxsize
+) -> Iterator[bytes]:
+    """Yield the lines of a file; of a longer one its first MAX_LINE_BYTES + 1 bytes alone.
+
+    ValueError names the object at `uri` if it unpacks to more than `most_bytes`.
+    """
+    num_bytes = 0
     # Zeros without a line's end shrink to a thousandth: what is too long is not kept whole.
     while line := file.readline(MAX_LINE_BYTES + 1):
-        rest = line
-        while rest and not rest.endswith(b"\n"):
+        rest, num_bytes = line, num_bytes + len(line)
+        while rest and not rest.endswith(b"\n") and num_bytes <= most_bytes:
             rest = file.readline(MAX_LINE_BYTES)
+            num_bytes += len(rest)
+        if num_bytes > most_bytes:
+            raise ValueError(
+                f"{uri}: unpacks to more than {most_bytes} bytes: split it into several objects"
+            )
         yield line
 
 
@@ -106,26 +120,5 @@ def _unpacked_lines(data: bytes, uri: str) -> Iterator[bytes]:
     if not data:
         raise ValueError(f"{uri}: no whole gzip file: it has 0 bytes; write it again")
     with whole_gzip(uri):
-        yield from bounded_lines(io.BufferedReader(_Unpacked(data, uri), 2**20))
-
-
-class _Unpacked(io.RawIOBase):
-    """_Unpacked reads an archive up to its bound, as a line that never ends has no other."""
-
-    def __init__(self, data: bytes, uri: str) -> None:
-        self._file, self._uri = gzip.GzipFile(fileobj=io.BytesIO(data)), uri
-
-    def readable(self) -> bool:
-        """Return True."""
-        return True
-
-    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
-        """Unpack some bytes; ValueError beyond MAX_UNPACKED_BYTES."""
-        some = self._file.read(len(buffer))
-        if self._file.tell() > MAX_UNPACKED_BYTES:
-            raise ValueError(
-                f"{self._uri}: unpacks to more than {MAX_UNPACKED_BYTES} bytes: split it into "
-                "several objects"
-            )
-        buffer[: len(some)] = some
-        return len(some)
+        unpacked: Any = gzip.GzipFile(fileobj=io.BytesIO(data))
+        yield from bounded_lines(io.BufferedReader(unpacked, 2**20), uri, MAX_UNPACKED_BYTES)

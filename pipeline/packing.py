@@ -1,7 +1,8 @@
-"""Pack whole speakers into nearly equal files (paper 003 IV-A1, IV-A3)."""
+"""Pack whole speakers into nearly equal files (paper 003 IV-A1, IV-A3), and objects into runs."""
 
 import heapq
-from collections.abc import Iterable, Mapping, Sequence
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from math import ceil
@@ -127,3 +128,17 @@ class Balance:
 
     def _over_mean(self, load_ms: int) -> float:
         return load_ms / self.mean_ms if self.total_ms else 1.0
+
+
+def runs_by_bytes(
+    num_bytes: Sequence[int], most_bytes: int, most: int = sys.maxsize
+) -> Iterator[slice]:
+    """Divide a list into runs of at most so many bytes and elements; one alone may have more."""
+    first = total = 0
+    for place, size in enumerate(num_bytes):
+        if place - first == most or (place > first and total + size > most_bytes):
+            yield slice(first, place)
+            first, total = place, 0
+        total += size
+    if first < len(num_bytes):
+        yield slice(first, len(num_bytes))

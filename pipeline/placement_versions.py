@@ -11,17 +11,15 @@ T = TypeVar("T")
 
 
 def heard_versions(rows: Sequence[FeatureRow], versions: Versions) -> Sequence[FeatureRow]:
-    """Return the version that a model hears for each row, in the order of the rows."""
-    return clearest_versions(rows) if versions == "clearest" else rows
+    """Return the version that a model hears for each row, in the order of the rows.
 
-
-def clearest_versions(rows: Sequence[FeatureRow]) -> list[FeatureRow]:
-    """Return for each row the clearest version of its utterance that is among the rows.
-
+    That is the row itself; of the "clearest" `versions`, that of its utterance among the rows.
     Clean is clearer than any placement, and these are harder the higher their names. A version of
     other length is not taken. A speaker is whole in one file, so only one of over five hours may
     have versions in several shards.
     """
+    if versions != "clearest":
+        return rows
 
     def source(row: FeatureRow) -> tuple[str, str, int]:
         # Other corpora may have placements too; only ingest's versions have ids that end so.

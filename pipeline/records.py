@@ -523,17 +523,21 @@ class Quarantined:
         object.__setattr__(self, "detail", detail[:MAX_DETAIL_CHARACTERS])
 
     @classmethod
+    def of(
+        cls,
+        source: Any,  # noqa: ANN401 - an utterance, or a row of one
+        reason: str,
+        detail: str,
+        num_bytes: int = 0,
+    ) -> "Quarantined":
+        """Make the ledger row of an utterance that cannot be used."""
+        about = source.utterance_id, source.audio_uri
+        return cls(*about, reason, detail, num_bytes, source.duration_ms)
+
+    @classmethod
     def from_error(cls, error: MetadataError, num_bytes: int) -> "Quarantined":
         """Make the ledger row of a metadata record that failed validation."""
-        partial = error.partial
-        return cls(
-            partial.utterance_id,
-            partial.audio_uri,
-            error.reason,
-            error.detail,
-            num_bytes,
-            partial.duration_ms,
-        )
+        return cls.of(error.partial, error.reason, error.detail, num_bytes)
 
     def to_json(self) -> str:
         """Write one line of ASCII for a ledger object."""

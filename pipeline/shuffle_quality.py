@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from jaxtyping import Float64, Int64
 
-from pipeline.shuffling import shuffled_order
+from pipeline.sampling import shuffled_order
 
 
 def effective_number(
@@ -125,8 +125,6 @@ LAGS = (1, 4, 16)
 NUM_ORDERS = 10
 """So many uniform orders give the range of a figure: chance alone leaves it once in 5.5 times."""
 
-Figures = dict[str, float]
-
 FIGURE_TITLES = {
     "effective_files": "effective source files",
     "effective_speakers": "effective speakers",
@@ -188,11 +186,11 @@ class Figure:
     uniform_high: float
 
 
-def certify(samples: Samples, seed: int, num_orders: int = NUM_ORDERS) -> dict[str, Figure]:
-    """Compute the figures of an order and of `num_orders` uniform orders of its samples."""
+def certify(samples: Samples, seed: int) -> dict[str, Figure]:
+    """Compute the figures of an order and of NUM_ORDERS uniform orders of its samples."""
     measured = figures(samples)
     # Uniform orders of the same samples show the range that chance alone makes.
-    uniform = [figures(samples.in_uniform_order(seed + number)) for number in range(num_orders)]
+    uniform = [figures(samples.in_uniform_order(seed + number)) for number in range(NUM_ORDERS)]
     return {
         name: Figure(
             value,
@@ -204,7 +202,7 @@ def certify(samples: Samples, seed: int, num_orders: int = NUM_ORDERS) -> dict[s
     }
 
 
-def figures(samples: Samples) -> Figures:
+def figures(samples: Samples) -> dict[str, float]:
     """Compute all figures of an order by name; NaN where there are too few minibatches."""
     batches, values = samples.batches, samples.values
     # rho is how alike a file's samples are; without it, sharing a file costs nothing.

@@ -33,7 +33,7 @@ MAX_SURPLUS_SHARE = 0.95  # nor do two of equal length for one, but 1.9 s cut to
 
 
 def require_duration(
-    samples: Float32[np.ndarray, " samples"], declared_s: float, padding_samples: int = 0
+    samples: Float32[np.ndarray, " samples"], declared_s: float, padding_samples: int
 ) -> None:
     """Raise AudioError unless the samples last about as long as the metadata declares.
 

@@ -13,7 +13,6 @@ from pipeline.audio.audio_file import (
     require_decoded,
 )
 from pipeline.audio.errors import AudioError
-from pipeline.filterbank import SAMPLE_RATE_HZ
 from pipeline.settings import AudioConversion
 
 _OGG_HEADER = struct.Struct("<4sBBqIIIB")
@@ -59,7 +58,7 @@ def ended_ogg(data: bytes) -> bytes:
     return data[:start] + page
 
 
-def ogg_num_samples(data: bytes, rate_hz: int = SAMPLE_RATE_HZ) -> int:
+def ogg_num_samples(data: bytes, rate_hz: int) -> int:
     """Count samples by the last page's granule position; AudioError unless all pages are whole.
 
     They must be of one file, follow one another without a gap, and end with a whole packet. A

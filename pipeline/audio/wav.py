@@ -83,10 +83,6 @@ class WavLayout:
         """Whether samples are 16-bit integers, by a format that is not extensible."""
         return self.format_chunk[:2] == b"\x01\0" and self.format_chunk[14:16] == b"\x10\0"
 
-    def wav(self, samples: bytes) -> bytes:
-        """Return a WAV of these bytes of samples."""
-        return wav_file(self.format_chunk, samples)
-
     def require_whole(self, read: Read) -> None:
         """Raise AudioError unless the object is one WAV, and has all samples that it states."""
         surplus = self.object_bytes - self.end
@@ -234,7 +230,8 @@ def open_wav(content: bytes, conversion: AudioConversion) -> AudioFile:
     if not layout.frame_bytes:
         return open_by_libsndfile(content, conversion)
     # As a segment is read, so that nothing but format and samples can make a difference.
-    file = open_by_libsndfile(layout.wav(content[layout.start : layout.end]), conversion)
+    alone = wav_file(layout.format_chunk, content[layout.start : layout.end])
+    file = open_by_libsndfile(alone, conversion)
     if file.num_samples != layout.num_samples:
         detail = f"{file.num_samples} samples in the bytes of {layout.num_samples}"
         raise AudioError("not_audio", f"a WAV whose format contradicts itself: {detail}")
@@ -283,8 +280,8 @@ def pcm_pieces(
     head = file.read(4)
     if head in _FILES:
         raise AudioError("not_audio", f"a stream that begins with {head!r}: give the file's name")
-    left = _bytes_of_wav(file) if head == b"RIFF" else None
-    begun = b"" if left is not None else head
+    is_riff = head == b"RIFF"
+    left, begun = (_bytes_of_wav(file), b"") if is_riff else (None, head)
     while True:
         wanted = piece_samples * SAMPLE_BYTES - len(begun)
         data = begun + file.read(wanted if left is None else min(wanted, left))

@@ -13,6 +13,7 @@ from infra.prefetch import prefetch
 from infra.store.object_store import ObjectNotFound, ObjectStore, join_uri
 from infra.store.uris import resolve_audio
 from pipeline.audit.hashed_names import HashedNames, Hashes, hash_names
+from pipeline.packing import runs_by_bytes
 from pipeline.records import parse_utterance
 from pipeline.runs.engine import Distribute
 from pipeline.runs.ledger import QUARANTINED, read_lines
@@ -149,7 +150,8 @@ def read_objects(
         for each, found in prefetch(check.one, wanted, in_flight):
             yield each.output, found
         return
-    groups = list(_cut(wanted))
+    sizes = [each.output.num_bytes for each in wanted]
+    groups = [wanted[run] for run in runs_by_bytes(sizes, GROUP_BYTES, GROUP_OBJECTS)]
     for first in range(0, len(groups), GROUPS_AT_A_TIME):
         some = groups[first : first + GROUPS_AT_A_TIME]
         for group, reads in zip(some, distribute(some, check.all, "verify"), strict=True):
@@ -207,18 +209,6 @@ class _Check:
             frozenset(uri.rpartition("/")[0] for uri in uris),
             miscount="" if found == output else counts(found),
         )
-
-
-def _cut(wanted: Sequence[Wanted]) -> Iterator[Sequence[Wanted]]:
-    """Cut objects into groups of at most GROUP_BYTES and GROUP_OBJECTS, or of one object."""
-    first, num_bytes = 0, 0
-    for place, each in enumerate(wanted):
-        num_bytes += each.output.num_bytes
-        if place > first and (num_bytes > GROUP_BYTES or place - first == GROUP_OBJECTS):
-            yield wanted[first:place]
-            first, num_bytes = place, each.output.num_bytes
-    if wanted:
-        yield wanted[first:]
 
 
 def counts(output: Output) -> str:

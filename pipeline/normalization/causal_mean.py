@@ -17,29 +17,14 @@ from jaxtyping import Float, Float32, Float64, Int64, UInt64
 from pipeline.compiled_library import compiled_library
 from pipeline.filterbank import NUM_BINS
 
-_pointer, _number = ctypes.c_void_p, ctypes.c_int64
-
-
-_subtraction = None, _pointer, _number, _pointer, _number, _pointer, _number
+_array, _number = ctypes.c_void_p, ctypes.c_int64
 FUNCTIONS = {
-    "subtract_causal_means": _subtraction,
-    "subtract_causal_means_to_half": _subtraction,
-    "add_moments": (None, _pointer, _number, _pointer, _pointer, _number),
+    "subtract_causal_means_to_half": (None, _array, _number, _array, _number, _array, _number),
+    "add_moments": (None, _array, _number, _array, _array, _number),
 }
 _C = compiled_library("pipeline.normalization._frame_sums", FUNCTIONS)
 
-
-def is_compiled() -> bool:
-    """Return whether installation found a C compiler."""
-    return _C is not None
-
-
 _BLOCK_FRAMES = 250  # a quarter of a megabyte of working memory, which stays in the L2 cache
-
-
-def zeros() -> Float64[np.ndarray, " bins"]:
-    """Return the sum of no frames."""
-    return np.zeros(NUM_BINS)
 
 
 @dataclass(slots=True)
@@ -50,7 +35,7 @@ class CausalMean:
     """
 
     count: int = 0
-    sum: Float64[np.ndarray, " bins"] = field(default_factory=zeros)
+    sum: Float64[np.ndarray, " bins"] = field(default_factory=lambda: np.zeros(NUM_BINS))
 
     def subtract(
         self, energies: Float32[np.ndarray, "frames bins"], dtype: type[np.floating] = np.float32
@@ -60,13 +45,11 @@ class CausalMean:
         Feed a speaker's utterances in order of creation; wherever the stream is cut, the
         result is the same to the bit. It is float32, rounded once more to another `dtype`.
         """
-        if _C is None or dtype not in (np.float16, np.float32):
+        if _C is None or dtype != np.float16:
             return self.subtract_by_numpy(energies, dtype)
         total, frames = self.sum.copy(), np.ascontiguousarray(energies)
         normalized = np.empty(energies.shape, dtype)
-        is_half = dtype == np.float16
-        subtract = _C.subtract_causal_means_to_half if is_half else _C.subtract_causal_means
-        subtract(
+        _C.subtract_causal_means_to_half(
             total.ctypes.data,
             self.count,
             frames.ctypes.data,
@@ -116,14 +99,14 @@ class Moments:
     @classmethod
     def zero(cls) -> "Moments":
         """Return the moments of no frames."""
-        return cls(0, zeros(), zeros())
+        return cls(0, np.zeros(NUM_BINS), np.zeros(NUM_BINS))
 
     @classmethod
     def of(cls, frames: Float[np.ndarray, "frames bins"]) -> "Moments":
         """Accumulate the moments of finite `frames` in float64."""
         if _C is None or frames.dtype != np.float16 or frames.shape[1] != NUM_BINS:
             return cls.by_numpy(frames)
-        sums, squares, rows = zeros(), zeros(), np.ascontiguousarray(frames)
+        rows, (sums, squares) = np.ascontiguousarray(frames), np.zeros((2, NUM_BINS))
         _C.add_moments(
             rows.ctypes.data, len(rows), sums.ctypes.data, squares.ctypes.data, rows.shape[1]
         )

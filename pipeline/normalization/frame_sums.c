@@ -57,16 +57,8 @@ INLINE void subtract_mean(double *sum, int64_t count, const float *restrict fram
     }
 }
 
-/* `count` frames came before; `sum` is theirs, and then that of all. */
-FOR_EACH_CPU
-void subtract_causal_means(double *sum, int64_t count, const float *energies, int64_t num_frames,
-                           float *left, int64_t num_bins) {
-    for (int64_t frame = 0; frame < num_frames; frame++)
-        subtract_mean(sum, count + frame + 1, energies + frame * num_bins,
-                      left + frame * num_bins, num_bins);
-}
-
-/* The same, rounded to float16. */
+/* Write what is left as float16. `count` frames came before; `sum` is theirs, and then that of
+   all. */
 FOR_EACH_CPU
 void subtract_causal_means_to_half(double *sum, int64_t count, const float *energies,
                                    int64_t num_frames, uint16_t *restrict halves,

@@ -19,6 +19,7 @@ from itertools import chain
 from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 from infra.store.object_store import ObjectNotFound, ObjectStore, join_uri, read_checked
+from pipeline.packing import runs_by_bytes
 from pipeline.records import Quarantined, Tally
 from pipeline.runs.commit import (
     Commit,
@@ -73,7 +74,6 @@ They keep the teacher's own targets, so no ledger has them. They count as losses
 """
 
 _FIRST = -1  # the group of outputs that come before those of tasks
-_NOTHING = Tally()
 
 Input = TypeVar("Input")
 T = TypeVar("T")
@@ -607,18 +607,14 @@ class _Fold:
             group=group.number,
             num_tasks=len(commits),
             loss=sum(map(Loss.of, commits), Loss(f"group {group.number}")),
-            tally_in=_total(commit.tally_in for commit in commits),
-            tally_out=_total(commit.tally_out for commit in commits),
-            quarantined=_total(commit.quarantined for commit in commits),
-            unselected=_total(commit.unselected for commit in commits),
+            tally_in=sum((commit.tally_in for commit in commits), Tally()),
+            tally_out=sum((commit.tally_out for commit in commits), Tally()),
+            quarantined=sum((commit.quarantined for commit in commits), Tally()),
+            unselected=sum((commit.unselected for commit in commits), Tally()),
             statistics=group.fold([commit.statistics for commit in commits]),
             outputs=b"".join(output.to_line() for output in outputs),
             ledgers=b"".join(ledger.to_line() for ledger in ledgers),
         )
-
-
-def _total(tallies: Iterable[Tally]) -> Tally:
-    return sum(tallies, _NOTHING)
 
 
 def _fold_group(group: _Group) -> _Fold:
@@ -715,7 +711,7 @@ class _Driver(Generic[T]):
     def _groups(self) -> Iterator[_Group]:
         num_bytes = [self.sizes.get(name, 0) for name in self.names]
         most = MAX_HELD if self.is_held else GROUP_COMMITS
-        for number, place in enumerate(_slices(num_bytes, most, GROUP_BYTES)):
+        for number, place in enumerate(runs_by_bytes(num_bytes, GROUP_BYTES, most)):
             yield _Group(self.context, number, tuple(self.names[place]), self.plan.fold)
 
     def _folded(self, groups: Sequence[_Group]) -> Iterator[_Fold]:
@@ -724,7 +720,8 @@ class _Driver(Generic[T]):
                 yield _Fold.of(group, [self.held[name] for name in group.tasks])
             return
         num_bytes = [sum(self.sizes.get(name, 0) for name in group.tasks) for group in groups]
-        for place in _slices(num_bytes, GROUPS_AT_A_TIME, GROUPS_AT_A_TIME * GROUP_BYTES):
+        most_bytes = GROUPS_AT_A_TIME * GROUP_BYTES
+        for place in runs_by_bytes(num_bytes, most_bytes, GROUPS_AT_A_TIME):
             description = f"{self.context.step} commits"
             yield from self.plan.distribute(groups[place], _fold_group, description)
 
@@ -738,8 +735,8 @@ class _Driver(Generic[T]):
         for fold in self._folded([g for g in self._groups() if g.number not in self.folds]):
             self._keep(fold)
         folds = [self.folds[number] for number in sorted(self.folds)]
-        quarantined = _total(fold.quarantined for fold in folds)
-        tally_in = _total(fold.tally_in for fold in folds)
+        quarantined = sum((fold.quarantined for fold in folds), Tally())
+        tally_in = sum((fold.tally_in for fold in folds), Tally())
         # The fingerprint leaves the budget out, so a raised one resumes from these commits.
         whole = LossWatch(self.plan.loss_budget, tally_in.utterances)
         whole.check(sum((fold.loss for fold in folds), Loss("all tasks")))
@@ -748,20 +745,8 @@ class _Driver(Generic[T]):
             outputs=_listed(self.context, "outputs", self.outputs, self.plan.order, most),
             ledgers=_listed(self.context, "ledgers", self.ledgers, list),
             tally_in=tally_in,
-            tally_out=_total(fold.tally_out for fold in folds),
+            tally_out=sum((fold.tally_out for fold in folds), Tally()),
             quarantined=quarantined,
-            unselected=_total(fold.unselected for fold in folds),
+            unselected=sum((fold.unselected for fold in folds), Tally()),
             statistics=self.plan.statistics(self.plan.fold([fold.statistics for fold in folds])),
         )
-
-
-def _slices(num_bytes: Sequence[int], most: int, most_bytes: int) -> Iterator[slice]:
-    """Divide a list into runs of at most so many and so many bytes; one alone may have more."""
-    first = total = 0
-    for place, size in enumerate(num_bytes):
-        if place - first == most or (place > first and total + size > most_bytes):
-            yield slice(first, place)
-            first, total = place, 0
-        total += size
-    if first < len(num_bytes):
-        yield slice(first, len(num_bytes))

@@ -34,7 +34,7 @@ from pipeline.runs.names import (
     STEP_RECORDS_FOLDER,
     STORE_CHECK_FOLDER,
 )
-from pipeline.runs.sealed_json import read_sealed, seal, texts_of
+from pipeline.runs.sealed_json import read_sealed, seal, typed_value
 
 _RECORD_REMEDY = "put the record back, or use another --run"
 _BASES, _LABELLED_FROM = "bases", "labelled_from"
@@ -87,8 +87,8 @@ def read_bases(store: ObjectStore, run_uri: str) -> Bases:
 
 
 def _parse_bases(document: dict[str, Any]) -> Bases:
-    labelled_from = texts_of(_LABELLED_FROM, document) if _LABELLED_FROM in document else []
-    return Bases(tuple(texts_of(_BASES, document)), tuple(labelled_from))
+    labelled_from = typed_value({_LABELLED_FROM: [], **document}, _LABELLED_FROM, list[str])
+    return Bases(tuple(typed_value(document, _BASES, list[str])), tuple(labelled_from))
 
 
 def store_of_chain(run_uri: str) -> ObjectStore:

@@ -16,6 +16,7 @@ from infra.store.object_store import ObjectStore, join_uri
 from pipeline.runs.commit import commit_uris, each_commit
 from pipeline.runs.manifest import Output, manifest_uri
 from pipeline.runs.names import COMMITS_FOLDER, SCRATCH_FOLDER
+from pipeline.runs.sealed_json import typed_value
 
 SELECTED = {"utterance_id": str, "speaker_id": str, "duration_s": float}
 """Fields of a selection file's lines, and their types."""
@@ -32,25 +33,15 @@ def read_lines(data: bytes, needs: Mapping[str, type]) -> Iterator[dict[str, Any
     for number, line in enumerate(data.splitlines(), start=1):
         try:
             fields = json.loads(line)
-        except (ValueError, RecursionError):
-            fields = None
-        is_whole = isinstance(fields, dict) and all(
-            _is_of(fields.get(name), kind) for name, kind in needs.items()
-        )
+            values = [typed_value(fields, name, kind) for name, kind in needs.items()]
+            is_whole = all(isinstance(value, str) or value >= 0 for value in values)
+        except (ValueError, TypeError, RecursionError):
+            is_whole = False
         if not is_whole:
             need = ", ".join(f"{name} ({kind.__name__})" for name, kind in needs.items())
             said = printable(str(line[:80]))
             raise ValueError(f"line {number} is {said}: need a JSON object with {need}")
         yield fields
-
-
-def _is_of(value: object, kind: type) -> bool:
-    if kind is str:
-        return isinstance(value, str)
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        return False
-    # A whole number of seconds is one, too; NaN is in no range.
-    return 0 <= value < 2**63 and (kind is float or isinstance(value, int))
 
 
 def ledger_reasons(ledgers: Iterable[Output]) -> Counter[str]:

@@ -395,12 +395,6 @@ class Extended:
     unselected: Tally
     is_whole: bool = False
 
-    @classmethod
-    def from_document(cls, document: Mapping[str, Any]) -> "Extended":
-        """Read it as a manifest has it: a dictionary of its fields."""
-        tallies = {name: typed_record(Tally, document[name]) for name in _TALLIES}
-        return typed_record(cls, {**document, **tallies})
-
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
@@ -505,7 +499,8 @@ class Manifest:
             del document[name]["hours"]
             document[name] = typed_record(Tally, document[name])
         if extends := document.pop("extends"):
-            document["extends"] = Extended.from_document(extends)
+            tallies = {name: typed_record(Tally, extends[name]) for name in _TALLIES}
+            document["extends"] = typed_record(Extended, {**extends, **tallies})
         for name in (*_LISTS, *_SHORT_LISTS):
             document[name] = tuple(typed_record(Output, each) for each in document[name])
         for name, in_parts in _LISTS.items():

@@ -85,14 +85,6 @@ def read_sealed(data: bytes, remedy: str, parse: Callable[[dict[str, Any]], T]) 
         raise ValueError(f"other fields than its writer's ({said}): {remedy}") from error
 
 
-def texts_of(name: str, document: Mapping[str, Any]) -> list[str]:
-    """Return the list of texts that a document has under `name`; TypeError if it is none."""
-    texts = document[name]
-    if not isinstance(texts, list) or not all(isinstance(each, str) for each in texts):
-        raise TypeError(f"{name} = {shown(texts)}: need a list of texts")
-    return texts
-
-
 def typed_record(cls: type[T], fields: Any) -> T:  # noqa: ANN401 - as JSON has it
     """Make a record of a JSON object's fields; TypeError if one is missing, unknown, or no such.
 

@@ -23,6 +23,7 @@ ROW_GROUP_BYTES = 32 * 2**20
 """A row group ends with the row that fills either: Arrow holds a whole one, several times."""
 _TAIL_BYTES = 8
 _DIGEST_BYTES = 32
+_UNREADABLE = "cannot read the shard"
 _ARROW_SCHEMA_KEY = b"ARROW:schema"
 
 T = TypeVar("T")
@@ -46,10 +47,6 @@ class Format:
         """Return the format of shards that have these of the optional columns."""
         more = [field for field in self.optional if field.name in names]
         return replace(self, schema=pa.schema([*self.schema, *more]), optional=())
-
-    def is_of(self, columns: pa.Schema) -> bool:
-        """Return whether a shard of this format may have these columns."""
-        return bool(columns.equals(self.having(columns.names).schema))
 
 
 def required(name: str, data_type: pa.DataType) -> pa.Field:
@@ -112,7 +109,7 @@ def read_rows(
 
     Binary cells are buffers. ValueError for bytes that are damaged or of another format.
     """
-    with _as_value_errors():
+    with arrow_errors(_UNREADABLE):
         file = _open(shard_format, pa.BufferReader(data))
         wanted = None if chosen is None else frozenset(chosen)
         rows = list(_with_unique_ids(_stored_rows(file, wanted)))
@@ -123,7 +120,7 @@ def read_columns(
     shard_format: Format, file: BinaryIO | io.IOBase, names: Sequence[str]
 ) -> dict[str, pa.ChunkedArray]:
     """Read only the columns `names` through a seekable file, of optional ones those it has."""
-    with _as_value_errors():
+    with arrow_errors(_UNREADABLE):
         parquet = _open(shard_format, pa.PythonFile(file, mode="r"))
         found = [name for name in names if name in parquet.schema_arrow.names]
         table = parquet.read(found, use_threads=False)
@@ -137,7 +134,7 @@ def read_plain_columns(
 
     Of tensors nothing is read. ValueError for bytes that are no shard.
     """
-    with _as_value_errors():
+    with arrow_errors(_UNREADABLE):
         in_memory = isinstance(shard, bytes)
         source = pa.BufferReader(shard) if in_memory else pa.PythonFile(shard, mode="r")
         file = _open_sealed(source)
@@ -153,7 +150,7 @@ def read_first_rows(file: BinaryIO | io.IOBase, count: int) -> tuple[pq.FileMeta
 
     ValueError for bytes that are no shard.
     """
-    with _as_value_errors():
+    with arrow_errors(_UNREADABLE):
         parquet = _open_sealed(pa.PythonFile(file, mode="r"))
         batch = next(parquet.iter_batches(count), None)
         rows = [] if batch is None else [batch.slice(0, count)]
@@ -161,12 +158,13 @@ def read_first_rows(file: BinaryIO | io.IOBase, count: int) -> tuple[pq.FileMeta
 
 
 @contextmanager
-def _as_value_errors() -> Iterator[None]:
+def arrow_errors(said: str) -> Iterator[None]:
+    """Raise ValueError, which says so and why, for what Arrow cannot read within the context."""
     try:
         yield
     except (pa.ArrowException, OSError, UnicodeDecodeError, OverflowError) as error:
-        said = " ".join(str(error).split())  # Thrift's errors have several lines
-        raise ValueError(f"cannot read the shard: {said[:200]}") from error
+        why = " ".join(str(error).split())  # Thrift's errors have several lines
+        raise ValueError(f"{said}: {why[:200]}") from error
 
 
 def _require_seal(source: pa.NativeFile) -> None:
@@ -185,9 +183,9 @@ def _require_seal(source: pa.NativeFile) -> None:
 
 def _open(shard_format: Format, source: pa.NativeFile) -> pq.ParquetFile:
     file = _open_sealed(source)
-    if not shard_format.is_of(file.schema_arrow):
-        names = shard_format.schema.names
-        found = f"columns {file.schema_arrow.names}: need {names}, with their types"
+    columns, names = file.schema_arrow, shard_format.schema.names
+    if not columns.equals(shard_format.having(columns.names).schema):
+        found = f"columns {columns.names}: need {names}, with their types"
         raise ValueError(f"{found}: read it by the version that wrote it")
     footer = _footer(file)
     for name, expected in shard_format.footer.items():

@@ -6,7 +6,7 @@ once are stored again without a further change: writing partitions costs no prec
 """
 
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, BinaryIO, cast, get_args
 
@@ -74,11 +74,6 @@ _INFINITY_BITS = 0x7C00
 _RANGES_BYTES = 2 * NUM_BINS * FLOAT16.itemsize
 
 
-def common_storage(storages: Iterable[Storage]) -> Storage:
-    """Return the storage of all rows, float16 if there are none."""
-    return common("storage", storages, "float16")
-
-
 def stated_storage(footer: dict[str, str]) -> Storage:
     """Read the storage from a footer."""
     if (dtype := footer.get("dtype")) not in get_args(Storage):
@@ -134,16 +129,6 @@ FEATURE_FOOTER = {
     # The global mean and variance are not applied here: the model has them.
     "normalization": "causal speaker mean",
 }
-_PLAIN_FIELDS = (
-    "utterance_id",
-    "speaker_id",
-    "duration_ms",
-    "created_at",
-    "audio_uri",
-    "audio_etag",
-    "text",
-    "placement",
-)
 _FORMAT = Format(
     pa.schema(
         [
@@ -167,6 +152,7 @@ _FORMAT = Format(
         pa.field("hypotheses", pa.string()),
     ),
 )
+_PLAIN_FIELDS = _FORMAT.schema.names[:-2]  # without num_frames and features
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -197,13 +183,9 @@ def write_features(rows: Sequence[FeatureRow]) -> bytes:
 
     ValueError for features that are not finite float16 [frames bins].
     """
-    storage = common_storage(row.storage for row in rows)
-    absent = {"audio_form": None, "audio_part": None, "hypotheses": ()}
-    had = {
-        name
-        for name, nothing in absent.items()
-        if any(getattr(row, name) != nothing for row in rows)
-    }
+    storage: Storage = common("storage", (row.storage for row in rows), "float16")
+    optional = [field.name for field in _FORMAT.optional]
+    had = {name for name in optional if any(getattr(row, name) for row in rows)}
     cells = (_to_cells(row, storage) for row in rows)
     return write_rows(_FORMAT.having(had), cells, dtype=storage)
 

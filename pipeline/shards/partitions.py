@@ -16,6 +16,7 @@ from pipeline.shards.container import (
     UINT16,
     Format,
     Row,
+    common,
     from_buffer,
     kbest_from_cells,
     kbest_to_cells,
@@ -27,7 +28,6 @@ from pipeline.shards.container import (
 )
 from pipeline.shards.features import (
     FEATURE_FOOTER,
-    common_storage,
     features_from_cell,
     features_to_cell,
     stated_storage,
@@ -92,7 +92,8 @@ class PartitionRow:
 def write_partition(rows: Sequence[PartitionRow]) -> bytes:
     """Write a training partition; its rows' common k, form and storage are in the footer."""
     soft = [row.targets for row in rows if not isinstance(row.targets, Alignment)]
-    form, storage = StoredForm.of(soft), common_storage(row.storage for row in rows)
+    form = StoredForm.of(soft)
+    storage: Storage = common("storage", (row.storage for row in rows), "float16")
     had = {"placement"} if any(row.placement is not None for row in rows) else set()
     cells = (_to_cells(row, form.k) for row in rows)
     return write_rows(_FORMAT.having(had), cells, **form.footer, dtype=storage)

@@ -33,7 +33,8 @@ from pipeline.audio.codecs import codec_of
 from pipeline.audio.conversion import require_accepted
 from pipeline.audio.decode import HEAD_BYTES, cut_recording, segment_samples
 from pipeline.audio.errors import AudioError, AudioReason
-from pipeline.audio.wav import WavLayout, is_wav, wav_layout
+from pipeline.audio.wav import WavLayout, is_wav, wav_file, wav_layout
+from pipeline.packing import runs_by_bytes
 from pipeline.records import AudioPart, Member, Segment
 from pipeline.runs.names import ACCESS_DENIED, MISSING_OBJECT, OUTSIDE_PREFIXES
 from pipeline.settings import NO_CONVERSION, AudioConversion
@@ -122,7 +123,8 @@ class AudioRead:
 def plan_reads(store: ObjectStore, wanted: Sequence[WantedAudio]) -> list[AudioRead]:
     """Return the reads of a task in the order in which their first utterance is needed."""
     reads: list[AudioRead] = []
-    for window in _windows(wanted):
+    for place in runs_by_bytes(list(map(_held_bytes, wanted)), WINDOW_BYTES):
+        window = range(len(wanted))[place]
         in_window = [_read_of(store, wanted, numbers) for numbers in _by_object(wanted, window)]
         reads += sorted(in_window, key=lambda read: min(read.numbers))
     return reads
@@ -157,18 +159,10 @@ def in_order(
     next(answers, None)  # an error behind the last one, and the end of the readers' threads
 
 
-def _windows(wanted: Sequence[WantedAudio]) -> Iterator[range]:
-    start, num_bytes = 0, 0
-    for number, each in enumerate(wanted):
-        # A member's bytes are held until its turn, and it says itself how many they are.
-        stated = each.part.num_bytes if isinstance(each.part, Member) else 0
-        own = max(each.bound.expected_bytes, stated)
-        if number > start and num_bytes + own > WINDOW_BYTES:
-            yield range(start, number)
-            start, num_bytes = number, 0
-        num_bytes += own
-    if wanted:
-        yield range(start, len(wanted))
+def _held_bytes(wanted: WantedAudio) -> int:
+    # A member's bytes are held until its turn, and it says itself how many they are.
+    stated = wanted.part.num_bytes if isinstance(wanted.part, Member) else 0
+    return max(wanted.bound.expected_bytes, stated)
 
 
 def _by_object(wanted: Sequence[WantedAudio], window: range) -> Iterator[list[int]]:
@@ -343,7 +337,8 @@ def _wav_segments(
         start = min(first for first, _ in some.values())
         data = recording.fetch(start, max(first + size for first, size in some.values()) - start)
         for number, (first, size) in some.items():
-            found[number] = _fetched(layout.wav(data[first - start : first - start + size]))
+            samples = data[first - start : first - start + size]
+            found[number] = _fetched(wav_file(layout.format_chunk, samples))
         del data  # before the next request
     return tuple(found[number] for number in range(len(segments)))
 

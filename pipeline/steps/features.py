@@ -18,6 +18,7 @@ from infra.store.object_store import ObjectStore, SizeBound
 from infra.store.uris import resolve_audio
 from pipeline.audio.decode import MAX_DURATION_S, decode_utterance, max_file_bytes
 from pipeline.audio.errors import AudioError, AudioReason
+from pipeline.audio.wav import SAMPLE_BYTES
 from pipeline.filterbank import FRAME_SHIFT_MS, STACK
 from pipeline.filterbank.log_mel import log_mel_energies
 from pipeline.normalization import CausalMean, Moments
@@ -39,16 +40,14 @@ from pipeline.runs.engine import (
 )
 from pipeline.runs.manifest import Manifest, Output, read_manifest
 from pipeline.runs.names import UNLABELLED, features_step, selection_step
+from pipeline.sampling import shuffle, shuffled_order
 from pipeline.settings import NO_CONVERSION, AudioConversion, ExtractionConfig
 from pipeline.shards import FeatureRow, as_stored, write_features
-from pipeline.shuffling import shuffle, shuffled_order
 from pipeline.steps.audio_reads import AudioObjects, FoundAudio, WantedAudio, require_audio
 from pipeline.steps.stream_means import NO_STREAMS, MeansPlace, Streams, merge_means, sum_late
 
 MIN_FRAMES = 2 * STACK - 1
 """The fewest 10 ms frames that leave one spliced frame at each of the three offsets."""
-
-PCM_BYTES_PER_SAMPLE = 2
 
 WITH_HYPOTHESES = "num_with_hypotheses"
 """The statistic of the selected utterances in which recognizers heard something, if any."""
@@ -116,7 +115,7 @@ def size_bound(declared_s: float, conversion: AudioConversion = NO_CONVERSION) -
     Audio beyond the longest that can be decoded is refused whatever its metadata declare.
     """
     longest_s = min(declared_s, float(MAX_DURATION_S))
-    pcm_bytes_per_s = PCM_BYTES_PER_SAMPLE * conversion.max_samples_per_s
+    pcm_bytes_per_s = SAMPLE_BYTES * conversion.max_samples_per_s
     return SizeBound(round(longest_s * pcm_bytes_per_s), max_file_bytes(longest_s, conversion))
 
 
@@ -143,7 +142,7 @@ def extract_utterance(
             detail = f"{len(energies)} frames of {FRAME_SHIFT_MS} ms: need at least {MIN_FRAMES}"
             raise AudioError("too_short", detail)
     except AudioError as error:
-        return quarantine(utterance, error.reason, error.detail, num_bytes)
+        return Quarantined.of(utterance, error.reason, error.detail, num_bytes)
     is_causal = config.mean == "causal"
     features = mean.subtract(energies, np.float16) if is_causal else energies.astype(np.float16)
     return FeatureRow(
@@ -160,18 +159,6 @@ def extract_utterance(
         audio_form=decoded.audio_form,
         audio_part=utterance.part,
         hypotheses=utterance.hypotheses,
-    )
-
-
-def quarantine(utterance: Utterance, reason: str, detail: str, num_bytes: int) -> Quarantined:
-    """Make the ledger row of an utterance whose audio cannot be used."""
-    return Quarantined(
-        utterance.utterance_id,
-        utterance.audio_uri,
-        reason,
-        detail,
-        num_bytes,
-        utterance.duration_ms,
     )
 
 

@@ -31,7 +31,7 @@ from infra.store.object_store import ObjectStore, until_whole
 from pipeline.records import Tally
 from pipeline.runs.commit import Commit, NamedTask, StepContext
 from pipeline.runs.engine import ScratchTasks
-from pipeline.runs.manifest import MAX_LISTED, Output, Outputs
+from pipeline.runs.manifest import Output, Outputs
 
 _HEADER = np.dtype("<u8")
 _HASH = np.dtype("<u8")
@@ -152,11 +152,6 @@ def join_extents(extents: Sequence[bytes]) -> bytes:
     return b"".join((*table, *extents))
 
 
-def num_gets(num_extents: int) -> int:
-    """Count the GETs that read an extent which is not empty: its entry, then its bytes."""
-    return 1 if num_extents == 1 else 2
-
-
 @dataclass(frozen=True, slots=True)
 class ExtentPlace:
     """ExtentPlace is an extent's number, of how many, in an object of known size."""
@@ -165,13 +160,6 @@ class ExtentPlace:
     object_bytes: int
     number: int
     num_extents: int
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.number < self.num_extents <= MAX_EXTENTS:
-            raise ValueError(
-                f"{self.uri}: extent {self.number} of {self.num_extents}: need a number from 0, "
-                f"of at most {MAX_EXTENTS}"
-            )
 
     def read(self, store: ObjectStore) -> bytes:
         """Read the extent; ValueError with the URI if the bytes are damaged at rest."""
@@ -245,7 +233,7 @@ class Gathered:
     @classmethod
     def of(cls, context: StepContext, objects: Sequence[Output], num_extents: int) -> "Gathered":
         """Name the objects to as many readers as each has extents; a long list is stored."""
-        if not num_list_parts(len(objects), num_extents):
+        if len(objects) * num_extents <= MAX_CARRIED:
             return cls(context, tuple(objects), num_extents)
         listed = context.put_parts("gathered", (output.to_line() for output in objects))
         return cls(context, listed, num_extents)
@@ -259,11 +247,6 @@ class Gathered:
         uri = output.uri(self.context.run_uri)
         place = ExtentPlace(uri, output.num_bytes, number, self.num_extents)
         return place.read(self.context.store)
-
-
-def num_list_parts(num_objects: int, num_readers: int) -> int:
-    """Count the objects that list what tasks gathered; 0 where the readers carry the names."""
-    return -(-num_objects // MAX_LISTED) if num_objects * num_readers > MAX_CARRIED else 0
 
 
 def cut_and_merge(

@@ -5,7 +5,7 @@ Frames of both are 30 ms apart, so that requests, windows and batches count fram
 teacher gets. An utterance without targets becomes a row of the ledger.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -20,7 +20,6 @@ from pipeline.filterbank import SHIFT_SAMPLES, STACK
 from pipeline.kbest import (
     KBest,
     KBestOfTranscript,
-    KBestWithoutLattice,
     OwnKBest,
     TeacherFailure,
     retained_mass,
@@ -251,40 +250,29 @@ def label_statistics(sums: Statistics) -> Statistics:
     transcripts, and how many utterances have the targets of a clearer version, if there are some.
     """
     num_frames = sums["num_frames"]
-    means = {
-        mean: float(sums.get(total, 0)) / max(num_frames, 1)
-        for mean, total in SUMS_OF_MEANS.items()
+    special = {
+        **{mean: sums[total] / max(num_frames, 1) for mean, total in SUMS_OF_MEANS.items()},
+        **{name: dict(sorted(sums[counted].items())) for name, counted in REASONS.items()},
+        HEARD_ELSEWHERE: sums[HEARD_ELSEWHERE],
     }
-    reasons = {
-        name: dict(sorted(sums.get(counted, {}).items())) for name, counted in REASONS.items()
-    }
-    return {
-        "num_frames": num_frames,
-        MEAN_MASS: means.pop(MEAN_MASS),
-        **{name: value for name, value in (means | reasons).items() if value},
-        **({HEARD_ELSEWHERE: sums[HEARD_ELSEWHERE]} if sums[HEARD_ELSEWHERE] else {}),
-    }
+    mean_mass = special.pop(MEAN_MASS)
+    some = {name: value for name, value in special.items() if value}
+    return {"num_frames": num_frames, MEAN_MASS: mean_mass, **some}
 
 
 def sum_labels(tasks: Sequence[Statistics]) -> Statistics:
     """Add up the statistics of tasks, or of tasks that were added up before."""
-    reasons = {name: Counter[str]() for name in REASONS}
+    reasons = {counted: Counter[str]() for counted in REASONS.values()}
     for statistics in tasks:
-        for name, counts in reasons.items():
-            counts.update(statistics.get(REASONS[name], {}))
-            counts.update(each["reason"] for each in statistics.get(name, {}).values())
-    transcript_mass = sum(each.get("transcript_mass", 0.0) for each in tasks)
+        for name, counted in REASONS.items():
+            reasons[counted].update(statistics.get(counted, {}))
+            reasons[counted].update(each["reason"] for each in statistics.get(name, {}).values())
     return {
         "num_frames": sum(each["num_frames"] for each in tasks),
         "retained_mass": sum(each["retained_mass"] for each in tasks),
+        "transcript_mass": sum(each.get("transcript_mass", 0.0) for each in tasks),
         HEARD_ELSEWHERE: sum(each.get(HEARD_ELSEWHERE, 0) for each in tasks),
-        REASONS[WITHOUT_LATTICE]: dict(reasons[WITHOUT_LATTICE]),
-        **({"transcript_mass": transcript_mass} if transcript_mass else {}),
-        **(
-            {REASONS[WITHOUT_TRANSCRIPT]: dict(reasons[WITHOUT_TRANSCRIPT])}
-            if reasons[WITHOUT_TRANSCRIPT]
-            else {}
-        ),
+        **reasons,
     }
 
 
@@ -305,19 +293,10 @@ def label_shard(task: ShardTask) -> Commit:
     num_labelled = 0
     mass: float = 0
     transcript_mass: float = 0
-    own: dict[str, dict[str, dict[str, str]]] = {WITHOUT_LATTICE: {}, WITHOUT_TRANSCRIPT: {}}
+    own = defaultdict[str, dict[str, dict[str, str]]](dict)
     for row, first, turns in zip(rows, offsets, labels, strict=True):
         if failed := next((each for each in turns if isinstance(each, TeacherFailure)), None):
-            lost.append(
-                Quarantined(
-                    row.utterance_id,
-                    row.audio_uri,
-                    TEACHER_FAILED,
-                    failed.reason,
-                    num_bytes=0,
-                    duration_ms=row.duration_ms,
-                )
-            )
+            lost.append(Quarantined.of(row, TEACHER_FAILED, failed.reason))
             continue
         found = [each for each in turns if isinstance(each, KBest)]
         labelled.append(row)
@@ -330,9 +309,8 @@ def label_shard(task: ShardTask) -> Commit:
                 transcript_mass += kbest.transcript_share * len(kbest.log_z)
             # An utterance without a lattice at one of its offsets counts as one without.
             if isinstance(kbest, OwnKBest):
-                is_lattice = isinstance(kbest, KBestWithoutLattice)
-                asked = WITHOUT_LATTICE if is_lattice else WITHOUT_TRANSCRIPT
-                own[asked][row.utterance_id] = {"reason": kbest.reason, "detail": kbest.detail}
+                why = {"reason": kbest.reason, "detail": kbest.detail}
+                own[kbest.statistic][row.utterance_id] = why
     num_elsewhere = sum(row is not each for row, each in zip(rows, heard, strict=True))
     data = write_targets(targets)
     record = Commit(
@@ -346,7 +324,7 @@ def label_shard(task: ShardTask) -> Commit:
             "num_frames": num_labelled,
             "retained_mass": mass,
             **({"transcript_mass": transcript_mass} if transcript_mass else {}),
-            **{asked: found for asked, found in own.items() if found},
+            **own,
             **({HEARD_ELSEWHERE: num_elsewhere} if num_elsewhere else {}),
         },
     )

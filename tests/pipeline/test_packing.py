@@ -1,9 +1,11 @@
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.packing import MAX_IMBALANCE, Balance, group_buckets, pack_speakers
+from pipeline.packing import MAX_IMBALANCE, Balance, group_buckets, pack_speakers, runs_by_bytes
 
 HOUR_MS = 3_600_000
 SPEAKERS = st.dictionaries(st.text(max_size=4), st.integers(1, 30 * HOUR_MS), max_size=40)
@@ -205,3 +207,16 @@ def test_files_of_all_groups_are_nearly_equal(
     assert result.total_ms == sum(map(sum, (each.values() for each in buckets)))
     assert result.shared_imbalance <= MAX_IMBALANCE
     assert result.imbalance <= MAX_IMBALANCE or result.lone_speakers
+
+
+@given(st.lists(st.integers(0, 9)), st.integers(1, 20), st.integers(1, 5))
+def test_runs_are_as_long_as_bytes_and_number_allow(
+    sizes: list[int], most_bytes: int, most: int
+) -> None:
+    """Together they are the list; only an element alone has more bytes, and none could be added."""
+    runs = [sizes[run] for run in runs_by_bytes(sizes, most_bytes, most)]
+    assert [size for run in runs for size in run] == sizes
+    assert all(len(run) == 1 or sum(run) <= most_bytes for run in runs)
+    assert all(0 < len(run) <= most for run in runs)
+    for run, following in pairwise(runs):
+        assert len(run) == most or sum(run) + following[0] > most_bytes

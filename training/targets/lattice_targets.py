@@ -15,7 +15,8 @@ from jaxtyping import Float32
 from scipy.special import log_softmax
 
 from infra.store.object_store import ObjectStore
-from pipeline.kbest import KBest, KBestWithoutLattice, TeacherFailure, select_kbest
+from pipeline.kbest import KBest, OwnKBest, TeacherFailure, select_kbest
+from pipeline.runs.engine import WITHOUT_LATTICE
 from pipeline.runs.manifest import read_manifest
 from pipeline.runs.names import ALIGNMENT_STEP, TARGETS_TUNING_STEP
 from pipeline.steps.targets import TeacherInput
@@ -84,7 +85,7 @@ class LatticeTeacher:
             found = self.search.posteriors(log_softmax(logits, axis=1) - self.log_priors)
         except LatticeError as error:
             kbest = select_kbest(logits, *columns)
-            return KBestWithoutLattice.of(kbest, "lattice_failed", str(error))
+            return OwnKBest.of(kbest, WITHOUT_LATTICE, "lattice_failed", str(error))
         return interpolated_kbest(logits, found, weight, *columns)
 
 

@@ -19,14 +19,14 @@ from infra.store.object_store import ObjectStore
 from pipeline.kbest import (
     KBest,
     KBestOfTranscript,
-    KBestWithoutTranscript,
+    OwnKBest,
     TeacherFailure,
     select_kbest,
 )
 from pipeline.records import Hypothesis
 from pipeline.runs.manifest import read_manifest
 from pipeline.runs.names import ALIGNMENT_STEP
-from pipeline.steps.targets import TeacherInput
+from pipeline.steps.targets import WITHOUT_TRANSCRIPT, TeacherInput
 from training.align.labelled import read_lexicon
 from training.align.network_alignment import read_tree
 from training.decode.graph import DecodingGraph
@@ -248,7 +248,7 @@ class TranscriptTeacher:
             if config.unaligned == "row":
                 return TeacherFailure(str(error))
             own = select_kbest(logits, *columns)
-            return KBestWithoutTranscript.of(own, error.reason, error.detail)
+            return OwnKBest.of(own, WITHOUT_TRANSCRIPT, error.reason, error.detail)
         weights = np.full(len(logits), config.weight)
         if self.lattices:
             lattice = own_posteriors(self.lattices, log_likelihoods)

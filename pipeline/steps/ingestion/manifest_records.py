@@ -17,7 +17,6 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from hashlib import blake2b
 from itertools import islice
-from types import MappingProxyType
 from typing import Any
 
 from infra.prefetch import prefetch
@@ -115,7 +114,7 @@ def records_of(
     rows: Iterable[Row | Quarantined],
     rules: RecordRules,
     subset: str,
-    columns: Mapping[str, str] = MappingProxyType({}),
+    columns: Mapping[str, str],
 ) -> Iterator[Utterance | Quarantined]:
     """Yield the records, checked as selection will; transcripts of unlabelled speech are dropped.
 
@@ -244,12 +243,11 @@ def _with_duration(
         detail = f"{column} is absent, and the audio does not state how long it lasts"
     except StoreError as error:
         duration_s, reason, detail = None, refusal(error), str(error)
+    record = PartialRecord(str(row.fields.get("utterance_id", "")), uri)
     if duration_s is None:
-        record = PartialRecord(str(row.fields.get("utterance_id", "")), uri)
         return Quarantined.from_error(MetadataError(reason, detail, record), row.num_bytes)
     if not isinstance(start_s, int | float) or not 0 <= start_s <= MAX_START_S:
         detail = f"start_s = {shown(start_s)}: need 0 to {MAX_START_S:.0f}"
-        record = PartialRecord(str(row.fields.get("utterance_id", "")), uri)
         return Quarantined.from_error(MetadataError("bad_field", detail, record), row.num_bytes)
     return Row({**row.fields, "duration_s": round(duration_s - start_s, 6)}, row.num_bytes)
 

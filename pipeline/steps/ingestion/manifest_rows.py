@@ -27,7 +27,9 @@ from infra.settings import printable
 from infra.store.object_store import ObjectInfo, ObjectStore, normalize_uri
 from pipeline.audio.codecs import is_audio
 from pipeline.metadata import bounded_lines, whole_gzip
+from pipeline.packing import runs_by_bytes
 from pipeline.records import MAX_LINE_BYTES, MetadataError, Quarantined, without_repeats
+from pipeline.shards.container import arrow_errors
 from pipeline.steps.ingestion import IGNORE_COLUMNS
 from pipeline.steps.selection.buckets import is_mark
 
@@ -145,20 +147,12 @@ def json_pieces(store: ObjectStore, uri: str) -> Iterator[Piece]:
 
 def split_row_groups(store: ObjectStore, found: ObjectInfo, folder: str) -> Iterator[Piece]:
     """Divide Parquet by row groups; ValueError for an object that is none."""
-    try:
-        with store.open(found.uri) as file:
-            metadata = pq.ParquetFile(pa.PythonFile(file, mode="r")).metadata
-            sizes = [metadata.row_group(n).total_byte_size for n in range(metadata.num_row_groups)]
-    except (pa.ArrowException, OSError) as error:
-        said = " ".join(str(error).split())[:200]
-        raise ValueError(f"{found.uri}: no Parquet: {said}") from error
-    start, num_bytes = 0, 0
-    for number, size in enumerate(sizes):
-        if number > start and num_bytes + size > PIECE_BYTES:
-            yield Piece((found.uri,), (found.etag,), folder, start, number)
-            start, num_bytes = number, 0
-        num_bytes += size
-    yield Piece((found.uri,), (found.etag,), folder, start, len(sizes))
+    with arrow_errors(f"{found.uri}: no Parquet"), store.open(found.uri) as file:
+        metadata = pq.ParquetFile(pa.PythonFile(file, mode="r")).metadata
+        sizes = [metadata.row_group(n).total_byte_size for n in range(metadata.num_row_groups)]
+    # Parquet without row groups is one piece, too: its columns are judged.
+    for run in list(runs_by_bytes(sizes, PIECE_BYTES)) or [slice(0, 0)]:
+        yield Piece((found.uri,), (found.etag,), folder, run.start, run.stop)
 
 
 def content_of(store: ObjectStore, uri: str) -> Content | None:
@@ -322,10 +316,10 @@ def _lines_of(store: ObjectStore, piece: Piece) -> Iterator[bytes]:
         if piece.uri.endswith(".gz"):
             with whole_gzip(piece.uri):
                 unpacked = gzip.GzipFile(fileobj=stored)
-                yield from bounded_lines(io.BufferedReader(unpacked, _READ_BYTES))
+                yield from bounded_lines(io.BufferedReader(unpacked, _READ_BYTES), piece.uri)
             return
         reader = io.BufferedReader(stored, _READ_BYTES)
-        lines = bounded_lines(reader)
+        lines = bounded_lines(reader, piece.uri)
         if piece.start:
             # A line that begins before the piece is of the one before, which reads on to its end.
             reader.seek(piece.start - 1)
@@ -473,30 +467,27 @@ def _csv_row(names: Sequence[str], fields: Sequence[str], read: Collection[str])
 
 def parquet_rows(store: ObjectStore, piece: Piece, known: KnownFields) -> Iterator[Row]:
     """Yield the rows of the piece's row groups; ValueError for columns that are not known."""
-    try:
-        with closing(store.open(piece.uri)) as file:
-            source = pa.PythonFile(file, mode="r")
-            table = pq.ParquetFile(source, coerce_int96_timestamp_unit="us")
-            stored = table.schema_arrow.names
-            _require_once(stored, piece.uri)
-            known.require(stored, piece.uri)
-            if not (columns := [name for name in stored if name in known.read]):
-                raise ValueError(f"{piece.uri}: none of its columns is used: see --columns")
-            schema = table.metadata.schema
-            # Spark's and Hive's old times are instants, though no zone is stored.
-            leaves = (schema.column(number) for number in range(len(schema)))
-            instants = {each.name for each in leaves if each.physical_type == "INT96"}
-            groups = range(piece.start, piece.end or table.num_row_groups)
-            for batch in table.iter_batches(BATCH_ROWS, row_groups=groups, columns=columns):
-                names = batch.schema.names
-                cells = [_values(batch.column(n), name in instants) for n, name in enumerate(names)]
-                for row in zip(*cells, strict=True):
-                    pairs = zip(names, row, strict=True)
-                    fields = {name: _plain(value) for name, value in pairs if value is not None}
-                    yield Row(fields, sum(len(str(value)) for value in fields.values()))
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        said = " ".join(str(error).split())[:200]
-        raise ValueError(f"{piece.uri}: damaged Parquet: {said}") from error
+    said = f"{piece.uri}: damaged Parquet"
+    with arrow_errors(said), closing(store.open(piece.uri)) as file:
+        source = pa.PythonFile(file, mode="r")
+        table = pq.ParquetFile(source, coerce_int96_timestamp_unit="us")
+        stored = table.schema_arrow.names
+        _require_once(stored, piece.uri)
+        known.require(stored, piece.uri)
+        if not (columns := [name for name in stored if name in known.read]):
+            raise ValueError(f"{piece.uri}: none of its columns is used: see --columns")
+        schema = table.metadata.schema
+        # Spark's and Hive's old times are instants, though no zone is stored.
+        leaves = (schema.column(number) for number in range(len(schema)))
+        instants = {each.name for each in leaves if each.physical_type == "INT96"}
+        groups = range(piece.start, piece.end or table.num_row_groups)
+        for batch in table.iter_batches(BATCH_ROWS, row_groups=groups, columns=columns):
+            names = batch.schema.names
+            cells = [_values(batch.column(n), name in instants) for n, name in enumerate(names)]
+            for row in zip(*cells, strict=True):
+                pairs = zip(names, row, strict=True)
+                fields = {name: _plain(value) for name, value in pairs if value is not None}
+                yield Row(fields, sum(len(str(value)) for value in fields.values()))
 
 
 def _values(column: pa.Array, is_instant: bool) -> list[Any]:

@@ -42,7 +42,7 @@ from pipeline.runs.names import (
 from pipeline.sampling import sampling_priority
 from pipeline.settings import NO_CONVERSION, AudioConversion
 from pipeline.steps.audio_reads import FoundAudio, read_audio, require_audio
-from pipeline.steps.features import quarantine, wanted_audio
+from pipeline.steps.features import wanted_audio
 from pipeline.steps.ingestion.manifest_records import output_of
 
 
@@ -218,13 +218,14 @@ class PlacedAudio:
         if record.placement is not None:
             said = f"placement = {record.placement!r}: it is in a placement already"
             remedy = "leave the field out, or ingest without --placements"
-            return quarantine(record, "bad_field", f"{said}: {remedy}", 0)
+            return Quarantined.of(record, "bad_field", f"{said}: {remedy}")
         subset = self._subset_of(record.speaker_id)
         names = self._rules.choices.of(subset, record.utterance_id)
         longest = max(len(version_id(record.utterance_id, name)) for name in names)
         if longest > MAX_NAME_CHARACTERS:
             said = f"utterance_id with a placement has {longest} characters"
-            return quarantine(record, "bad_field", f"{said}: need at most {MAX_NAME_CHARACTERS}", 0)
+            need = f"need at most {MAX_NAME_CHARACTERS}"
+            return Quarantined.of(record, "bad_field", f"{said}: {need}")
         return record, names
 
     def _made(self, chosen: Sequence[_Choice | Quarantined]) -> Iterator[_Version]:
@@ -261,7 +262,7 @@ class PlacedAudio:
                 data, record.utterance_id, record.duration_s, "kaldi", self._rules.conversion
             ).samples
         except AudioError as error:
-            return quarantine(record, error.reason, error.detail, num_bytes)
+            return Quarantined.of(record, error.reason, error.detail, num_bytes)
 
     def _version(
         self, record: Utterance, name: str, heard: Samples | Quarantined | None

@@ -259,14 +259,8 @@ class Eligible:
 
     def as_duplicate(self, whose: str = "an earlier metadata record") -> Quarantined:
         """Return the ledger row for a record whose utterance id an earlier record has."""
-        return Quarantined(
-            self.record.utterance_id,
-            self.record.audio_uri,
-            "duplicate_utterance",
-            f"{whose} has this utterance_id",
-            self.num_bytes,
-            self.record.duration_ms,
-        )
+        detail = f"{whose} has this utterance_id"
+        return Quarantined.of(self.record, "duplicate_utterance", detail, self.num_bytes)
 
 
 @dataclass(frozen=True, slots=True)

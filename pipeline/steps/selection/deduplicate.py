@@ -223,17 +223,6 @@ _RANGE_BYTES = 2 * 2**30
 _GZIP_RATIO = 8
 
 
-@dataclass(frozen=True, slots=True)
-class Cutoff:
-    """The last priority that is selected, and the duplicates that are not.
-
-    `duplicates` has an extent for each bucket: the priorities which it leaves to earlier buckets.
-    """
-
-    last_priority: int
-    duplicates: Gathered
-
-
 def num_ranges(objects: Sequence[ObjectInfo]) -> int:
     """Count the ranges in which buckets are compared: one for each 2 GiB of unpacked metadata."""
     sizes = (
@@ -248,8 +237,11 @@ def find_cutoff(
     num_ranges: int,
     metadata_uri: str,
     budget_ms: int,
-) -> Cutoff:
+) -> tuple[int, Gathered]:
     """Find the priority at which the indexed buckets meet `budget_ms`; 0 selects all.
+
+    Returned with it are the duplicates, an extent for each bucket: the priorities which it leaves
+    to earlier buckets.
 
     ValueError if the buckets hold less, or if a speaker is in two buckets: its stream would be in
     two files.
@@ -265,7 +257,7 @@ def find_cutoff(
         )
     last = _last_priority(tasks, summaries, budget_ms, scratch.distribute)
     found = [summary.duplicates for summary in summaries if summary.duplicates]
-    return Cutoff(last, Gathered.of(scratch.context, found, len(indexes)))
+    return last, Gathered.of(scratch.context, found, len(indexes))
 
 
 def _last_priority(

@@ -5,13 +5,14 @@ wrote. A range holds rising hashes of ids, each with an object that names the id
 takes a few reads of one range, however large the corpus is.
 """
 
+import io
 from array import array
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, pairwise
-from typing import Protocol, runtime_checkable
+from typing import BinaryIO
 
 import numpy as np
 from jaxtyping import UInt32, UInt64
@@ -46,19 +47,6 @@ _OBJECT = np.dtype("<u4")
 ENTRY_BYTES = _HASH.itemsize + _OBJECT.itemsize
 _SPREAD = 8
 """Uniform hashes lie within so many roots of their number from where they are expected."""
-
-
-@runtime_checkable
-class SeekableFile(Protocol):
-    """SeekableFile is a file in memory, on a disk or in S3."""
-
-    def seek(self, offset: int, /) -> int:
-        """Go to a byte of the file."""
-        ...
-
-    def read(self, size: int, /) -> bytes:
-        """Read so many bytes."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +92,9 @@ def range_of(wanted: int, num_ranges: int) -> int:
     return (wanted >> 32) * num_ranges >> 32
 
 
-def find_objects(file: SeekableFile, num_bytes: int, num_ranges: int, wanted: int) -> list[int]:
+def find_objects(
+    file: BinaryIO | io.IOBase, num_bytes: int, num_ranges: int, wanted: int
+) -> list[int]:
     """Find the objects of a hash in the file of its range, of which a few blocks are read."""
     length = num_bytes // ENTRY_BYTES
 

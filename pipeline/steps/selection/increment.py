@@ -6,10 +6,9 @@ lists: no process holds more than one range, however long the chain is.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from itertools import chain
 from typing import Any, TypedDict
 
 import numpy as np
@@ -32,7 +31,7 @@ from pipeline.runs.engine import Extension, ScratchTasks, Statistics
 from pipeline.runs.increment import BaseStep, read_base, read_bases
 from pipeline.runs.manifest import Manifest, Output, read_manifest
 from pipeline.runs.names import INCREMENT_METADATA
-from pipeline.runs.sealed_json import read_sealed, seal, texts_of
+from pipeline.runs.sealed_json import read_sealed, seal, typed_value
 from pipeline.sampling import NUM_PRIORITIES
 from pipeline.settings import MAY_DIFFER
 from pipeline.steps.hash_ranges import (
@@ -41,7 +40,6 @@ from pipeline.steps.hash_ranges import (
     overlapping,
     put_extents,
 )
-from pipeline.steps.selection.deduplicate import read_hashes
 from pipeline.steps.selection.id_index import IdRange, metadata_names
 
 SIZES = "metadata_bytes"
@@ -185,11 +183,16 @@ def metadata_to_read(
     for each in extended.bases:
         earlier = read_manifest(store, each, extended.base.manifest.step)
         known |= earlier.statistic(SIZES, dict[str, int])
-    base = f"{normalize_uri(metadata_uri)}/"
-    new = [each.uri.removeprefix(base) for each in _unread(listing, base, known)]
+    base, listed = f"{normalize_uri(metadata_uri)}/", sizes(listing, metadata_uri)
+    for name, num_bytes in listed.items():
+        if known.get(name, num_bytes) != num_bytes:
+            raise ValueError(
+                f"{base}{name} has {num_bytes} bytes, and had {known[name]} when an earlier run "
+                "read it: put the object back, and write new records into new objects"
+            )
+    new = [name for name in listed if name not in known]
     names = _recorded(store, run_uri, new) | (known.keys() if extended.is_read_again else set())
-    listed = {each.uri.removeprefix(base) for each in chain(*listing.values())}
-    if missing := sorted(names - listed):
+    if missing := sorted(names - listed.keys()):
         raise ValueError(
             f"{base}: of {len(names)} metadata objects that this increment reads the listing lacks "
             f"{len(missing)}, such as {missing[0]}: put back what was removed, or use a store that "
@@ -212,24 +215,12 @@ def sizes(listing: Buckets, metadata_uri: str) -> dict[str, int]:
     }
 
 
-def _unread(listing: Buckets, base: str, known: Mapping[str, int]) -> Iterator[ObjectInfo]:
-    for each in chain(*listing.values()):
-        num_bytes = known.get(each.uri.removeprefix(base))
-        if num_bytes is None:
-            yield each
-        elif num_bytes != each.num_bytes:
-            raise ValueError(
-                f"{each.uri} has {each.num_bytes} bytes, and had {num_bytes} when an earlier "
-                "run read it: put the object back, and write new records into new objects"
-            )
-
-
 def _recorded(store: ObjectStore, run_uri: str, names: Sequence[str]) -> frozenset[str]:
     uri = join_uri(run_uri, INCREMENT_METADATA)
     store.put_if_absent(uri, seal({_NAMES: sorted(names)}, indent=1))
     try:
         remedy = "remove it and select again into a new --run"
-        parse = partial(texts_of, _NAMES)
+        parse = partial(typed_value, name=_NAMES, kind=list[str])
         recorded = read_checked(store, uri, lambda data: read_sealed(data, remedy, parse))
     except ObjectNotFound as error:
         raise ValueError(f"{uri} has gone: another process removes the run") from error
@@ -237,24 +228,6 @@ def _recorded(store: ObjectStore, run_uri: str, names: Sequence[str]) -> frozens
 
 
 Hashes = UInt64[np.ndarray, " _ids"]
-
-
-@dataclass(frozen=True, slots=True)
-class SelectedBefore:
-    """SelectedBefore lists the ids of buckets that earlier runs have selected: an extent a bucket.
-
-    A selection with a larger budget reads all metadata again, and meets them where they were.
-    """
-
-    lists: Gathered | None
-    is_read_again: bool
-
-    def read(self, bucket: int) -> frozenset[int]:
-        """Read the hashes of a bucket's ids."""
-        return frozenset() if self.lists is None else read_hashes(self.lists.read(bucket))
-
-
-NOTHING_BEFORE = SelectedBefore(None, is_read_again=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,9 +45,8 @@ from pipeline.runs.names import (
     UNLABELLED,
     selection_step,
 )
-from pipeline.sampling import hash_name, within_speaker_cap
+from pipeline.sampling import hash_name, shuffle, within_speaker_cap
 from pipeline.settings import SelectionConfig
-from pipeline.shuffling import shuffle
 from pipeline.steps.hash_ranges import Gathered
 from pipeline.steps.selection.buckets import (
     NOTHING_INGESTED,
@@ -69,10 +68,8 @@ from pipeline.steps.selection.deduplicate import (
 from pipeline.steps.selection.id_index import hash_buckets, index_ids
 from pipeline.steps.selection.increment import (
     LAST_PRIORITY,
-    NOTHING_BEFORE,
     SIZES,
     ExtendedSelection,
-    SelectedBefore,
     extended_selection,
     find_selected_before,
     metadata_to_read,
@@ -87,7 +84,8 @@ from pipeline.steps.selection.subset_overlap import require_disjoint
 class SelectTask:
     """A bucket, its number among all, and the duplicates that buckets leave to others.
 
-    An increment's bucket leaves to earlier runs what they have selected `before`.
+    An increment's bucket leaves to earlier runs what they have selected `before`, an extent of ids
+    a bucket. It meets these where they were if all metadata `is_read_again`.
     """
 
     context: StepContext
@@ -96,7 +94,8 @@ class SelectTask:
     bucket: Bucket
     number: int
     duplicates: Gathered
-    before: SelectedBefore = NOTHING_BEFORE
+    before: Gathered | None
+    is_read_again: bool
 
     @property
     def name(self) -> str:
@@ -109,7 +108,7 @@ def select_bucket(task: SelectTask) -> Commit:
     """Apply the rules as the bucket's index did; store the records up to the last priority."""
     # A duplicate of an earlier bucket is quarantined even where the budget leaves it out.
     elsewhere = read_hashes(task.duplicates.read(task.number))
-    before = task.before.read(task.number)
+    before = read_hashes(task.before.read(task.number)) if task.before else frozenset[int]()
     candidates: list[Eligible] = []
     quarantined: list[Quarantined] = []
     left_ms: list[int] = []
@@ -122,7 +121,7 @@ def select_bucket(task: SelectTask) -> Commit:
             if before and not is_elsewhere and hash_name(found.record.utterance_id) in before:
                 # Judged again with all others, it is not new; a new record of its id is one too
                 # many.
-                if not task.before.is_read_again:
+                if not task.is_read_again:
                     whose = "an utterance that an earlier run selected"
                     quarantined.append(found.as_duplicate(whose))
                 continue
@@ -316,19 +315,19 @@ def select_records(
         require_eligible(metadata_uri, indexes, num_records)
     # The cutoff meets the budget exactly, in place of the paper's mild oversampling (003 IV-B1).
     budget_ms = 0 if extended and extended.keeps_share else config.budget_ms
-    cutoff = find_cutoff(scratch, indexes, ranges, metadata_uri, budget_ms)
-    last, before = cutoff.last_priority, NOTHING_BEFORE
+    last, duplicates = find_cutoff(scratch, indexes, ranges, metadata_uri, budget_ms)
+    before, is_read_again = None, extended is not None and extended.is_read_again
     if extended is not None:
         if extended.keeps_share:
             # The base's cutoff takes the same share of new records, and so of the union.
             last = extended.last_priority
         hashed = hash_buckets(scratch, buckets, ranges)
         step = extended.base.manifest.step
-        found = find_selected_before(scratch, extended.bases, step, hashed, ranges)
-        before = SelectedBefore(found, extended.is_read_again)
+        before = find_selected_before(scratch, extended.bases, step, hashed, ranges)
     # This pass judges again, 9 us a record, as kept records would need 500 bytes each.
+    left = duplicates, before, is_read_again
     tasks = [
-        SelectTask(scratch.context, rules, last, bucket, number, cutoff.duplicates, before)
+        SelectTask(scratch.context, rules, last, bucket, number, *left)
         for number, bucket in enumerate(buckets)
     ]
     # The buckets with most bad records come first, so that the loss budget ends the pass early.

@@ -85,7 +85,7 @@ def test_other_lengths_are_doubtful() -> None:
 def test_a_mismatch_names_length_and_bounds() -> None:
     """The ledger's detail says what was found and what would do."""
     with pytest.raises(AudioError, match=r"1.350 s of audio, declared 2.700 s: need 2.430 to 2.97"):
-        require_duration(np.zeros(21_600, np.float32), 2.7)
+        require_duration(np.zeros(21_600, np.float32), 2.7, 0)
 
 
 @pytest.mark.parametrize("declared_s", [0.001, 0.3, 1.0, 2.7, 3599.0])

@@ -7,7 +7,7 @@ import soundfile
 from pipeline.audio.codecs import open_audio
 from pipeline.audio.decode import decode_audio
 from pipeline.audio.errors import AudioError
-from pipeline.audio.wav import is_open_length, wav_file, wav_layout
+from pipeline.audio.wav import is_open_length, pcm_pieces, samples_of, wav_file, wav_layout
 from pipeline.settings import NO_CONVERSION
 from tests.small_corpus import encode
 
@@ -79,3 +79,10 @@ def test_a_header_without_end_is_left_soon() -> None:
 def test_lengths_that_pipes_have(num_bytes: int, is_open: bool) -> None:
     """Those of SoX, ffmpeg, Kaldi, and of writers that subtract their header's bytes."""
     assert is_open_length(num_bytes) is is_open
+
+
+@pytest.mark.parametrize("stated", [WAV[40:44], b"\0" * 4, b"\xff" * 4])
+def test_a_piped_wav_is_its_samples(stated: bytes) -> None:
+    """So is one that states no length, as ffmpeg and arecord write: its header is not heard."""
+    pieces = pcm_pieces(io.BytesIO(WAV[:40] + stated + WAV[44:]), 160)
+    np.testing.assert_array_equal(np.concatenate(list(pieces)), samples_of(WAV[44:]))

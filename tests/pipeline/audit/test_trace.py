@@ -12,7 +12,8 @@ import pytest
 from infra.store.object_store import ObjectStore, join_uri
 from jobs.run_table import utterance_reads
 from pipeline.audit.trace import StepTrace, Trace, UnknownUtteranceError, trace
-from pipeline.kbest import KBest, KBestWithoutLattice
+from pipeline.kbest import KBest, OwnKBest
+from pipeline.runs.engine import WITHOUT_LATTICE
 from pipeline.runs.manifest import Manifest, manifest_uri, read_manifest, sha256
 from pipeline.runs.names import DEV_ALIGNMENT_STEP
 from pipeline.settings import TargetsConfig
@@ -227,7 +228,7 @@ def test_an_utterance_without_a_lattice_says_why(run: Run, tmp_path: Path) -> No
     def search(given: np.ndarray) -> KBest:
         own = label(given)
         is_chosen = any(np.array_equal(splice(frames, offset), given) for offset in range(3))
-        return KBestWithoutLattice.of(own, "lattice_failed", "too long") if is_chosen else own
+        return OwnKBest.of(own, WITHOUT_LATTICE, "lattice_failed", "too long") if is_chosen else own
 
     config = TargetsConfig(4, 100, SEED)
     generate_targets(store, run_uri, config, teacher_of(search), serially, loss_budget=0.1)

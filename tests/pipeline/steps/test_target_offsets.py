@@ -8,7 +8,8 @@ import pytest
 
 from infra.store.object_store import ObjectStore
 from pipeline.filterbank import STACK
-from pipeline.kbest import KBest, KBestWithoutLattice
+from pipeline.kbest import KBest, OwnKBest
+from pipeline.runs.engine import WITHOUT_LATTICE
 from pipeline.runs.manifest import Manifest, read_manifest
 from pipeline.runs.names import PARTITIONS_STEP, TARGETS_STEP
 from pipeline.settings import RepartitionConfig, TargetsConfig
@@ -116,7 +117,8 @@ def test_an_utterance_without_lattice_at_an_offset_counts_once(
 
     def search(frames: np.ndarray) -> KBest:
         own = label(frames)
-        return KBestWithoutLattice.of(own, "lattice_failed", "no path") if len(frames) % 2 else own
+        without = OwnKBest.of(own, WITHOUT_LATTICE, "lattice_failed", "no path")
+        return without if len(frames) % 2 else own
 
     searching = teacher_of(search)
     store, run_uri = copy_run(every[1], tmp_path)

@@ -41,7 +41,7 @@ def records(folder: Path, columns: dict[str, Any], **settings: Any) -> list[Any]
     table = Table()
     (piece,) = table.pieces(store, uri)
     rows = with_audio(table.rows(store, piece), str(folder), store.allowed_prefixes)
-    return list(records_of(rows, RecordRules("en", 4), "unlabelled"))
+    return list(records_of(rows, RecordRules("en", 4), "unlabelled", {}))
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def found_in(
     for piece in form.pieces(store, str(folder / name)):
         rows = with_audio(form.rows(store, piece), piece.folder, store.allowed_prefixes)
         rules = RecordRules("und", 4, channel=channel)
-        found += records_of(with_durations(store, rows), rules, "labelled")
+        found += records_of(with_durations(store, rows), rules, "labelled", {})
     return found
 
 

@@ -71,6 +71,8 @@ def test_uniform_hashes_are_found_within_one_window() -> None:
 class Spied(io.RawIOBase):
     """A file that remembers from where it was read."""
 
+    mode = "rb"
+
     def __init__(self, data: bytes) -> None:
         self.data, self.place, self.reads = data, 0, list[int]()
 
