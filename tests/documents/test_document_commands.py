@@ -15,7 +15,7 @@ import pytest
 
 from infra.platforms.accounts import PLATFORMS
 from jobs.cli.megahour import module_of
-from jobs.run_table import INGEST
+from jobs.run_table import INGEST, STEPS
 from tests.documents.document_commands import ROOT, Command, commands_of, documents
 from tests.infra.platforms.account_files import account_file
 from tests.job_programs import RunJob, Said
@@ -46,6 +46,9 @@ EXECUTED_ELSEWHERE = {
 
 GROUNDS = "\nMeasured on one core"
 """The line below the tables of a plan that names where its figures come from."""
+
+COPY = re.compile(rf"s3://my-bucket/code/({'|'.join(STEPS)})\.toml")
+"""A reader's copy of a cluster file, for which ours stands."""
 
 NOT_EXECUTED = {
     "make": "it installs an environment, or starts this suite; dry runs: test_other_programs.py",
@@ -100,7 +103,8 @@ def execute(
         if name == "export":
             arguments = on_run(arguments, heard[0], (*HEARD_SETTINGS, f'corpus.uri="{heard[1]}"'))
         arguments = tuple(
-            str(ROOT / each) if (ROOT / each).is_file() else each for each in arguments
+            str(ROOT / each) if (ROOT / each).is_file() else COPY.sub(r"\1", each)
+            for each in arguments
         )
         return run_job(module_of(name), *arguments)
 
