@@ -41,10 +41,11 @@ class LanguageRules:
     `abbreviations` and `symbols` have their readings, `numbered` and `units` those before and after
     digits alone, and `currencies` one unit, several, a hundredth of it, and several. `scales` are
     what amounts of money are in, as it is written and said. `minus`, `to` and `dot` may be said at
-    the sign of a number, within a range of two, and in "example.com". `ordinals` is what follows an
-    ordinal number's digits, `dotted` the endings of one whose digits a dot follows. Words that may
-    be `omitted` in a number have a reading without them, and `first_words` replace its first one.
-    With `compounds` a number is one word, with `elides` "l'homme" may be two.
+    the sign of a number, within a range of two, and in "example.com", and `point` at a decimal mark
+    for which num2words has another word. `ordinals` is what follows an ordinal number's digits,
+    `dotted` the endings of one whose digits a dot follows. Words that may be `omitted` in a number
+    have a reading without them, and `first_words` replace its first one. With `compounds` a number
+    is one word, with `elides` "l'homme" may be two.
     """
 
     abbreviations: Mapping[str, Sequence[str]] = field(default_factory=dict)
@@ -58,7 +59,7 @@ class LanguageRules:
     dot: str = ""
     ordinals: str = r"(?!)"
     dotted: Sequence[str] = ()
-    decimal_mark: str = "."
+    point: str = ""
     omitted: frozenset[str] = frozenset()
     first_words: Mapping[str, str] = field(default_factory=dict)
     zero: Sequence[str] = ()
@@ -228,7 +229,6 @@ RULES: Mapping[str, LanguageRules] = {
         to="bis",
         dot="punkt",
         dotted=("", "n", "r"),
-        decimal_mark=",",
         clock="uhr",
     ),
     "fr": LanguageRules(
@@ -269,15 +269,38 @@ RULES: Mapping[str, LanguageRules] = {
         to="à",
         dot="point",
         ordinals=r"ers?|res?|e|ème|èmes|nde?",
-        decimal_mark=",",
         clock="heures",
         compounds=False,
         elides=True,
+    ),
+    "es": LanguageRules(
+        abbreviations={
+            "sr.": ["señor"],
+            "sra.": ["señora"],
+            "dr.": ["doctor"],
+            "dra.": ["doctora"],
+        },
+        numbered={"n.º": "número", "nº": "número"},
+        symbols={"&": ["y"], "%": ["por ciento"]},
+        currencies={
+            "$": ("dólar", "dólares", "centavo", "centavos"),
+            "€": ("euro", "euros", "céntimo", "céntimos"),
+        },
+        minus="menos",
+        to="a",
+        ordinals="[ºª]",
+        point="coma",
+        compounds=False,
     ),
 }
 """The rules of some languages; others have num2words alone."""
 
 NO_RULES = LanguageRules()
+
+POINTS = frozenset(
+    {"am", "ar", "bn", "cy", "en", "es_GT", "es_NI", "fa", "he", "ja", "kn", "ko", "te", "th"}
+)
+"""Languages that write 1.5 and 1,500; all others write 1,5 and 1.500."""
 
 _NOT_SPOKEN = re.compile(r"\[[^\[\]]*\]|<[^<>]*>|\([^()]*\)|[♪♫]+")
 """What recognizers write of noise, music and speakers."""
@@ -303,7 +326,9 @@ class Normalizer:
     def __init__(self, lexicon: Lexicon, language: str) -> None:
         check_language(language)
         self._language = language
-        self._rules = RULES.get(re.split(r"[-_]", language)[0], NO_RULES)
+        family, _, _ = language.partition("_")
+        self._rules = RULES.get(family, NO_RULES)
+        self._marks = ".," if {family, language} & POINTS else ",."
         self._known = lexicon.pronunciations
         found: dict[str, list[str]] = defaultdict(list)
         for word in lexicon.pronunciations:
@@ -311,8 +336,7 @@ class Normalizer:
         self._spellings: Mapping[str, Sequence[str]] = found
         num_capitals = sum(map(str.isupper, lexicon.pronunciations))
         self._in_its_case = str.upper if 2 * num_capitals > len(lexicon.pronunciations) else str
-        mark = re.escape(self._rules.decimal_mark)
-        other = re.escape("," if self._rules.decimal_mark == "." else ".")
+        mark, other = map(re.escape, self._marks)
         self._number = re.compile(
             r"(?P<sign>[-\u2212]?)(?P<unit>[$£€¥]?)(?P<sign_within>[-\u2212]?)"
             # 1,00,000 is a hundred thousand, in India.
@@ -357,7 +381,7 @@ class Normalizer:
         """Remove what is not spoken, and set numbers apart from what is not part of them."""
         spoken = _NOT_SPOKEN.sub(lambda found: found[0] if found[0] in self._known else " ", text)
         spoken = _APART.sub("", unicodedata.normalize("NFC", spoken).replace("\u2044", "/"))
-        if self._rules.decimal_mark == ",":
+        if self._marks[0] == ",":
             spoken = _GROUPED.sub(lambda found: "".join(found[0].split()), spoken)
         spoken = _FRACTION.sub(lambda found: _FRACTIONS[found[0]], spoken)
         spoken = "".join(map(self._number_apart, spoken))
@@ -544,20 +568,20 @@ class Normalizer:
         ]
 
     def _decimals(self, digits: str, part: str) -> list[str]:
-        """Say a decimal number as num2words does, or part by part if it is long."""
-        is_plain = not (digits[:1] == "0" and len(digits) > 1)
-        if is_plain and max(len(digits), len(part)) <= MAX_DIGITS:
-            said = [self._say(f"{int(digits or 0)}.{part}", "cardinal")]
-        else:
-            point = self._say("0.5", "cardinal").split()[1:-1]
-            said = [
-                " ".join((whole, *point, self._one_by_one(part)[0]))
-                for whole in self._cardinals(digits or "0")[:1]
-            ]
-        if digits:
-            return said
+        """Say a decimal number as num2words does, or digits or a number after the point."""
+        half, five = self._say(0.5, "cardinal"), self._say(5, "cardinal")
+        point = self._rules.point or half.partition(" ")[2].partition(five)[0]
+        whole = self._cardinals(digits or "0", is_grouped=True)[0]
+        after = (*self._one_by_one(part), *self._cardinals(part, is_grouped=True))
+        said = [f"{whole} {point} {each}" for each in after]
+        is_plain = len(digits) <= MAX_DIGITS - 4 and (digits[:1] != "0" or len(digits) == 1)
+        if is_plain and len(part) <= 4:
+            # It leaves out zeros at the end, and may have another word than the rules.
+            is_last = part[-1] == "0" or self._rules.point
+            number = self._say(float(f"{digits}.{part}"), "cardinal")
+            said.insert(len(said) if is_last else 0, number)
         # ".5" may be "point five".
-        return [*said, *(each.partition(" ")[2] for each in said)]
+        return said if digits else [*said, *(each.partition(" ")[2] for each in said)]
 
     def _money(self, digits: str, part: str | None, names: tuple[str, str, str, str]) -> list[str]:
         one, several, hundredth, hundredths = names
@@ -617,7 +641,7 @@ class Normalizer:
         before = [f"{self._rules.before_ordinal} {ordinal}"] if self._rules.before_ordinal else []
         return self._kept([self._say(number, "cardinal"), *before, ordinal])
 
-    def _say(self, number: int | str, kind: str) -> str:
+    def _say(self, number: int | float, kind: str) -> str:
         said = _say(number, kind, self._language)
         return " ".join(re.sub(r"[-,\u2010]", " ", said).split())
 
@@ -652,11 +676,11 @@ class Normalizer:
         return []
 
 
-@lru_cache(maxsize=4096)
-def _say(number: int | str, kind: str, language: str) -> str:
+@lru_cache(maxsize=4096, typed=True)
+def _say(number: int | float, kind: str, language: str) -> str:
     # Not each language has ordinals, years, decimals and large numbers, and what num2words raises
     # then is any exception. Amharic's millions do not end.
-    if not (language == "am" and isinstance(number, int) and number >= 10**6):
+    if not (language == "am" and number >= 10**6):
         for each in (kind, "cardinal"):
             with suppress(Exception):
                 return str(num2words(number, lang=language, to=each))

@@ -28,6 +28,7 @@ FRENCH = """
 le premier mai mille huit cent trois monsieur dupont paya vingt et euros cinquante centimes pour
 virgule cinq madame saint louis quatorze dix heures trente l' homme aujourd'hui soixante onze
 """
+SPANISH = "mil quinientos tres coma punto uno cuatro señor García pagó euros y cincuenta céntimos"
 
 
 def lexicon_of(words: str) -> Lexicon:
@@ -36,9 +37,12 @@ def lexicon_of(words: str) -> Lexicon:
 
 NORMALIZERS = {
     name: Normalizer(lexicon_of(words), name)
-    for name, words in (("en", ENGLISH), ("de", GERMAN), ("fr", FRENCH))
+    for name, words in (("en", ENGLISH), ("de", GERMAN), ("fr", FRENCH), ("es", SPANISH))
 }
-WORDS = {name: words.split() for name, words in (("en", ENGLISH), ("de", GERMAN), ("fr", FRENCH))}
+WORDS = {
+    name: words.split()
+    for name, words in (("en", ENGLISH), ("de", GERMAN), ("fr", FRENCH), ("es", SPANISH))
+}
 
 
 @pytest.mark.parametrize(
@@ -85,6 +89,7 @@ WORDS = {name: words.split() for name, words in (("en", ENGLISH), ("de", GERMAN)
         ("en", "-$5, $-5", "MINUS FIVE DOLLARS MINUS FIVE DOLLARS"),
         ("en", "£5,50", "FIVE POUNDS AND FIFTY PENCE"),
         ("en", "1." + 40 * "9", "ONE POINT" + 40 * " NINE"),
+        ("en", "3.10, v2.0", "THREE POINT ONE ZERO V TWO POINT ZERO"),
         ("de", "Am 3. Mai 1803", "am dritte Mai achtzehn hundert drei"),
         ("de", "Hr. Müller zahlte 2,50 €", "Herr Müller zahlte zwei Euro und fünfzig Cent"),
         ("de", "DR. MÜLLER: 5 %", "Doktor Müller fünf Prozent"),
@@ -101,6 +106,9 @@ WORDS = {name: words.split() for name, words in (("en", ENGLISH), ("de", GERMAN)
         ("fr", "L\u2019homme aujourd\u2019hui", "l' homme aujourd'hui"),
         ("fr", "10 000", "dix mille"),
         ("fr", "71", "soixante et onze"),
+        ("es", "1.500; 3,14", "mil quinientos tres coma uno cuatro"),
+        ("es", "El Sr. García pagó 3,50 €", "el señor García pagó tres euros y cincuenta céntimos"),
+        ("es", "n.º 4, 4%", "número cuatro cuatro por ciento"),
     ],
 )
 def test_pairs(language: str, text: str, spoken: str) -> None:
@@ -123,7 +131,9 @@ def test_pairs(language: str, text: str, spoken: str) -> None:
         ("en", "½", {"A HALF", "ONE HALF", "AND A HALF"}),
         ("en", "Polish", {"polish"}),
         ("en", "-5", {"FIVE"}),
+        ("en", "3.10", {"THREE POINT ONE OH", "THREE POINT TEN", "THREE POINT ONE"}),
         ("de", "3.", {"dritten", "dritter", "drei"}),
+        ("es", "3,14", {"tres punto uno cuatro"}),
     ],
 )
 def test_what_may_be_said_otherwise(language: str, text: str, others: set[str]) -> None:
@@ -209,6 +219,20 @@ def test_a_fraction_of_the_lexicon_is_a_word() -> None:
     """Where the rules have none: it stays also after a number."""
     found = Normalizer(lexicon_of("twee \u00bd"), "nl").words("2\u00bd")
     assert found == ["twee", "\u00bd"]
+
+
+@pytest.mark.parametrize(
+    ("language", "spoken"),
+    [
+        ("it", "millecinquecento due virgola cinque zero"),
+        ("pl", "tysiąc pięćset dwa przecinek pięć zero"),
+        ("sv", "etttusen femhundra två komma fem noll"),
+        ("es_GT", "uno coma cinco cero cero dos cincuenta"),
+    ],
+)
+def test_the_decimal_mark_is_the_languages(language: str, spoken: str) -> None:
+    """It is a comma in most, and a point in others."""
+    assert " ".join(Normalizer(lexicon_of("a"), language).words("1.500 2,50")) == spoken
 
 
 def test_a_language_without_rules_has_numbers() -> None:
