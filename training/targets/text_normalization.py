@@ -5,6 +5,7 @@ What may be said in several ways, such as 1803 or "St.", has several readings, o
 chooses. Sproat et al. 2001, "Normalization of non-standard words", has the classes.
 """
 
+import html
 import re
 import unicodedata
 from collections import defaultdict, deque
@@ -12,12 +13,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
-from itertools import islice
+from itertools import chain, islice
 from typing import TypeAlias
 
 from num2words import CONVERTER_CLASSES, num2words
 
 from infra.settings import ConfigurationError
+from pipeline.records import composed
 from training.decode.corpus_lexicon import plain_spelling
 from training.decode.lexicon import Lexicon
 
@@ -302,8 +304,18 @@ POINTS = frozenset(
 )
 """Languages that write 1.5 and 1,500; all others write 1,5 and 1.500."""
 
-_NOT_SPOKEN = re.compile(r"\[[^\[\]]*\]|<[^<>]*>|\([^()]*\)|[♪♫]+")
-"""What recognizers write of noise, music and speakers."""
+MAX_LETTERS = 1000
+"""No word is longer; Unicode's forms of one take a time that may grow with its length's square."""
+
+_NOT_SPOKEN = re.compile(
+    r"\[[^\[\]]*\]|<(?!\d)[\w/|][^<>\s]*>|\([^()\d]{0,30}\)|[♪♫]+|^\s*speaker[_ ]?\d+:",
+    re.IGNORECASE,
+)
+"""What recognizers write of noise, music and speakers; long parentheses are speech."""
+
+_ENTITY = re.compile(r"&#?\w+;")
+_PLAIN = str.maketrans({"\u2032": "'", "\u201b": "'", "\u2044": "/", "\u00ad": None})
+"""Apostrophes, the bar of fractions, and hyphens that are seen at a line's end alone."""
 
 _APART = re.compile(r"(?<=[$£€¥§№#])\s+(?=\d)|(?<=\d)\s+(?=[$£€¥%](?!\d))")
 _GROUPED = re.compile(r"\b\d{1,3}(?:[ \u00a0\u202f]\d{3})+\b")
@@ -379,8 +391,9 @@ class Normalizer:
 
     def _apart(self, text: str) -> str:
         """Remove what is not spoken, and set numbers apart from what is not part of them."""
-        spoken = _NOT_SPOKEN.sub(lambda found: found[0] if found[0] in self._known else " ", text)
-        spoken = _APART.sub("", unicodedata.normalize("NFC", spoken).replace("\u2044", "/"))
+        spoken = composed(_ENTITY.sub(lambda found: html.unescape(found[0]), text))
+        spoken = _NOT_SPOKEN.sub(lambda found: found[0] if found[0] in self._known else " ", spoken)
+        spoken = _APART.sub("", spoken.translate(_PLAIN))
         if self._marks[0] == ",":
             spoken = _GROUPED.sub(lambda found: "".join(found[0].split()), spoken)
         spoken = _FRACTION.sub(lambda found: _FRACTIONS[found[0]], spoken)
@@ -430,7 +443,9 @@ class Normalizer:
                 yield from self._token(piece)
             return
         for part in _PARTS.findall(core):
-            yield from self._part(part)
+            # An accent without its letter is not spoken.
+            if not unicodedata.combining(part[0]):
+                yield from self._part(part)
 
     def _part(self, part: str) -> Iterator[Readings]:
         if part.lower() in self._rules.symbols:
@@ -486,7 +501,8 @@ class Normalizer:
         for spelled in dict.fromkeys((core, core.strip("'\u2019\u2018"), _without_accents(core))):
             if spelled in self._known:
                 return ((spelled,),)
-            if found := self._spellings.get(plain_spelling(spelled)):
+            is_word = len(spelled) <= MAX_LETTERS
+            if is_word and (found := self._spellings.get(plain_spelling(spelled))):
                 return tuple((word,) for word in found[:MAX_READINGS])
         return ()
 
@@ -715,12 +731,13 @@ def _letters(word: str) -> str:
     """Keep letters, their marks and apostrophes within, in lower case."""
     kept = "".join(
         each
-        for each in plain_spelling(word)
+        # Case folding would make "ss" of "ß".
+        for each in "ß".join(map(plain_spelling, word.split("ß")))
         if each == "'" or each.isalpha() or unicodedata.category(each)[0] == "M"
     )
     return kept.strip("'")
 
 
 def _without_accents(word: str) -> str:
-    apart = unicodedata.normalize("NFKD", word)
+    apart = chain.from_iterable(unicodedata.normalize("NFKD", each) for each in word)
     return "".join(each for each in apart if not unicodedata.combining(each))
