@@ -29,7 +29,7 @@ Reading: TypeAlias = tuple[str, ...]
 Readings: TypeAlias = tuple[Reading, ...]
 """What may have been said for some text, the likeliest first; one at least, and none empty."""
 
-MAX_READINGS = 6
+MAX_READINGS = 8
 MAX_DIGITS = 15
 """Longer numbers are read digit by digit."""
 
@@ -41,13 +41,15 @@ class LanguageRules:
     """LanguageRules: what num2words lacks of a language; the defaults are what all have in common.
 
     `abbreviations` and `symbols` have their readings, `numbered` and `units` those before and after
-    digits alone, and `currencies` one unit, several, a hundredth of it, and several. `scales` are
+    digits alone, and `currencies` "one dollar", "dollars", "one cent", and "cents". `scales` are
     what amounts of money are in, as it is written and said. `minus`, `to` and `dot` may be said at
     the sign of a number, within a range of two, and in "example.com", and `point` at a decimal mark
     for which num2words has another word. `ordinals` is what follows an ordinal number's digits,
     `dotted` the endings of one whose digits a dot follows. Words that may be `omitted` in a number
-    have a reading without them, and `first_words` replace its first one. With `compounds` a number
-    is one word, with `elides` "l'homme" may be two.
+    have a reading without them, and one has what `shorter` replaces. `clock` is how one o'clock is
+    said, and what follows other hours; `hours` is what follows them where "10:30" is written
+    otherwise, with the minutes as its group. With `compounds` a number is one word, with `elides`
+    "l'homme" may be two.
     """
 
     abbreviations: Mapping[str, Sequence[str]] = field(default_factory=dict)
@@ -63,11 +65,12 @@ class LanguageRules:
     dotted: Sequence[str] = ()
     point: str = ""
     omitted: frozenset[str] = frozenset()
-    first_words: Mapping[str, str] = field(default_factory=dict)
+    shorter: tuple[str, str] = ("(?!)", "")
     zero: Sequence[str] = ()
     plural: Callable[[str], str] | None = None
     before_ordinal: str = ""
-    clock: str = ""
+    clock: tuple[str, str] = ("", "")
+    hours: str = "(?!)()"
     compounds: bool = True
     elides: bool = False
 
@@ -152,6 +155,7 @@ RULES: Mapping[str, LanguageRules] = {
             "°c": ["degrees celsius", "degrees", "degrees c"],
             "°f": ["degrees fahrenheit", "degrees", "degrees f"],
             "№": ["number"],
+            "¢": ["cents", "cent"],
             "½": ["half", "a half", "one half", "and a half"],
             "¼": ["a quarter", "quarter", "one quarter", "and a quarter"],
             "¾": ["three quarters", "and three quarters"],
@@ -161,10 +165,11 @@ RULES: Mapping[str, LanguageRules] = {
             "³": ["cubed"],
         },
         currencies={
-            "$": ("dollar", "dollars", "cent", "cents"),
-            "£": ("pound", "pounds", "penny", "pence"),
-            "€": ("euro", "euros", "cent", "cents"),
-            "¥": ("yen", "yen", "sen", "sen"),
+            "$": ("one dollar", "dollars", "one cent", "cents"),
+            "£": ("one pound", "pounds", "one penny", "pence"),
+            "€": ("one euro", "euros", "one cent", "cents"),
+            "¥": ("one yen", "yen", "one sen", "sen"),
+            "₹": ("one rupee", "rupees", "one paisa", "paise"),
         },
         scales={
             "thousand": "thousand",
@@ -181,11 +186,12 @@ RULES: Mapping[str, LanguageRules] = {
         dot="dot",
         ordinals=r"st|nd|rd|th",
         omitted=frozenset({"and"}),
-        first_words={"one": "a"},
+        shorter=("^one (?=.)", "a "),
         zero=["zero", "oh"],
         plural=_english_plural,
         before_ordinal="the",
-        clock="o'clock",
+        clock=("one o'clock", "o'clock"),
+        hours=r"\.([0-5]\d)(?=\s?[ap]\.?m\b)",
         compounds=False,
     ),
     "de": LanguageRules(
@@ -222,16 +228,19 @@ RULES: Mapping[str, LanguageRules] = {
             "½": ["einhalb", "ein halb", "und ein halb"],
         },
         currencies={
-            "$": ("dollar", "dollar", "cent", "cent"),
-            "£": ("pfund", "pfund", "penny", "pence"),
-            "€": ("euro", "euro", "cent", "cent"),
+            "$": ("ein dollar", "dollar", "ein cent", "cent"),
+            "£": ("ein pfund", "pfund", "ein penny", "pence"),
+            "€": ("ein euro", "euro", "ein cent", "cent"),
         },
-        scales={each: each for each in ("million", "millionen", "milliarde", "milliarden")},
+        scales={each: each for each in ("million", "millionen", "milliarde", "milliarden")}
+        | {"mio": "millionen", "mrd": "milliarden"},
         minus="minus",
         to="bis",
         dot="punkt",
         dotted=("", "n", "r"),
-        clock="uhr",
+        shorter=("^ein(?=hundert|tausend)|(?<=^ein)s$", ""),
+        clock=("ein uhr", "uhr"),
+        hours=r"(?:[:.]([0-5]\d))?\s?uhr\b",
     ),
     "fr": LanguageRules(
         abbreviations={
@@ -262,16 +271,17 @@ RULES: Mapping[str, LanguageRules] = {
             "½": ["demi", "et demi", "et demie"],
         },
         currencies={
-            "$": ("dollar", "dollars", "cent", "cents"),
-            "£": ("livre", "livres", "penny", "pence"),
-            "€": ("euro", "euros", "centime", "centimes"),
+            "$": ("un dollar", "dollars", "un cent", "cents"),
+            "£": ("une livre", "livres", "un penny", "pence"),
+            "€": ("un euro", "euros", "un centime", "centimes"),
         },
         scales={each: each for each in ("million", "millions", "milliard", "milliards")},
         minus="moins",
         to="à",
         dot="point",
         ordinals=r"ers?|res?|e|ème|èmes|nde?",
-        clock="heures",
+        clock=("une heure", "heures"),
+        hours=r"\s?h(?:eures?)?(?:\s?([0-5]\d))?\b",
         compounds=False,
         elides=True,
     ),
@@ -285,8 +295,8 @@ RULES: Mapping[str, LanguageRules] = {
         numbered={"n.º": "número", "nº": "número"},
         symbols={"&": ["y"], "%": ["por ciento"]},
         currencies={
-            "$": ("dólar", "dólares", "centavo", "centavos"),
-            "€": ("euro", "euros", "céntimo", "céntimos"),
+            "$": ("un dólar", "dólares", "un centavo", "centavos"),
+            "€": ("un euro", "euros", "un céntimo", "céntimos"),
         },
         minus="menos",
         to="a",
@@ -317,7 +327,17 @@ _ENTITY = re.compile(r"&#?\w+;")
 _PLAIN = str.maketrans({"\u2032": "'", "\u201b": "'", "\u2044": "/", "\u00ad": None})
 """Apostrophes, the bar of fractions, and hyphens that are seen at a line's end alone."""
 
-_APART = re.compile(r"(?<=[$£€¥§№#])\s+(?=\d)|(?<=\d)\s+(?=[$£€¥%](?!\d))")
+_SIGNS = "$£€¥₹"
+_CODES = {"USD": "$", "EUR": "€", "GBP": "£", "INR": "₹"}
+_CODE = re.compile(
+    rf"\b[A-Z]{{1,2}}(?=\$\d)|\b(?P<before>{'|'.join(_CODES)})\s?(?=\d)"
+    rf"|(?<=\d)\s?(?P<after>{'|'.join(_CODES)}|[Ee]uros?)\b"
+)
+"""Such as US$5, USD 5 and 5 euros."""
+
+_APART = re.compile(
+    rf"(?<=[{_SIGNS}§№#])\s+(?=\d)|(?<=\d)(?:,[-\u2013]\s*|\s+)(?=[{_SIGNS}%](?!\d))"
+)
 _GROUPED = re.compile(r"\b\d{1,3}(?:[ \u00a0\u202f]\d{3})+\b")
 _ROMAN = re.compile(r"(?=..)X{0,3}(IX|IV|V?I{0,3})")
 _LETTERS = re.compile(r"[^\W\d_]\.(?:[^\W\d_]\.)+")
@@ -350,17 +370,24 @@ class Normalizer:
         self._in_its_case = str.upper if 2 * num_capitals > len(lexicon.pronunciations) else str
         mark, other = map(re.escape, self._marks)
         self._number = re.compile(
-            r"(?P<sign>[-\u2212]?)(?P<unit>[$£€¥]?)(?P<sign_within>[-\u2212]?)"
+            rf"(?P<sign>[-\u2212]?)(?P<unit>[{_SIGNS}]?)(?P<sign_within>[-\u2212]?)"
             # 1,00,000 is a hundred thousand, in India.
             rf"(?P<whole>\d{{1,3}}(?:{other}\d{{3}})+|\d{{1,2}}(?:{other}\d{{2}})+{other}\d{{3}}|"
             rf"\d+|(?={mark}\d))(?:{mark}(?P<part>\d+)|{other}(?P<cents>\d\d))?"
-            rf"(?:(?P<percent>%)|(?P<after>[$£€¥])|(?P<ordinal>{self._rules.ordinals})|(?P<plural>['\u2019]?s))?"
+            rf"(?:(?P<percent>%)|(?P<after>[{_SIGNS}])|(?P<ordinal>{self._rules.ordinals})|(?P<plural>['\u2019]?s))?"
         )
         units = "|".join(map(re.escape, self._rules.units)) or "(?!)"
         scales = "|".join(map(re.escape, self._rules.scales)) or "(?!)"
         self._attached = re.compile(
-            rf"(?<=\d)(?=(?:{units})\b)|(?P<money>[$£€¥]\d[\d.,]*)(?=(?:{scales})\b)", re.IGNORECASE
+            rf"(?<=\d)(?=(?:{units})\b)|(?P<money>[{_SIGNS}]\d[\d.,]*)(?=(?:{scales})\b)",
+            re.IGNORECASE,
         )
+        self._scaled = re.compile(
+            rf"(?<![\d.,])(?P<amount>\d[\d.,]*)\s?(?P<scale>(?:{scales})\b\.?)"
+            rf"\s?(?P<unit>[{_SIGNS}])(?!\d)",
+            re.IGNORECASE,
+        )
+        self._hours = re.compile(rf"(?<![\d.,:])([01]?\d|2[0-4]){self._rules.hours}", re.IGNORECASE)
         self._clock = re.compile(r"(?P<hours>[01]?\d|2[0-4]):(?P<minutes>[0-5]\d)")
 
     def __call__(self, text: str) -> list[Readings]:
@@ -393,11 +420,17 @@ class Normalizer:
         """Remove what is not spoken, and set numbers apart from what is not part of them."""
         spoken = composed(_ENTITY.sub(lambda found: html.unescape(found[0]), text))
         spoken = _NOT_SPOKEN.sub(lambda found: found[0] if found[0] in self._known else " ", spoken)
-        spoken = _APART.sub("", spoken.translate(_PLAIN))
+        spoken = _FRACTION.sub(lambda found: _FRACTIONS[found[0]], spoken.translate(_PLAIN))
+        spoken = "".join(map(self._number_apart, spoken))
+        return self._in_one_form(spoken) if re.search(r"\d", spoken) else spoken
+
+    def _in_one_form(self, text: str) -> str:
+        """Write 1 000, 10.30 am, USD 5 and 5 million € as 1000, 10:30 am, $5 and €5 million."""
+        spoken = _APART.sub("", text)
         if self._marks[0] == ",":
             spoken = _GROUPED.sub(lambda found: "".join(found[0].split()), spoken)
-        spoken = _FRACTION.sub(lambda found: _FRACTIONS[found[0]], spoken)
-        spoken = "".join(map(self._number_apart, spoken))
+        spoken = self._hours.sub(lambda found: f"{found[1]}:{found[2] or '00'}", spoken)
+        spoken = self._scaled.sub(r"\g<unit>\g<amount> \g<scale>", _CODE.sub(self._sign, spoken))
         return self._attached.sub(lambda found: f"{found['money'] or ''} ", spoken)
 
     def _number_apart(self, letter: str) -> str:
@@ -408,6 +441,11 @@ class Normalizer:
         return f" {letter if known else unicodedata.normalize('NFKC', letter)} ".replace(
             "\u2044", "/"
         )
+
+    def _sign(self, code: re.Match[str]) -> str:
+        """Return the sign for the code of a currency that the language has."""
+        sign = _CODES.get((code["before"] or code["after"] or "")[:3].upper(), "")
+        return sign if not sign or sign in self._rules.currencies else code[0]
 
     def words(self, text: str) -> list[str]:
         """Return the words of the text as they are likeliest said, such as for a transcript."""
@@ -561,12 +599,10 @@ class Normalizer:
         if len(digits) > MAX_DIGITS or (digits[0] == "0" and len(digits) > 1):
             return one_by_one
         number = int(digits)
-        said = [self._say(number, "cardinal")]
+        cardinal = self._say(number, "cardinal")
+        said = [cardinal, re.sub(*self._rules.shorter, cardinal)]
         if number in YEARS and not is_grouped:
             said.insert(0, self._say(number, "year"))
-        first, _, rest = said[-1].partition(" ")
-        if rest and (other := self._rules.first_words.get(first)):
-            said.append(f"{other} {rest}")
         without = (
             " ".join(word for word in each.split() if word not in self._rules.omitted)
             for each in said
@@ -601,19 +637,21 @@ class Normalizer:
 
     def _money(self, digits: str, part: str | None, names: tuple[str, str, str, str]) -> list[str]:
         one, several, hundredth, hundredths = names
-        if part and len(part) > 2:
+        if part and len(part) != 2:
             return [f"{amount} {several}" for amount in self._decimals(digits, part)]
         amounts = self._cardinals(digits or "0", is_grouped=True)
-        unit = one if digits.lstrip("0") == "1" else several
-        said = [f"{amount} {unit}" for amount in amounts]
-        cents = int(f"{part}0"[:2]) if part else 0
-        if not cents:
+        is_one = digits.lstrip("0") == "1"
+        said = [one] if is_one else [f"{amount} {several}" for amount in amounts]
+        if not part or not int(part):
             return said
-        small = f"{self._say(cents, 'cardinal')} {hundredth if cents == 1 else hundredths}"
+        small = hundredth if int(part) == 1 else f"{self._say(int(part), 'cardinal')} {hundredths}"
         joined = [f"{each} {small}" for each in said]
         (also,) = self._rules.symbols["&"]
         alone = [] if digits.strip("0") else [small]
-        return [*alone, *(f"{each} {also} {small}" for each in said), *joined]
+        # Cents may be a number alone, as in "two fifty" and "two oh five".
+        number = self._cardinals(part)[-1]
+        short = [f"{each} {number}" for each in (said[0], amounts[0])]
+        return [*alone, *(f"{each} {also} {small}" for each in said), *joined, *short]
 
     def _amount(self, token: str, scale: str) -> Iterator[Readings]:
         _, several, _, _ = self._rules.currencies[token[0]]
@@ -627,12 +665,14 @@ class Normalizer:
         yield self._kept([f"{number} {scale} {several}" for number in numbers])
 
     def _times(self, hours: int, minutes: int) -> list[str]:
-        clock, hour = self._rules.clock, self._say(hours, "cardinal")
+        one, several = self._rules.clock
+        hour = self._say(hours, "cardinal")
+        exact = one if hours == 1 and one else f"{hour} {several}"
         if not minutes:
-            return [f"{hour} {clock}", hour]
+            return [exact, hour]
         minute = self._say(minutes, "cardinal")
         zero = [f"{hour} {each} {minute}" for each in self._rules.zero[1:]] if minutes < 10 else []
-        between = [f"{hour} {clock} {minute}"] if self._language != "en" and clock else []
+        between = [] if self._rules is RULES["en"] else [f"{exact} {minute}"]
         return [*zero, *between, f"{hour} {minute}"]
 
     def _dotted(self, token: str, core: str) -> Readings | None:
@@ -713,9 +753,10 @@ def check_language(language: str) -> None:
 
 
 _FIRST = re.compile(
-    r"(?:(?<![-\u2212])[-\u2212])?(?:[$£€¥][-\u2212]?)?(?:(?<!\.)\.)?\d|[\w$£€¥§№#&@%+=°'\u2019]"
+    rf"(?:(?<![-\u2212])[-\u2212])?(?:[{_SIGNS}][-\u2212]?)?(?:(?<!\.)\.)?\d"
+    rf"|[\w{_SIGNS}§№#&@%+=°'\u2019]"
 )
-_LAST = re.compile(r"[\w$£€¥%°&@+='\u2019]")
+_LAST = re.compile(rf"[\w{_SIGNS}¢%°&@+='\u2019]")
 
 
 def _stripped(token: str) -> str:
