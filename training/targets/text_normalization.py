@@ -46,10 +46,10 @@ class LanguageRules:
     the sign of a number, within a range of two, and in "example.com", and `point` at a decimal mark
     for which num2words has another word. `ordinals` is what follows an ordinal number's digits,
     `dotted` the endings of one whose digits a dot follows. Words that may be `omitted` in a number
-    have a reading without them, and one has what `shorter` replaces. `clock` is how one o'clock is
-    said, and what follows other hours; `hours` is what follows them where "10:30" is written
-    otherwise, with the minutes as its group. With `compounds` a number is one word, with `elides`
-    "l'homme" may be two.
+    have a reading without them, and one has what `shorter` replaces. Beside `months` a number may
+    be an ordinal. `clock` is how one o'clock is said, and what follows other hours; `hours` is what
+    follows them where "10:30" is written otherwise, with the minutes as its group. With `compounds`
+    a number is one word, with `elides` "l'homme" may be two.
     """
 
     abbreviations: Mapping[str, Sequence[str]] = field(default_factory=dict)
@@ -67,12 +67,19 @@ class LanguageRules:
     omitted: frozenset[str] = frozenset()
     shorter: tuple[str, str] = ("(?!)", "")
     zero: Sequence[str] = ()
+    months: Sequence[str] = ()
     plural: Callable[[str], str] | None = None
     before_ordinal: str = ""
     clock: tuple[str, str] = ("", "")
     hours: str = "(?!)()"
     compounds: bool = True
     elides: bool = False
+
+
+_MONTHS = (
+    *("january", "february", "march", "april", "may", "june", "july", "august"),
+    *("september", "october", "november", "december"),
+)
 
 
 def _english_plural(word: str) -> str:
@@ -120,15 +127,16 @@ RULES: Mapping[str, LanguageRules] = {
             "lbs.": ["pounds"],
             "oz.": ["ounces", "ounce"],
             "ft.": ["feet", "foot"],
-            "jan.": ["january"],
-            "feb.": ["february"],
-            "aug.": ["august"],
             "sept.": ["september"],
-            "oct.": ["october"],
-            "nov.": ["november"],
-            "dec.": ["december"],
+        }
+        | {f"{each[:3]}.": [each] for each in _MONTHS if each != "march"},
+        numbered={
+            "no.": "number",
+            "nos.": "numbers",
+            "p.": "page",
+            "pp.": "pages",
+            "mar.": "march",
         },
-        numbered={"no.": "number", "nos.": "numbers", "p.": "page", "pp.": "pages"},
         units={
             "am": ["a m"],
             "pm": ["p m"],
@@ -188,6 +196,7 @@ RULES: Mapping[str, LanguageRules] = {
         omitted=frozenset({"and"}),
         shorter=("^one (?=.)", "a "),
         zero=["zero", "oh"],
+        months=_MONTHS,
         plural=_english_plural,
         before_ordinal="the",
         clock=("one o'clock", "o'clock"),
@@ -208,6 +217,7 @@ RULES: Mapping[str, LanguageRules] = {
             "usw.": ["und so weiter"],
             "z.b.": ["zum beispiel"],
             "d.h.": ["das heißt"],
+            "u.a.": ["unter anderem", "und andere"],
             "ca.": ["circa"],
             "evtl.": ["eventuell"],
         },
@@ -254,6 +264,7 @@ RULES: Mapping[str, LanguageRules] = {
             "n°": ["numéro"],
             "etc.": ["et cetera", "etcétéra"],
             "p.": ["page"],
+            "p.ex.": ["par exemple"],
         },
         units={
             "h": ["heures", "heure"],
@@ -339,6 +350,7 @@ _APART = re.compile(
     rf"(?<=[{_SIGNS}§№#])\s+(?=\d)|(?<=\d)(?:,[-\u2013]\s*|\s+)(?=[{_SIGNS}%](?!\d))"
 )
 _GROUPED = re.compile(r"\b\d{1,3}(?:[ \u00a0\u202f]\d{3})+\b")
+_DATE = re.compile(r"\b(\d{1,2})\.(\d{1,2})\.(?=\d{4}\b)")
 _ROMAN = re.compile(r"(?=..)X{0,3}(IX|IV|V?I{0,3})")
 _LETTERS = re.compile(r"[^\W\d_]\.(?:[^\W\d_]\.)+")
 _PARTS = re.compile(r"\d+(?:[.,:]\d+)*|[^\W\d_](?:[^\W\d]|['\u2019.])*|°[CF]\b|\S")
@@ -376,6 +388,9 @@ class Normalizer:
             rf"\d+|(?={mark}\d))(?:{mark}(?P<part>\d+)|{other}(?P<cents>\d\d))?"
             rf"(?:(?P<percent>%)|(?P<after>[{_SIGNS}])|(?P<ordinal>{self._rules.ordinals})|(?P<plural>['\u2019]?s))?"
         )
+        inner = [each[:-1].split(".") for each in self._rules.abbreviations if "." in each[:-1]]
+        spaced = "|".join(map(r"\.\s?".join, inner)) or "(?!)"
+        self._spaced = re.compile(rf"\b(?:{spaced})\.", re.IGNORECASE)
         units = "|".join(map(re.escape, self._rules.units)) or "(?!)"
         scales = "|".join(map(re.escape, self._rules.scales)) or "(?!)"
         self._attached = re.compile(
@@ -411,22 +426,34 @@ class Normalizer:
                 read.append(tuple(islice(found, MAX_READINGS)))
             elif before[-1:].isdecimal() and alone in self._rules.symbols:
                 read += self._symbol(alone, after_number=True)
+            elif self._is_day(alone, read, following):
+                said = [*self._cardinals(alone), *self._ordinals(int(alone))]
+                read += filter(None, [self._kept(said)])
             else:
                 read += self._token(first)
             before = first
         return read
+
+    def _is_day(self, token: str, read: Sequence[Readings], following: str) -> bool:
+        """Say whether a number is beside a month."""
+        beside = {following, read[-1][0][-1].casefold() if read else ""}
+        is_day = re.fullmatch(r"[12]?\d|3[01]", token) is not None
+        return is_day and not beside.isdisjoint(self._rules.months)
 
     def _apart(self, text: str) -> str:
         """Remove what is not spoken, and set numbers apart from what is not part of them."""
         spoken = composed(_ENTITY.sub(lambda found: html.unescape(found[0]), text))
         spoken = _NOT_SPOKEN.sub(lambda found: found[0] if found[0] in self._known else " ", spoken)
         spoken = _FRACTION.sub(lambda found: _FRACTIONS[found[0]], spoken.translate(_PLAIN))
+        spoken = self._spaced.sub(lambda found: "".join(found[0].split()), spoken)
         spoken = "".join(map(self._number_apart, spoken))
         return self._in_one_form(spoken) if re.search(r"\d", spoken) else spoken
 
     def _in_one_form(self, text: str) -> str:
         """Write 1 000, 10.30 am, USD 5 and 5 million € as 1000, 10:30 am, $5 and €5 million."""
         spoken = _APART.sub("", text)
+        if self._rules.dotted:
+            spoken = _DATE.sub(r"\1. \2. ", spoken)
         if self._marks[0] == ",":
             spoken = _GROUPED.sub(lambda found: "".join(found[0].split()), spoken)
         spoken = self._hours.sub(lambda found: f"{found[1]}:{found[2] or '00'}", spoken)
@@ -456,7 +483,9 @@ class Normalizer:
             yield ((token,),)
             return
         core = _stripped(token)
-        written, word = self._abbreviation(token, core), self._word(core)
+        word = self._word(core)
+        # The dot of "Mr." may be left out; but "fr" may be a word, and then it is no "fr.".
+        written = self._abbreviation(token, core, has_dot="." in token or not word)
         if written or word:
             yield tuple(islice(dict.fromkeys((*written, *word)), MAX_READINGS))
         elif (
@@ -544,8 +573,8 @@ class Normalizer:
                 return tuple((word,) for word in found[:MAX_READINGS])
         return ()
 
-    def _abbreviation(self, token: str, core: str) -> Readings:
-        for written in (token, f"{core}.", core) if "." in token else (token, core):
+    def _abbreviation(self, token: str, core: str, *, has_dot: bool) -> Readings:
+        for written in (token, f"{core}.", core) if has_dot else (token, core):
             if said := self._rules.abbreviations.get(written.strip("\"'(),;:!?“”„").casefold()):
                 return self._kept(said) or ()
         return ()
@@ -685,6 +714,11 @@ class Normalizer:
         endings = (f"{ordinal}{ending}" for ending in self._rules.dotted)
         return self._kept([*endings, *self._cardinals(core, None)])
 
+    def _ordinals(self, number: int) -> list[str]:
+        ordinal = self._say(number, "ordinal")
+        before = self._rules.before_ordinal
+        return [f"{before} {ordinal}", ordinal] if before else [ordinal]
+
     def _roman(self, core: str) -> Readings | None:
         if not _ROMAN.fullmatch(core):
             return None
@@ -693,9 +727,7 @@ class Normalizer:
             -value if value < following else value
             for value, following in zip(values, [*values[1:], 0], strict=True)
         )
-        ordinal = self._say(number, "ordinal")
-        before = [f"{self._rules.before_ordinal} {ordinal}"] if self._rules.before_ordinal else []
-        return self._kept([self._say(number, "cardinal"), *before, ordinal])
+        return self._kept([self._say(number, "cardinal"), *self._ordinals(number)])
 
     def _say(self, number: int | float, kind: str) -> str:
         said = _say(number, kind, self._language)

@@ -102,6 +102,9 @@ WORDS = {
         ("en", "50¢, ₹500", "FIFTY CENTS FIVE HUNDRED RUPEES"),
         ("en", "$2.5", "TWO POINT FIVE DOLLARS"),
         ("en", "at 10.30 pm", "AT TEN THIRTY P M"),
+        ("en", "Mr Hill, MRS Hill, Dr. Hill", "MISTER HILL MISSUS HILL DOCTOR HILL"),
+        ("en", "Apr. 5, Mar. 5, Sep. 5", "APRIL FIVE MARCH FIVE SEPTEMBER FIVE"),
+        ("en", "e. g. 10", "FOR EXAMPLE TEN"),
         ("en", "3.10, v2.0", "THREE POINT ONE ZERO V TWO POINT ZERO"),
         ("de", "Am 3. Mai 1803", "am dritte Mai achtzehn hundert drei"),
         ("de", "Hr. Müller zahlte 2,50 €", "Herr Müller zahlte zwei Euro und fünfzig Cent"),
@@ -110,6 +113,8 @@ WORDS = {
         ("de", "z.B. 23", "zum Beispiel drei und zwanzig"),
         ("de", "Die STRASSE ist groß", "die Straße ist groß"),
         ("de", "weiß", "weiß"),
+        ("de", "z. B. u. a. Mai", "zum Beispiel unter anderem Mai"),
+        ("de", "am 3.3.1803", "am dritte dritte achtzehn hundert drei"),
         ("de", "um 10:30 Uhr, um 10.30 Uhr", "um zehn Uhr dreißig um zehn Uhr dreißig"),
         ("de", "10:00 Uhr, 1 Uhr", "zehn Uhr ein Uhr"),
         ("de", "5 Mio. €, 20,- €, 1 €", "fünf millionen Euro zwanzig Euro ein Euro"),
@@ -124,6 +129,7 @@ WORDS = {
         ("fr", "10 000", "dix mille"),
         ("fr", "71", "soixante et onze"),
         ("fr", "10h30, 8h05, 10 h", "dix heures trente huit heures cinq dix heures"),
+        ("fr", "p. ex. dix", "par exemple dix"),
         ("fr", "1h, £1", "une heure une livre"),
         ("es", "1 €", "un euro"),
         ("es", "1.500; 3,14", "mil quinientos tres coma uno cuatro"),
@@ -163,6 +169,13 @@ def test_what_may_be_said_otherwise(language: str, text: str, others: set[str]) 
     """Other readings follow the first."""
     (readings,) = NORMALIZERS[language](text)
     assert others <= {" ".join(each) for each in readings[1:]}
+
+
+def test_a_day_may_be_an_ordinal() -> None:
+    """Before a month and behind one."""
+    for text in ("may 2, 1803", "2 May"):
+        read = [" ".join(each) for readings in NORMALIZERS["en"](text) for each in readings]
+        assert {"TWO", "SECOND", "THE SECOND"} <= {*read}
 
 
 @pytest.mark.parametrize("language", NORMALIZERS)
