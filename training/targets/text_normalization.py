@@ -408,6 +408,9 @@ class Normalizer:
     def __call__(self, text: str) -> list[Readings]:
         """Return the readings of the text's words, in order; none for a text without words."""
         tokens, before = deque(self._apart(text).split()), ""
+        if all(each in self._known for each in tokens):
+            return [((each,),) for each in tokens]
+        has_lower_case = any(map(str.islower, text))
         read: list[Readings] = []
         while tokens:
             first = tokens.popleft()
@@ -430,7 +433,7 @@ class Normalizer:
                 said = [*self._cardinals(alone), *self._ordinals(int(alone))]
                 read += filter(None, [self._kept(said)])
             else:
-                read += self._token(first)
+                read += self._token(first, has_lower_case)
             before = first
         return read
 
@@ -478,26 +481,25 @@ class Normalizer:
         """Return the words of the text as they are likeliest said, such as for a transcript."""
         return [word for readings in self(text) for word in readings[0]]
 
-    def _token(self, token: str) -> Iterator[Readings]:
-        if token in self._known:
-            yield ((token,),)
-            return
+    def _token(self, token: str, has_lower_case: bool) -> Iterator[Readings]:
         core = _stripped(token)
-        word = self._word(core)
-        # The dot of "Mr." may be left out; but "fr" may be a word, and then it is no "fr.".
-        written = self._abbreviation(token, core, has_dot="." in token or not word)
-        if written or word:
-            yield tuple(islice(dict.fromkeys((*written, *word)), MAX_READINGS))
-        elif (
-            (found := self._dotted(token, core))
-            or (found := self._numeral(core))
-            or (found := self._roman(core))
-        ):
-            yield found
+        if token in self._known:
+            found: Readings = ((token,),)
         else:
-            yield from self._parts(core)
+            word = self._word(core)
+            # The dot of "Mr." may be left out; but "fr" may be a word, and then it is no "fr.".
+            has_dot = "." in token or not word
+            found = (*self._abbreviation(token, core, has_dot=has_dot), *word)
+        if found:
+            # "US" is not "us" where not all is in capitals.
+            letters = self._spelled(core) if has_lower_case else ()
+            yield tuple(islice(dict.fromkeys((*found, *letters)), MAX_READINGS))
+        elif numeral := self._dotted(token, core) or self._numeral(core) or self._roman(core):
+            yield numeral
+        else:
+            yield from self._parts(core, has_lower_case)
 
-    def _parts(self, core: str) -> Iterator[Readings]:
+    def _parts(self, core: str, has_lower_case: bool) -> Iterator[Readings]:
         """Yield what a token is made of: words between hyphens, digits beside letters, symbols."""
         if self._rules.to and (ends := _RANGE.fullmatch(core)):
             first, second = map(self._numeral, ends.groups())
@@ -507,14 +509,14 @@ class Normalizer:
         pieces = [each for each in re.split(r"[-\u2010-\u2015\u2212/_|\\~…]+|\.\.+", core) if each]
         if len(pieces) > 1:
             for piece in pieces:
-                yield from self._token(piece)
+                yield from self._token(piece, has_lower_case)
             return
         for part in _PARTS.findall(core):
             # An accent without its letter is not spoken.
             if not unicodedata.combining(part[0]):
-                yield from self._part(part)
+                yield from self._part(part, has_lower_case)
 
-    def _part(self, part: str) -> Iterator[Readings]:
+    def _part(self, part: str, has_lower_case: bool) -> Iterator[Readings]:
         if part.lower() in self._rules.symbols:
             yield from self._symbol(part.lower())
         elif found := self._numeral(part) or self._word(part):
@@ -527,9 +529,11 @@ class Normalizer:
         elif elided := self._elided(part):
             yield (elided,)
         elif "." in part.strip("."):
-            yield from self._domain([piece for piece in part.split(".") if piece])
+            yield from self._domain([each for each in part.split(".") if each], has_lower_case)
         elif letters := _letters(part):
-            yield self._unknown(part, letters)
+            # In capitals it may be an acronym, and is one beside lower case.
+            word, spelled = ((self._in_its_case(letters),),), self._spelled(part)
+            yield (*spelled, *word) if has_lower_case else (*word, *spelled)
 
     def _symbol(self, symbol: str, *, after_number: bool = False) -> Iterator[Readings]:
         """Yield what a symbol is called; after a number "and a half" comes before "half"."""
@@ -540,12 +544,12 @@ class Normalizer:
         if found := self._kept(said):
             yield found
 
-    def _domain(self, pieces: Sequence[str]) -> Iterator[Readings]:
+    def _domain(self, pieces: Sequence[str], has_lower_case: bool) -> Iterator[Readings]:
         """Yield the words between dots, which may be said before "com" in "www.example.com"."""
         # Of what is one token because a blank is missing, few endings are as short and small.
         is_domain = bool(self._rules.dot) and re.fullmatch(r"[a-z]{2,4}", pieces[-1]) is not None
         for number, piece in enumerate(pieces):
-            for place, found in enumerate(self._token(piece)):
+            for place, found in enumerate(self._token(piece, has_lower_case)):
                 after_dot = is_domain and number > 0 and place == 0
                 yield self._maybe(self._rules.dot, found) if after_dot else found
 
@@ -579,13 +583,12 @@ class Normalizer:
                 return self._kept(said) or ()
         return ()
 
-    def _unknown(self, part: str, letters: str) -> Readings:
-        """Spell letter by letter what is in capitals, or else keep the letters as a word."""
-        if part.isupper() and 1 < len(part) <= 5:
-            spelled = self._spoken(" ".join(part))
-            if all(word in self._known for word in spelled):
-                return (spelled,)
-        return ((self._in_its_case(letters),),)
+    def _spelled(self, part: str) -> Readings:
+        """Spell an acronym letter by letter; nothing for other text."""
+        if not (part.isupper() and part.isalpha() and 1 < len(part) <= 5):
+            return ()
+        spelled = self._spoken(" ".join(part))
+        return (spelled,) if all(word in self._known for word in spelled) else ()
 
     def _numeral(self, core: str) -> Readings | None:
         """Return how a number is said, with its unit, as an ordinal, a decade or a time of day."""
@@ -686,8 +689,8 @@ class Normalizer:
         _, several, _, _ = self._rules.currencies[token[0]]
         found = self._number.fullmatch(_stripped(token))
         if not found or found["ordinal"]:
-            yield from self._token(token)
-            yield from self._token(scale)
+            yield from self._token(token, has_lower_case=True)
+            yield from self._token(scale, has_lower_case=True)
             return
         digits = re.sub(r"\D", "", found["whole"])
         numbers = self._cardinals(digits, found["part"], is_grouped=True)

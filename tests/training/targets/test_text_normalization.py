@@ -105,6 +105,7 @@ WORDS = {
         ("en", "Mr Hill, MRS Hill, Dr. Hill", "MISTER HILL MISSUS HILL DOCTOR HILL"),
         ("en", "Apr. 5, Mar. 5, Sep. 5", "APRIL FIVE MARCH FIVE SEPTEMBER FIVE"),
         ("en", "e. g. 10", "FOR EXAMPLE TEN"),
+        ("en", "THE BBC", "THE BBC"),
         ("en", "3.10, v2.0", "THREE POINT ONE ZERO V TWO POINT ZERO"),
         ("de", "Am 3. Mai 1803", "am dritte Mai achtzehn hundert drei"),
         ("de", "Hr. Müller zahlte 2,50 €", "Herr Müller zahlte zwei Euro und fünfzig Cent"),
@@ -157,6 +158,7 @@ def test_pairs(language: str, text: str, spoken: str) -> None:
         ("en", "½", {"A HALF", "ONE HALF", "AND A HALF"}),
         ("en", "Polish", {"polish"}),
         ("en", "-5", {"FIVE"}),
+        ("en", "BBC", {"B B C"}),
         ("en", "3.10", {"THREE POINT ONE OH", "THREE POINT TEN", "THREE POINT ONE"}),
         ("en", "$2.50", {"TWO FIFTY", "TWO DOLLARS FIFTY", "TWO DOLLARS FIFTY CENTS"}),
         ("de", "2,50 Euro", {"zwei Euro fünfzig"}),
@@ -169,6 +171,14 @@ def test_what_may_be_said_otherwise(language: str, text: str, others: set[str]) 
     """Other readings follow the first."""
     (readings,) = NORMALIZERS[language](text)
     assert others <= {" ".join(each) for each in readings[1:]}
+
+
+def test_an_acronym_may_be_a_word_or_letters() -> None:
+    """Where lower case is beside it; "US" is no "us" then."""
+    normalizer = Normalizer(lexicon_of("THE US U S"), "en")
+    assert normalizer("the US BBC")[1:] == [(("US",), ("U", "S")), (("BBC",),)]
+    assert normalizer("the US, us")[1:] == [(("US",), ("U", "S")), (("US",),)]
+    assert normalizer("THE US!")[1:] == [(("US",),)]
 
 
 def test_a_day_may_be_an_ordinal() -> None:
