@@ -5,6 +5,7 @@ What may be said in several ways, such as 1803 or "St.", has several readings, o
 chooses. Sproat et al. 2001, "Normalization of non-standard words", has the classes.
 """
 
+import html
 import re
 import unicodedata
 from collections import defaultdict, deque
@@ -12,12 +13,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
-from itertools import islice
+from itertools import chain, islice
 from typing import TypeAlias
 
 from num2words import CONVERTER_CLASSES, num2words
 
 from infra.settings import ConfigurationError
+from pipeline.records import composed
 from training.decode.corpus_lexicon import plain_spelling
 from training.decode.lexicon import Lexicon
 
@@ -27,7 +29,7 @@ Reading: TypeAlias = tuple[str, ...]
 Readings: TypeAlias = tuple[Reading, ...]
 """What may have been said for some text, the likeliest first; one at least, and none empty."""
 
-MAX_READINGS = 6
+MAX_READINGS = 8
 MAX_DIGITS = 15
 """Longer numbers are read digit by digit."""
 
@@ -39,12 +41,15 @@ class LanguageRules:
     """LanguageRules: what num2words lacks of a language; the defaults are what all have in common.
 
     `abbreviations` and `symbols` have their readings, `numbered` and `units` those before and after
-    digits alone, and `currencies` one unit, several, a hundredth of it, and several. `scales` are
+    digits alone, and `currencies` "one dollar", "dollars", "one cent", and "cents". `scales` are
     what amounts of money are in, as it is written and said. `minus`, `to` and `dot` may be said at
-    the sign of a number, within a range of two, and in "example.com". `ordinals` is what follows an
-    ordinal number's digits, `dotted` the endings of one whose digits a dot follows. Words that may
-    be `omitted` in a number have a reading without them, and `first_words` replace its first one.
-    With `compounds` a number is one word, with `elides` "l'homme" may be two.
+    the sign of a number, within a range of two, and in "example.com", and `point` at a decimal mark
+    for which num2words has another word. `ordinals` is what follows an ordinal number's digits,
+    `dotted` the endings of one whose digits a dot follows. Words that may be `omitted` in a number
+    have a reading without them, and one has what `shorter` replaces. Beside `months` a number may
+    be an ordinal. `clock` is how one o'clock is said, and what follows other hours; `hours` is what
+    follows them where "10:30" is written otherwise, with the minutes as its group. With `compounds`
+    a number is one word, with `elides` "l'homme" may be two.
     """
 
     abbreviations: Mapping[str, Sequence[str]] = field(default_factory=dict)
@@ -58,15 +63,23 @@ class LanguageRules:
     dot: str = ""
     ordinals: str = r"(?!)"
     dotted: Sequence[str] = ()
-    decimal_mark: str = "."
+    point: str = ""
     omitted: frozenset[str] = frozenset()
-    first_words: Mapping[str, str] = field(default_factory=dict)
+    shorter: tuple[str, str] = ("(?!)", "")
     zero: Sequence[str] = ()
+    months: Sequence[str] = ()
     plural: Callable[[str], str] | None = None
     before_ordinal: str = ""
-    clock: str = ""
+    clock: tuple[str, str] = ("", "")
+    hours: str = "(?!)()"
     compounds: bool = True
     elides: bool = False
+
+
+_MONTHS = (
+    *("january", "february", "march", "april", "may", "june", "july", "august"),
+    *("september", "october", "november", "december"),
+)
 
 
 def _english_plural(word: str) -> str:
@@ -114,15 +127,16 @@ RULES: Mapping[str, LanguageRules] = {
             "lbs.": ["pounds"],
             "oz.": ["ounces", "ounce"],
             "ft.": ["feet", "foot"],
-            "jan.": ["january"],
-            "feb.": ["february"],
-            "aug.": ["august"],
             "sept.": ["september"],
-            "oct.": ["october"],
-            "nov.": ["november"],
-            "dec.": ["december"],
+        }
+        | {f"{each[:3]}.": [each] for each in _MONTHS if each != "march"},
+        numbered={
+            "no.": "number",
+            "nos.": "numbers",
+            "p.": "page",
+            "pp.": "pages",
+            "mar.": "march",
         },
-        numbered={"no.": "number", "nos.": "numbers", "p.": "page", "pp.": "pages"},
         units={
             "am": ["a m"],
             "pm": ["p m"],
@@ -149,6 +163,7 @@ RULES: Mapping[str, LanguageRules] = {
             "°c": ["degrees celsius", "degrees", "degrees c"],
             "°f": ["degrees fahrenheit", "degrees", "degrees f"],
             "№": ["number"],
+            "¢": ["cents", "cent"],
             "½": ["half", "a half", "one half", "and a half"],
             "¼": ["a quarter", "quarter", "one quarter", "and a quarter"],
             "¾": ["three quarters", "and three quarters"],
@@ -158,10 +173,11 @@ RULES: Mapping[str, LanguageRules] = {
             "³": ["cubed"],
         },
         currencies={
-            "$": ("dollar", "dollars", "cent", "cents"),
-            "£": ("pound", "pounds", "penny", "pence"),
-            "€": ("euro", "euros", "cent", "cents"),
-            "¥": ("yen", "yen", "sen", "sen"),
+            "$": ("one dollar", "dollars", "one cent", "cents"),
+            "£": ("one pound", "pounds", "one penny", "pence"),
+            "€": ("one euro", "euros", "one cent", "cents"),
+            "¥": ("one yen", "yen", "one sen", "sen"),
+            "₹": ("one rupee", "rupees", "one paisa", "paise"),
         },
         scales={
             "thousand": "thousand",
@@ -178,11 +194,13 @@ RULES: Mapping[str, LanguageRules] = {
         dot="dot",
         ordinals=r"st|nd|rd|th",
         omitted=frozenset({"and"}),
-        first_words={"one": "a"},
+        shorter=("^one (?=.)", "a "),
         zero=["zero", "oh"],
+        months=_MONTHS,
         plural=_english_plural,
         before_ordinal="the",
-        clock="o'clock",
+        clock=("one o'clock", "o'clock"),
+        hours=r"\.([0-5]\d)(?=\s?[ap]\.?m\b)",
         compounds=False,
     ),
     "de": LanguageRules(
@@ -199,6 +217,7 @@ RULES: Mapping[str, LanguageRules] = {
             "usw.": ["und so weiter"],
             "z.b.": ["zum beispiel"],
             "d.h.": ["das heißt"],
+            "u.a.": ["unter anderem", "und andere"],
             "ca.": ["circa"],
             "evtl.": ["eventuell"],
         },
@@ -219,17 +238,19 @@ RULES: Mapping[str, LanguageRules] = {
             "½": ["einhalb", "ein halb", "und ein halb"],
         },
         currencies={
-            "$": ("dollar", "dollar", "cent", "cent"),
-            "£": ("pfund", "pfund", "penny", "pence"),
-            "€": ("euro", "euro", "cent", "cent"),
+            "$": ("ein dollar", "dollar", "ein cent", "cent"),
+            "£": ("ein pfund", "pfund", "ein penny", "pence"),
+            "€": ("ein euro", "euro", "ein cent", "cent"),
         },
-        scales={each: each for each in ("million", "millionen", "milliarde", "milliarden")},
+        scales={each: each for each in ("million", "millionen", "milliarde", "milliarden")}
+        | {"mio": "millionen", "mrd": "milliarden"},
         minus="minus",
         to="bis",
         dot="punkt",
         dotted=("", "n", "r"),
-        decimal_mark=",",
-        clock="uhr",
+        shorter=("^ein(?=hundert|tausend)|(?<=^ein)s$", ""),
+        clock=("ein uhr", "uhr"),
+        hours=r"(?:[:.]([0-5]\d))?\s?uhr\b",
     ),
     "fr": LanguageRules(
         abbreviations={
@@ -243,6 +264,7 @@ RULES: Mapping[str, LanguageRules] = {
             "n°": ["numéro"],
             "etc.": ["et cetera", "etcétéra"],
             "p.": ["page"],
+            "p.ex.": ["par exemple"],
         },
         units={
             "h": ["heures", "heure"],
@@ -260,30 +282,75 @@ RULES: Mapping[str, LanguageRules] = {
             "½": ["demi", "et demi", "et demie"],
         },
         currencies={
-            "$": ("dollar", "dollars", "cent", "cents"),
-            "£": ("livre", "livres", "penny", "pence"),
-            "€": ("euro", "euros", "centime", "centimes"),
+            "$": ("un dollar", "dollars", "un cent", "cents"),
+            "£": ("une livre", "livres", "un penny", "pence"),
+            "€": ("un euro", "euros", "un centime", "centimes"),
         },
         scales={each: each for each in ("million", "millions", "milliard", "milliards")},
         minus="moins",
         to="à",
         dot="point",
         ordinals=r"ers?|res?|e|ème|èmes|nde?",
-        decimal_mark=",",
-        clock="heures",
+        clock=("une heure", "heures"),
+        hours=r"\s?h(?:eures?)?(?:\s?([0-5]\d))?\b",
         compounds=False,
         elides=True,
+    ),
+    "es": LanguageRules(
+        abbreviations={
+            "sr.": ["señor"],
+            "sra.": ["señora"],
+            "dr.": ["doctor"],
+            "dra.": ["doctora"],
+        },
+        numbered={"n.º": "número", "nº": "número"},
+        symbols={"&": ["y"], "%": ["por ciento"]},
+        currencies={
+            "$": ("un dólar", "dólares", "un centavo", "centavos"),
+            "€": ("un euro", "euros", "un céntimo", "céntimos"),
+        },
+        minus="menos",
+        to="a",
+        ordinals="[ºª]",
+        point="coma",
+        compounds=False,
     ),
 }
 """The rules of some languages; others have num2words alone."""
 
 NO_RULES = LanguageRules()
 
-_NOT_SPOKEN = re.compile(r"\[[^\[\]]*\]|<[^<>]*>|\([^()]*\)|[♪♫]+")
-"""What recognizers write of noise, music and speakers."""
+POINTS = frozenset(
+    {"am", "ar", "bn", "cy", "en", "es_GT", "es_NI", "fa", "he", "ja", "kn", "ko", "te", "th"}
+)
+"""Languages that write 1.5 and 1,500; all others write 1,5 and 1.500."""
 
-_APART = re.compile(r"(?<=[$£€¥§№#])\s+(?=\d)|(?<=\d)\s+(?=[$£€¥%](?!\d))")
+MAX_LETTERS = 1000
+"""No word is longer; Unicode's forms of one take a time that may grow with its length's square."""
+
+_NOT_SPOKEN = re.compile(
+    r"\[[^\[\]]*\]|<(?!\d)[\w/|][^<>\s]*>|\([^()\d]{0,30}\)|[♪♫]+|^\s*speaker[_ ]?\d+:",
+    re.IGNORECASE,
+)
+"""What recognizers write of noise, music and speakers; long parentheses are speech."""
+
+_ENTITY = re.compile(r"&#?\w+;")
+_PLAIN = str.maketrans({"\u2032": "'", "\u201b": "'", "\u2044": "/", "\u00ad": None})
+"""Apostrophes, the bar of fractions, and hyphens that are seen at a line's end alone."""
+
+_SIGNS = "$£€¥₹"
+_CODES = {"USD": "$", "EUR": "€", "GBP": "£", "INR": "₹"}
+_CODE = re.compile(
+    rf"\b[A-Z]{{1,2}}(?=\$\d)|\b(?P<before>{'|'.join(_CODES)})\s?(?=\d)"
+    rf"|(?<=\d)\s?(?P<after>{'|'.join(_CODES)}|[Ee]uros?)\b"
+)
+"""Such as US$5, USD 5 and 5 euros."""
+
+_APART = re.compile(
+    rf"(?<=[{_SIGNS}§№#])\s+(?=\d)|(?<=\d)(?:,[-\u2013]\s*|\s+)(?=[{_SIGNS}%](?!\d))"
+)
 _GROUPED = re.compile(r"\b\d{1,3}(?:[ \u00a0\u202f]\d{3})+\b")
+_DATE = re.compile(r"\b(\d{1,2})\.(\d{1,2})\.(?=\d{4}\b)")
 _ROMAN = re.compile(r"(?=..)X{0,3}(IX|IV|V?I{0,3})")
 _LETTERS = re.compile(r"[^\W\d_]\.(?:[^\W\d_]\.)+")
 _PARTS = re.compile(r"\d+(?:[.,:]\d+)*|[^\W\d_](?:[^\W\d]|['\u2019.])*|°[CF]\b|\S")
@@ -303,7 +370,9 @@ class Normalizer:
     def __init__(self, lexicon: Lexicon, language: str) -> None:
         check_language(language)
         self._language = language
-        self._rules = RULES.get(re.split(r"[-_]", language)[0], NO_RULES)
+        family, _, _ = language.partition("_")
+        self._rules = RULES.get(family, NO_RULES)
+        self._marks = ".," if {family, language} & POINTS else ",."
         self._known = lexicon.pronunciations
         found: dict[str, list[str]] = defaultdict(list)
         for word in lexicon.pronunciations:
@@ -311,25 +380,37 @@ class Normalizer:
         self._spellings: Mapping[str, Sequence[str]] = found
         num_capitals = sum(map(str.isupper, lexicon.pronunciations))
         self._in_its_case = str.upper if 2 * num_capitals > len(lexicon.pronunciations) else str
-        mark = re.escape(self._rules.decimal_mark)
-        other = re.escape("," if self._rules.decimal_mark == "." else ".")
+        mark, other = map(re.escape, self._marks)
         self._number = re.compile(
-            r"(?P<sign>[-\u2212]?)(?P<unit>[$£€¥]?)(?P<sign_within>[-\u2212]?)"
+            rf"(?P<sign>[-\u2212]?)(?P<unit>[{_SIGNS}]?)(?P<sign_within>[-\u2212]?)"
             # 1,00,000 is a hundred thousand, in India.
             rf"(?P<whole>\d{{1,3}}(?:{other}\d{{3}})+|\d{{1,2}}(?:{other}\d{{2}})+{other}\d{{3}}|"
             rf"\d+|(?={mark}\d))(?:{mark}(?P<part>\d+)|{other}(?P<cents>\d\d))?"
-            rf"(?:(?P<percent>%)|(?P<after>[$£€¥])|(?P<ordinal>{self._rules.ordinals})|(?P<plural>['\u2019]?s))?"
+            rf"(?:(?P<percent>%)|(?P<after>[{_SIGNS}])|(?P<ordinal>{self._rules.ordinals})|(?P<plural>['\u2019]?s))?"
         )
+        inner = [each[:-1].split(".") for each in self._rules.abbreviations if "." in each[:-1]]
+        spaced = "|".join(map(r"\.\s?".join, inner)) or "(?!)"
+        self._spaced = re.compile(rf"\b(?:{spaced})\.", re.IGNORECASE)
         units = "|".join(map(re.escape, self._rules.units)) or "(?!)"
         scales = "|".join(map(re.escape, self._rules.scales)) or "(?!)"
         self._attached = re.compile(
-            rf"(?<=\d)(?=(?:{units})\b)|(?P<money>[$£€¥]\d[\d.,]*)(?=(?:{scales})\b)", re.IGNORECASE
+            rf"(?<=\d)(?=(?:{units})\b)|(?P<money>[{_SIGNS}]\d[\d.,]*)(?=(?:{scales})\b)",
+            re.IGNORECASE,
         )
+        self._scaled = re.compile(
+            rf"(?<![\d.,])(?P<amount>\d[\d.,]*)\s?(?P<scale>(?:{scales})\b\.?)"
+            rf"\s?(?P<unit>[{_SIGNS}])(?!\d)",
+            re.IGNORECASE,
+        )
+        self._hours = re.compile(rf"(?<![\d.,:])([01]?\d|2[0-4]){self._rules.hours}", re.IGNORECASE)
         self._clock = re.compile(r"(?P<hours>[01]?\d|2[0-4]):(?P<minutes>[0-5]\d)")
 
     def __call__(self, text: str) -> list[Readings]:
         """Return the readings of the text's words, in order; none for a text without words."""
         tokens, before = deque(self._apart(text).split()), ""
+        if all(each in self._known for each in tokens):
+            return [((each,),) for each in tokens]
+        has_lower_case = any(map(str.islower, text))
         read: list[Readings] = []
         while tokens:
             first = tokens.popleft()
@@ -348,19 +429,38 @@ class Normalizer:
                 read.append(tuple(islice(found, MAX_READINGS)))
             elif before[-1:].isdecimal() and alone in self._rules.symbols:
                 read += self._symbol(alone, after_number=True)
+            elif self._is_day(alone, read, following):
+                said = [*self._cardinals(alone), *self._ordinals(int(alone))]
+                read += filter(None, [self._kept(said)])
             else:
-                read += self._token(first)
+                read += self._token(first, has_lower_case)
             before = first
         return read
 
+    def _is_day(self, token: str, read: Sequence[Readings], following: str) -> bool:
+        """Say whether a number is beside a month."""
+        beside = {following, read[-1][0][-1].casefold() if read else ""}
+        is_day = re.fullmatch(r"[12]?\d|3[01]", token) is not None
+        return is_day and not beside.isdisjoint(self._rules.months)
+
     def _apart(self, text: str) -> str:
         """Remove what is not spoken, and set numbers apart from what is not part of them."""
-        spoken = _NOT_SPOKEN.sub(lambda found: found[0] if found[0] in self._known else " ", text)
-        spoken = _APART.sub("", unicodedata.normalize("NFC", spoken).replace("\u2044", "/"))
-        if self._rules.decimal_mark == ",":
-            spoken = _GROUPED.sub(lambda found: "".join(found[0].split()), spoken)
-        spoken = _FRACTION.sub(lambda found: _FRACTIONS[found[0]], spoken)
+        spoken = composed(_ENTITY.sub(lambda found: html.unescape(found[0]), text))
+        spoken = _NOT_SPOKEN.sub(lambda found: found[0] if found[0] in self._known else " ", spoken)
+        spoken = _FRACTION.sub(lambda found: _FRACTIONS[found[0]], spoken.translate(_PLAIN))
+        spoken = self._spaced.sub(lambda found: "".join(found[0].split()), spoken)
         spoken = "".join(map(self._number_apart, spoken))
+        return self._in_one_form(spoken) if re.search(r"\d", spoken) else spoken
+
+    def _in_one_form(self, text: str) -> str:
+        """Write 1 000, 10.30 am, USD 5 and 5 million € as 1000, 10:30 am, $5 and €5 million."""
+        spoken = _APART.sub("", text)
+        if self._rules.dotted:
+            spoken = _DATE.sub(r"\1. \2. ", spoken)
+        if self._marks[0] == ",":
+            spoken = _GROUPED.sub(lambda found: "".join(found[0].split()), spoken)
+        spoken = self._hours.sub(lambda found: f"{found[1]}:{found[2] or '00'}", spoken)
+        spoken = self._scaled.sub(r"\g<unit>\g<amount> \g<scale>", _CODE.sub(self._sign, spoken))
         return self._attached.sub(lambda found: f"{found['money'] or ''} ", spoken)
 
     def _number_apart(self, letter: str) -> str:
@@ -372,28 +472,34 @@ class Normalizer:
             "\u2044", "/"
         )
 
+    def _sign(self, code: re.Match[str]) -> str:
+        """Return the sign for the code of a currency that the language has."""
+        sign = _CODES.get((code["before"] or code["after"] or "")[:3].upper(), "")
+        return sign if not sign or sign in self._rules.currencies else code[0]
+
     def words(self, text: str) -> list[str]:
         """Return the words of the text as they are likeliest said, such as for a transcript."""
         return [word for readings in self(text) for word in readings[0]]
 
-    def _token(self, token: str) -> Iterator[Readings]:
-        if token in self._known:
-            yield ((token,),)
-            return
+    def _token(self, token: str, has_lower_case: bool) -> Iterator[Readings]:
         core = _stripped(token)
-        written, word = self._abbreviation(token, core), self._word(core)
-        if written or word:
-            yield tuple(islice(dict.fromkeys((*written, *word)), MAX_READINGS))
-        elif (
-            (found := self._dotted(token, core))
-            or (found := self._numeral(core))
-            or (found := self._roman(core))
-        ):
-            yield found
+        if token in self._known:
+            found: Readings = ((token,),)
         else:
-            yield from self._parts(core)
+            word = self._word(core)
+            # The dot of "Mr." may be left out; but "fr" may be a word, and then it is no "fr.".
+            has_dot = "." in token or not word
+            found = (*self._abbreviation(token, core, has_dot=has_dot), *word)
+        if found:
+            # "US" is not "us" where not all is in capitals.
+            letters = self._spelled(core) if has_lower_case else ()
+            yield tuple(islice(dict.fromkeys((*found, *letters)), MAX_READINGS))
+        elif numeral := self._dotted(token, core) or self._numeral(core) or self._roman(core):
+            yield numeral
+        else:
+            yield from self._parts(core, has_lower_case)
 
-    def _parts(self, core: str) -> Iterator[Readings]:
+    def _parts(self, core: str, has_lower_case: bool) -> Iterator[Readings]:
         """Yield what a token is made of: words between hyphens, digits beside letters, symbols."""
         if self._rules.to and (ends := _RANGE.fullmatch(core)):
             first, second = map(self._numeral, ends.groups())
@@ -403,12 +509,14 @@ class Normalizer:
         pieces = [each for each in re.split(r"[-\u2010-\u2015\u2212/_|\\~…]+|\.\.+", core) if each]
         if len(pieces) > 1:
             for piece in pieces:
-                yield from self._token(piece)
+                yield from self._token(piece, has_lower_case)
             return
         for part in _PARTS.findall(core):
-            yield from self._part(part)
+            # An accent without its letter is not spoken.
+            if not unicodedata.combining(part[0]):
+                yield from self._part(part, has_lower_case)
 
-    def _part(self, part: str) -> Iterator[Readings]:
+    def _part(self, part: str, has_lower_case: bool) -> Iterator[Readings]:
         if part.lower() in self._rules.symbols:
             yield from self._symbol(part.lower())
         elif found := self._numeral(part) or self._word(part):
@@ -421,9 +529,11 @@ class Normalizer:
         elif elided := self._elided(part):
             yield (elided,)
         elif "." in part.strip("."):
-            yield from self._domain([piece for piece in part.split(".") if piece])
+            yield from self._domain([each for each in part.split(".") if each], has_lower_case)
         elif letters := _letters(part):
-            yield self._unknown(part, letters)
+            # In capitals it may be an acronym, and is one beside lower case.
+            word, spelled = ((self._in_its_case(letters),),), self._spelled(part)
+            yield (*spelled, *word) if has_lower_case else (*word, *spelled)
 
     def _symbol(self, symbol: str, *, after_number: bool = False) -> Iterator[Readings]:
         """Yield what a symbol is called; after a number "and a half" comes before "half"."""
@@ -434,12 +544,12 @@ class Normalizer:
         if found := self._kept(said):
             yield found
 
-    def _domain(self, pieces: Sequence[str]) -> Iterator[Readings]:
+    def _domain(self, pieces: Sequence[str], has_lower_case: bool) -> Iterator[Readings]:
         """Yield the words between dots, which may be said before "com" in "www.example.com"."""
         # Of what is one token because a blank is missing, few endings are as short and small.
         is_domain = bool(self._rules.dot) and re.fullmatch(r"[a-z]{2,4}", pieces[-1]) is not None
         for number, piece in enumerate(pieces):
-            for place, found in enumerate(self._token(piece)):
+            for place, found in enumerate(self._token(piece, has_lower_case)):
                 after_dot = is_domain and number > 0 and place == 0
                 yield self._maybe(self._rules.dot, found) if after_dot else found
 
@@ -462,23 +572,23 @@ class Normalizer:
         for spelled in dict.fromkeys((core, core.strip("'\u2019\u2018"), _without_accents(core))):
             if spelled in self._known:
                 return ((spelled,),)
-            if found := self._spellings.get(plain_spelling(spelled)):
+            is_word = len(spelled) <= MAX_LETTERS
+            if is_word and (found := self._spellings.get(plain_spelling(spelled))):
                 return tuple((word,) for word in found[:MAX_READINGS])
         return ()
 
-    def _abbreviation(self, token: str, core: str) -> Readings:
-        for written in (token, f"{core}.", core) if "." in token else (token, core):
+    def _abbreviation(self, token: str, core: str, *, has_dot: bool) -> Readings:
+        for written in (token, f"{core}.", core) if has_dot else (token, core):
             if said := self._rules.abbreviations.get(written.strip("\"'(),;:!?“”„").casefold()):
                 return self._kept(said) or ()
         return ()
 
-    def _unknown(self, part: str, letters: str) -> Readings:
-        """Spell letter by letter what is in capitals, or else keep the letters as a word."""
-        if part.isupper() and 1 < len(part) <= 5:
-            spelled = self._spoken(" ".join(part))
-            if all(word in self._known for word in spelled):
-                return (spelled,)
-        return ((self._in_its_case(letters),),)
+    def _spelled(self, part: str) -> Readings:
+        """Spell an acronym letter by letter; nothing for other text."""
+        if not (part.isupper() and part.isalpha() and 1 < len(part) <= 5):
+            return ()
+        spelled = self._spoken(" ".join(part))
+        return (spelled,) if all(word in self._known for word in spelled) else ()
 
     def _numeral(self, core: str) -> Readings | None:
         """Return how a number is said, with its unit, as an ordinal, a decade or a time of day."""
@@ -521,12 +631,10 @@ class Normalizer:
         if len(digits) > MAX_DIGITS or (digits[0] == "0" and len(digits) > 1):
             return one_by_one
         number = int(digits)
-        said = [self._say(number, "cardinal")]
+        cardinal = self._say(number, "cardinal")
+        said = [cardinal, re.sub(*self._rules.shorter, cardinal)]
         if number in YEARS and not is_grouped:
             said.insert(0, self._say(number, "year"))
-        first, _, rest = said[-1].partition(" ")
-        if rest and (other := self._rules.first_words.get(first)):
-            said.append(f"{other} {rest}")
         without = (
             " ".join(word for word in each.split() if word not in self._rules.omitted)
             for each in said
@@ -544,55 +652,59 @@ class Normalizer:
         ]
 
     def _decimals(self, digits: str, part: str) -> list[str]:
-        """Say a decimal number as num2words does, or part by part if it is long."""
-        is_plain = not (digits[:1] == "0" and len(digits) > 1)
-        if is_plain and max(len(digits), len(part)) <= MAX_DIGITS:
-            said = [self._say(f"{int(digits or 0)}.{part}", "cardinal")]
-        else:
-            point = self._say("0.5", "cardinal").split()[1:-1]
-            said = [
-                " ".join((whole, *point, self._one_by_one(part)[0]))
-                for whole in self._cardinals(digits or "0")[:1]
-            ]
-        if digits:
-            return said
+        """Say a decimal number as num2words does, or digits or a number after the point."""
+        half, five = self._say(0.5, "cardinal"), self._say(5, "cardinal")
+        point = self._rules.point or half.partition(" ")[2].partition(five)[0]
+        whole = self._cardinals(digits or "0", is_grouped=True)[0]
+        after = (*self._one_by_one(part), *self._cardinals(part, is_grouped=True))
+        said = [f"{whole} {point} {each}" for each in after]
+        is_plain = len(digits) <= MAX_DIGITS - 4 and (digits[:1] != "0" or len(digits) == 1)
+        if is_plain and len(part) <= 4:
+            # It leaves out zeros at the end, and may have another word than the rules.
+            is_last = part[-1] == "0" or self._rules.point
+            number = self._say(float(f"{digits}.{part}"), "cardinal")
+            said.insert(len(said) if is_last else 0, number)
         # ".5" may be "point five".
-        return [*said, *(each.partition(" ")[2] for each in said)]
+        return said if digits else [*said, *(each.partition(" ")[2] for each in said)]
 
     def _money(self, digits: str, part: str | None, names: tuple[str, str, str, str]) -> list[str]:
         one, several, hundredth, hundredths = names
-        if part and len(part) > 2:
+        if part and len(part) != 2:
             return [f"{amount} {several}" for amount in self._decimals(digits, part)]
         amounts = self._cardinals(digits or "0", is_grouped=True)
-        unit = one if digits.lstrip("0") == "1" else several
-        said = [f"{amount} {unit}" for amount in amounts]
-        cents = int(f"{part}0"[:2]) if part else 0
-        if not cents:
+        is_one = digits.lstrip("0") == "1"
+        said = [one] if is_one else [f"{amount} {several}" for amount in amounts]
+        if not part or not int(part):
             return said
-        small = f"{self._say(cents, 'cardinal')} {hundredth if cents == 1 else hundredths}"
+        small = hundredth if int(part) == 1 else f"{self._say(int(part), 'cardinal')} {hundredths}"
         joined = [f"{each} {small}" for each in said]
         (also,) = self._rules.symbols["&"]
         alone = [] if digits.strip("0") else [small]
-        return [*alone, *(f"{each} {also} {small}" for each in said), *joined]
+        # Cents may be a number alone, as in "two fifty" and "two oh five".
+        number = self._cardinals(part)[-1]
+        short = [f"{each} {number}" for each in (said[0], amounts[0])]
+        return [*alone, *(f"{each} {also} {small}" for each in said), *joined, *short]
 
     def _amount(self, token: str, scale: str) -> Iterator[Readings]:
         _, several, _, _ = self._rules.currencies[token[0]]
         found = self._number.fullmatch(_stripped(token))
         if not found or found["ordinal"]:
-            yield from self._token(token)
-            yield from self._token(scale)
+            yield from self._token(token, has_lower_case=True)
+            yield from self._token(scale, has_lower_case=True)
             return
         digits = re.sub(r"\D", "", found["whole"])
         numbers = self._cardinals(digits, found["part"], is_grouped=True)
         yield self._kept([f"{number} {scale} {several}" for number in numbers])
 
     def _times(self, hours: int, minutes: int) -> list[str]:
-        clock, hour = self._rules.clock, self._say(hours, "cardinal")
+        one, several = self._rules.clock
+        hour = self._say(hours, "cardinal")
+        exact = one if hours == 1 and one else f"{hour} {several}"
         if not minutes:
-            return [f"{hour} {clock}", hour]
+            return [exact, hour]
         minute = self._say(minutes, "cardinal")
         zero = [f"{hour} {each} {minute}" for each in self._rules.zero[1:]] if minutes < 10 else []
-        between = [f"{hour} {clock} {minute}"] if self._language != "en" and clock else []
+        between = [] if self._rules is RULES["en"] else [f"{exact} {minute}"]
         return [*zero, *between, f"{hour} {minute}"]
 
     def _dotted(self, token: str, core: str) -> Readings | None:
@@ -605,6 +717,11 @@ class Normalizer:
         endings = (f"{ordinal}{ending}" for ending in self._rules.dotted)
         return self._kept([*endings, *self._cardinals(core, None)])
 
+    def _ordinals(self, number: int) -> list[str]:
+        ordinal = self._say(number, "ordinal")
+        before = self._rules.before_ordinal
+        return [f"{before} {ordinal}", ordinal] if before else [ordinal]
+
     def _roman(self, core: str) -> Readings | None:
         if not _ROMAN.fullmatch(core):
             return None
@@ -613,11 +730,9 @@ class Normalizer:
             -value if value < following else value
             for value, following in zip(values, [*values[1:], 0], strict=True)
         )
-        ordinal = self._say(number, "ordinal")
-        before = [f"{self._rules.before_ordinal} {ordinal}"] if self._rules.before_ordinal else []
-        return self._kept([self._say(number, "cardinal"), *before, ordinal])
+        return self._kept([self._say(number, "cardinal"), *self._ordinals(number)])
 
-    def _say(self, number: int | str, kind: str) -> str:
+    def _say(self, number: int | float, kind: str) -> str:
         said = _say(number, kind, self._language)
         return " ".join(re.sub(r"[-,\u2010]", " ", said).split())
 
@@ -652,11 +767,11 @@ class Normalizer:
         return []
 
 
-@lru_cache(maxsize=4096)
-def _say(number: int | str, kind: str, language: str) -> str:
+@lru_cache(maxsize=4096, typed=True)
+def _say(number: int | float, kind: str, language: str) -> str:
     # Not each language has ordinals, years, decimals and large numbers, and what num2words raises
     # then is any exception. Amharic's millions do not end.
-    if not (language == "am" and isinstance(number, int) and number >= 10**6):
+    if not (language == "am" and number >= 10**6):
         for each in (kind, "cardinal"):
             with suppress(Exception):
                 return str(num2words(number, lang=language, to=each))
@@ -673,9 +788,10 @@ def check_language(language: str) -> None:
 
 
 _FIRST = re.compile(
-    r"(?:(?<![-\u2212])[-\u2212])?(?:[$£€¥][-\u2212]?)?(?:(?<!\.)\.)?\d|[\w$£€¥§№#&@%+=°'\u2019]"
+    rf"(?:(?<![-\u2212])[-\u2212])?(?:[{_SIGNS}][-\u2212]?)?(?:(?<!\.)\.)?\d"
+    rf"|[\w{_SIGNS}§№#&@%+=°'\u2019]"
 )
-_LAST = re.compile(r"[\w$£€¥%°&@+='\u2019]")
+_LAST = re.compile(rf"[\w{_SIGNS}¢%°&@+='\u2019]")
 
 
 def _stripped(token: str) -> str:
@@ -691,12 +807,13 @@ def _letters(word: str) -> str:
     """Keep letters, their marks and apostrophes within, in lower case."""
     kept = "".join(
         each
-        for each in plain_spelling(word)
+        # Case folding would make "ss" of "ß".
+        for each in "ß".join(map(plain_spelling, word.split("ß")))
         if each == "'" or each.isalpha() or unicodedata.category(each)[0] == "M"
     )
     return kept.strip("'")
 
 
 def _without_accents(word: str) -> str:
-    apart = unicodedata.normalize("NFKD", word)
+    apart = chain.from_iterable(unicodedata.normalize("NFKD", each) for each in word)
     return "".join(each for each in apart if not unicodedata.combining(each))
