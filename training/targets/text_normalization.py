@@ -46,10 +46,10 @@ class LanguageRules:
     the sign of a number, within a range of two, and in "example.com", and `point` at a decimal mark
     for which num2words has another word. `ordinals` is what follows an ordinal number's digits,
     `dotted` the endings of one whose digits a dot follows. Words that may be `omitted` in a number
-    have a reading without them, and one has what `shorter` replaces. Beside `months` a number may
-    be an ordinal. `clock` is how one o'clock is said, and what follows other hours; `hours` is what
-    follows them where "10:30" is written otherwise, with the minutes as its group. With `compounds`
-    a number is one word, with `elides` "l'homme" may be two.
+    have a reading without them, and one has what `shorter` replaces. Numbers `in_pairs` may be read
+    as years are, and beside `months` as ordinals. `clock` is how one o'clock is said, and what
+    follows other hours; `hours` is what follows them where "10:30" is written otherwise, with the
+    minutes as its group. With `compounds` a number is one word, with `elides` "l'homme" may be two.
     """
 
     abbreviations: Mapping[str, Sequence[str]] = field(default_factory=dict)
@@ -66,6 +66,7 @@ class LanguageRules:
     point: str = ""
     omitted: frozenset[str] = frozenset()
     shorter: tuple[str, str] = ("(?!)", "")
+    in_pairs: range = YEARS
     zero: Sequence[str] = ()
     months: Sequence[str] = ()
     plural: Callable[[str], str] | None = None
@@ -82,6 +83,12 @@ _MONTHS = (
 )
 
 
+def _table(rows: str) -> dict[str, list[str]]:
+    """Return what is written, and how it may be said, of "dr. doctor|drive, jr. junior"."""
+    pairs = (row.split(" ", 1) for row in rows.split(", "))
+    return {written: said.split("|") for written, said in pairs}
+
+
 def _english_plural(word: str) -> str:
     if word.endswith("x"):
         return f"{word}es"
@@ -90,88 +97,36 @@ def _english_plural(word: str) -> str:
 
 RULES: Mapping[str, LanguageRules] = {
     "en": LanguageRules(
-        abbreviations={
-            "mr.": ["mister"],
-            "mrs.": ["missus", "misses"],
-            "ms.": ["miss", "mizz"],
-            "messrs.": ["messrs", "messieurs"],
-            "dr.": ["doctor", "drive"],
-            "st.": ["saint", "street"],
-            "prof.": ["professor"],
-            "rev.": ["reverend"],
-            "hon.": ["honorable"],
-            "capt.": ["captain"],
-            "lieut.": ["lieutenant"],
-            "lt.": ["lieutenant"],
-            "col.": ["colonel"],
-            "gen.": ["general"],
-            "sgt.": ["sergeant"],
-            "gov.": ["governor"],
-            "sen.": ["senator"],
-            "jr.": ["junior"],
-            "sr.": ["senior"],
-            "esq.": ["esquire"],
-            "mt.": ["mount"],
-            "ave.": ["avenue"],
-            "vol.": ["volume"],
-            "ch.": ["chapter"],
-            "vs.": ["versus"],
-            "etc.": ["etcetera", "et cetera"],
-            "viz.": ["namely", "viz"],
-            "i.e.": ["i e", "that is"],
-            "e.g.": ["e g", "for example"],
-            "co.": ["company"],
-            "inc.": ["incorporated"],
-            "ltd.": ["limited"],
-            "lb.": ["pound"],
-            "lbs.": ["pounds"],
-            "oz.": ["ounces", "ounce"],
-            "ft.": ["feet", "foot"],
-            "sept.": ["september"],
-        }
+        abbreviations=_table(
+            "mr. mister, mrs. missus|misses, ms. miss|mizz, messrs. messrs|messieurs, "
+            "dr. doctor|drive, st. saint|street, prof. professor, rev. reverend, hon. honorable, "
+            "capt. captain, lieut. lieutenant, lt. lieutenant, col. colonel, gen. general, "
+            "sgt. sergeant, gov. governor, sen. senator, jr. junior, sr. senior, esq. esquire, "
+            "mt. mount, ave. avenue, vol. volume, ch. chapter, vs. versus, "
+            "etc. etcetera|et cetera, viz. namely|viz, i.e. i e|that is, e.g. e g|for example, "
+            "co. company, inc. incorporated, ltd. limited, lb. pound, lbs. pounds, "
+            "oz. ounces|ounce, ft. feet|foot, sept. september"
+        )
         | {f"{each[:3]}.": [each] for each in _MONTHS if each != "march"},
-        numbered={
-            "no.": "number",
-            "nos.": "numbers",
-            "p.": "page",
-            "pp.": "pages",
-            "mar.": "march",
-        },
-        units={
-            "am": ["a m"],
-            "pm": ["p m"],
-            "k": ["thousand", "k"],
-            "km": ["kilometers", "kilometer", "k m"],
-            "cm": ["centimeters", "centimeter", "c m"],
-            "mm": ["millimeters", "millimeter", "m m"],
-            "kg": ["kilograms", "kilogram", "kilos", "k g"],
-            "lb": ["pounds", "pound"],
-            "lbs": ["pounds"],
-            "oz": ["ounces", "ounce"],
-            "ft": ["feet", "foot"],
-            "mph": ["miles per hour", "miles an hour", "m p h"],
-        },
-        symbols={
-            "&": ["and"],
-            "@": ["at"],
-            "%": ["percent", "per cent"],
-            "+": ["plus"],
-            "=": ["equals"],
-            "#": ["number"],
-            "§": ["section"],
-            "°": ["degrees", "degree"],
-            "°c": ["degrees celsius", "degrees", "degrees c"],
-            "°f": ["degrees fahrenheit", "degrees", "degrees f"],
-            "№": ["number"],
-            "¢": ["cents", "cent"],
-            "½": ["half", "a half", "one half", "and a half"],
-            "¼": ["a quarter", "quarter", "one quarter", "and a quarter"],
-            "¾": ["three quarters", "and three quarters"],
-            "⅓": ["a third", "one third", "and a third"],
-            "⅔": ["two thirds", "and two thirds"],
-            "²": ["squared"],
-            "³": ["cubed"],
-        },
+        numbered={"no.": "number", "nos.": "numbers", "p.": "page", "pp.": "pages"}
+        | {"mar.": "march"},
+        units=_table(
+            "am a m, pm p m, k thousand|k, K thousand|k, km kilometers|kilometer|k m, "
+            "km/h kilometers per hour|kilometers an hour|k m h, m meters|meter|m, "
+            "cm centimeters|centimeter|c m, mm millimeters|millimeter|m m, "
+            "kg kilograms|kilogram|kilos|k g, g grams|gram|g, l liters|liter|l, "
+            "ml milliliters|milliliter|m l, mb megabytes|megabyte|m b, "
+            "gb gigabytes|gigabyte|g b|gigs, ghz gigahertz, lb pounds|pound, lbs pounds, "
+            "oz ounces|ounce, ft feet|foot, mph miles per hour|miles an hour|m p h"
+        ),
+        symbols=_table(
+            "& and, @ at, % percent|per cent, + plus, = equals, # number, § section, "
+            "° degrees|degree, °c degrees celsius|degrees|degrees c, "
+            "°f degrees fahrenheit|degrees|degrees f, № number, ¢ cents|cent, "
+            "½ half|a half|one half|and a half, ¼ a quarter|quarter|one quarter|and a quarter, "
+            "¾ three quarters|and three quarters, ⅓ a third|one third|and a third, "
+            "⅔ two thirds|and two thirds, ² squared, ³ cubed"
+        ),
         currencies={
             "$": ("one dollar", "dollars", "one cent", "cents"),
             "£": ("one pound", "pounds", "one penny", "pence"),
@@ -195,6 +150,7 @@ RULES: Mapping[str, LanguageRules] = {
         ordinals=r"st|nd|rd|th",
         omitted=frozenset({"and"}),
         shorter=("^one (?=.)", "a "),
+        in_pairs=range(100, 10_000),
         zero=["zero", "oh"],
         months=_MONTHS,
         plural=_english_plural,
@@ -204,39 +160,20 @@ RULES: Mapping[str, LanguageRules] = {
         compounds=False,
     ),
     "de": LanguageRules(
-        abbreviations={
-            "dr.": ["doktor"],
-            "prof.": ["professor"],
-            "hr.": ["herr"],
-            "hrn.": ["herrn"],
-            "fr.": ["frau"],
-            "st.": ["sankt"],
-            "str.": ["straße"],
-            "nr.": ["nummer"],
-            "bzw.": ["beziehungsweise"],
-            "usw.": ["und so weiter"],
-            "z.b.": ["zum beispiel"],
-            "d.h.": ["das heißt"],
-            "u.a.": ["unter anderem", "und andere"],
-            "ca.": ["circa"],
-            "evtl.": ["eventuell"],
-        },
-        units={
-            "km": ["kilometer"],
-            "cm": ["zentimeter"],
-            "mm": ["millimeter"],
-            "kg": ["kilogramm", "kilo"],
-        },
-        symbols={
-            "&": ["und"],
-            "%": ["prozent"],
-            "+": ["plus"],
-            "=": ["gleich"],
-            "§": ["paragraf"],
-            "°": ["grad"],
-            "°c": ["grad celsius", "grad"],
-            "½": ["einhalb", "ein halb", "und ein halb"],
-        },
+        abbreviations=_table(
+            "dr. doktor, prof. professor, hr. herr, hrn. herrn, fr. frau, st. sankt, str. straße, "
+            "nr. nummer, bzw. beziehungsweise, usw. und so weiter, z.b. zum beispiel, "
+            "d.h. das heißt, u.a. unter anderem|und andere, ca. circa, evtl. eventuell"
+        ),
+        units=_table(
+            "km kilometer, km/h kilometer pro stunde|stundenkilometer|k m h, m meter, "
+            "cm zentimeter, mm millimeter, kg kilogramm|kilo, g gramm, l liter, ml milliliter, "
+            "mb megabyte, gb gigabyte, ghz gigahertz"
+        ),
+        symbols=_table(
+            "& und, % prozent, + plus, = gleich, § paragraf, ° grad, °c grad celsius|grad, "
+            "½ einhalb|ein halb|und ein halb"
+        ),
         currencies={
             "$": ("ein dollar", "dollar", "ein cent", "cent"),
             "£": ("ein pfund", "pfund", "ein penny", "pence"),
@@ -253,34 +190,21 @@ RULES: Mapping[str, LanguageRules] = {
         hours=r"(?:[:.]([0-5]\d))?\s?uhr\b",
     ),
     "fr": LanguageRules(
-        abbreviations={
-            "m.": ["monsieur"],
-            "mm.": ["messieurs"],
-            "mme": ["madame"],
-            "mlle": ["mademoiselle"],
-            "dr": ["docteur"],
-            "st": ["saint"],
-            "ste": ["sainte"],
-            "n°": ["numéro"],
-            "etc.": ["et cetera", "etcétéra"],
-            "p.": ["page"],
-            "p.ex.": ["par exemple"],
-        },
-        units={
-            "h": ["heures", "heure"],
-            "km": ["kilomètres", "kilomètre"],
-            "cm": ["centimètres", "centimètre"],
-            "mm": ["millimètres", "millimètre"],
-            "kg": ["kilogrammes", "kilogramme", "kilos"],
-        },
-        symbols={
-            "&": ["et"],
-            "%": ["pour cent"],
-            "+": ["plus"],
-            "=": ["égale"],
-            "°": ["degrés"],
-            "½": ["demi", "et demi", "et demie"],
-        },
+        abbreviations=_table(
+            "m. monsieur, mm. messieurs, mme madame, mlle mademoiselle, dr docteur, st saint, "
+            "ste sainte, n° numéro, etc. et cetera|etcétéra, p. page, p.ex. par exemple"
+        ),
+        units=_table(
+            "h heures|heure, km kilomètres|kilomètre, "
+            "km/h kilomètres heure|kilomètres à l'heure|kilomètres par heure, m mètres|mètre, "
+            "cm centimètres|centimètre, mm millimètres|millimètre, "
+            "kg kilogrammes|kilogramme|kilos, g grammes|gramme, l litres|litre, "
+            "ml millilitres|millilitre"
+        ),
+        symbols=_table(
+            "& et, % pour cent, + plus, = égale, ° degrés, °c degrés celsius|degrés, "
+            "½ demi|et demi|et demie"
+        ),
         currencies={
             "$": ("un dollar", "dollars", "un cent", "cents"),
             "£": ("une livre", "livres", "un penny", "pence"),
@@ -297,14 +221,9 @@ RULES: Mapping[str, LanguageRules] = {
         elides=True,
     ),
     "es": LanguageRules(
-        abbreviations={
-            "sr.": ["señor"],
-            "sra.": ["señora"],
-            "dr.": ["doctor"],
-            "dra.": ["doctora"],
-        },
+        abbreviations=_table("sr. señor, sra. señora, dr. doctor, dra. doctora"),
         numbered={"n.º": "número", "nº": "número"},
-        symbols={"&": ["y"], "%": ["por ciento"]},
+        symbols=_table("& y, % por ciento"),
         currencies={
             "$": ("un dólar", "dólares", "un centavo", "centavos"),
             "€": ("un euro", "euros", "un céntimo", "céntimos"),
@@ -351,13 +270,25 @@ _APART = re.compile(
 )
 _GROUPED = re.compile(r"\b\d{1,3}(?:[ \u00a0\u202f]\d{3})+\b")
 _DATE = re.compile(r"\b(\d{1,2})\.(\d{1,2})\.(?=\d{4}\b)")
-_ROMAN = re.compile(r"(?=..)X{0,3}(IX|IV|V?I{0,3})")
+_ROMAN = r"(?=[XVI]{2}|[LXVIC]{3}|Ier|[XV]e)(?P<roman>(?:XC|XL|L?X{0,3})(?:IX|IV|V?I{0,3}))"
+"""Without C and two letters with L, which often are acronyms, as CD and XL."""
+
 _LETTERS = re.compile(r"[^\W\d_]\.(?:[^\W\d_]\.)+")
 _PARTS = re.compile(r"\d+(?:[.,:]\d+)*|[^\W\d_](?:[^\W\d]|['\u2019.])*|°[CF]\b|\S")
-_RANGE = re.compile(r"(\d[\d.,:]*)[-\u2012\u2013](\d[\d.,:]*)")
+_TO = "\u2012"
+"""A dash that stands between the ends of a range."""
+
+_RANGE = re.compile(
+    rf"(?<![\w.,:{_SIGNS}\-\u2012\u2013])(?P<unit>[{_SIGNS}]?)"
+    rf"(?P<first>\d[\d.,:]*(?:[%{_SIGNS}]|[ap]m|bn|[kmb])?)"
+    rf"[-\u2012\u2013](?=(?P<other>[{_SIGNS}]?)\d[\d.,:]*(?![\d.,:\-\u2012\u2013]))",
+    re.IGNORECASE,
+)
+"""Two numbers with what may be beside them, no more: 2020-01-05 is none."""
+
 _FRACTIONS = {"1/2": "½", "1/4": "¼", "3/4": "¾", "1/3": "⅓", "2/3": "⅔"}
 _FRACTION = re.compile(rf"(?<![\w/.,])(?:{'|'.join(_FRACTIONS)})(?![\w/])")
-_ROMAN_VALUES = {"I": 1, "V": 5, "X": 10}
+_ROMAN_VALUES = {"I": 1, "V": 5, "X": 10, "L": 50, "C": 100}
 
 
 class Normalizer:
@@ -403,6 +334,7 @@ class Normalizer:
             re.IGNORECASE,
         )
         self._hours = re.compile(rf"(?<![\d.,:])([01]?\d|2[0-4]){self._rules.hours}", re.IGNORECASE)
+        self._roman_number = re.compile(rf"{_ROMAN}(?P<ordinal>{self._rules.ordinals})?")
         self._clock = re.compile(r"(?P<hours>[01]?\d|2[0-4]):(?P<minutes>[0-5]\d)")
 
     def __call__(self, text: str) -> list[Readings]:
@@ -416,14 +348,15 @@ class Normalizer:
             first = tokens.popleft()
             following = tokens[0].strip(".,;:!?").casefold() if tokens else ""
             numbered = self._rules.numbered.get(first.casefold(), "")
-            alone = _stripped(first)
+            alone, place = _stripped(first), len(read)
             if numbered and following[:1].isdecimal():
-                read.append((self._spoken(numbered),))
+                # "No. 20 people" may begin with the word.
+                read.append(tuple(dict.fromkeys((self._spoken(numbered), *self._word(alone)))))
             elif first[:1] in self._rules.currencies and following in self._rules.scales:
                 # "$5 million" are five million dollars.
                 tokens.popleft()
                 read += self._amount(first, self._rules.scales[following])
-            elif before[-1:].isdecimal() and (unit := self._rules.units.get(alone.casefold())):
+            elif before[-1:].isdecimal() and (unit := self._unit(alone)):
                 # It may be a word that only looks like a unit: "by 10 am I there".
                 found = dict.fromkeys((*(self._kept(unit) or ()), *self._word(alone)))
                 read.append(tuple(islice(found, MAX_READINGS)))
@@ -434,14 +367,20 @@ class Normalizer:
                 read += filter(None, [self._kept(said)])
             else:
                 read += self._token(first, has_lower_case)
+            if before == _TO and len(read) > place:
+                read[place] = self._maybe(self._rules.to, read[place])
             before = first
         return read
+
+    def _unit(self, token: str) -> Sequence[str]:
+        """Return how a unit is said; a letter is one in its own case alone: 5g is not 5G."""
+        return self._rules.units.get(token if len(token) == 1 else token.casefold(), ())
 
     def _is_day(self, token: str, read: Sequence[Readings], following: str) -> bool:
         """Say whether a number is beside a month."""
         beside = {following, read[-1][0][-1].casefold() if read else ""}
-        is_day = re.fullmatch(r"[12]?\d|3[01]", token) is not None
-        return is_day and not beside.isdisjoint(self._rules.months)
+        is_beside = not beside.isdisjoint(self._rules.months)
+        return is_beside and re.fullmatch(r"[12]?\d|3[01]", token) is not None
 
     def _apart(self, text: str) -> str:
         """Remove what is not spoken, and set numbers apart from what is not part of them."""
@@ -461,6 +400,7 @@ class Normalizer:
             spoken = _GROUPED.sub(lambda found: "".join(found[0].split()), spoken)
         spoken = self._hours.sub(lambda found: f"{found[1]}:{found[2] or '00'}", spoken)
         spoken = self._scaled.sub(r"\g<unit>\g<amount> \g<scale>", _CODE.sub(self._sign, spoken))
+        spoken = _RANGE.sub(_as_range, spoken)
         return self._attached.sub(lambda found: f"{found['money'] or ''} ", spoken)
 
     def _number_apart(self, letter: str) -> str:
@@ -501,11 +441,6 @@ class Normalizer:
 
     def _parts(self, core: str, has_lower_case: bool) -> Iterator[Readings]:
         """Yield what a token is made of: words between hyphens, digits beside letters, symbols."""
-        if self._rules.to and (ends := _RANGE.fullmatch(core)):
-            first, second = map(self._numeral, ends.groups())
-            if first and second:
-                yield from (first, self._maybe(self._rules.to, second))
-                return
         pieces = [each for each in re.split(r"[-\u2010-\u2015\u2212/_|\\~…]+|\.\.+", core) if each]
         if len(pieces) > 1:
             for piece in pieces:
@@ -632,15 +567,16 @@ class Normalizer:
             return one_by_one
         number = int(digits)
         cardinal = self._say(number, "cardinal")
-        said = [cardinal, re.sub(*self._rules.shorter, cardinal)]
-        if number in YEARS and not is_grouped:
-            said.insert(0, self._say(number, "year"))
-        without = (
+        said = [cardinal]
+        if number in self._rules.in_pairs and not is_grouped:
+            said.insert(0 if number in YEARS else 1, self._say(number, "year"))
+        said.append(re.sub(*self._rules.shorter, cardinal))
+        without = [
             " ".join(word for word in each.split() if word not in self._rules.omitted)
             for each in said
-        )
+        ]
         more = one_by_one if len(digits) > 2 and not is_grouped else []
-        return [*dict.fromkeys((*said, *without, *more))]
+        return [*dict.fromkeys((*said[:-1], *without[:-1], *more, said[-1], without[-1]))]
 
     def _one_by_one(self, digits: str) -> list[str]:
         """Say each digit; a zero may have several names."""
@@ -723,14 +659,15 @@ class Normalizer:
         return [f"{before} {ordinal}", ordinal] if before else [ordinal]
 
     def _roman(self, core: str) -> Readings | None:
-        if not _ROMAN.fullmatch(core):
+        if not (found := self._roman_number.fullmatch(core)):
             return None
-        values = [_ROMAN_VALUES[each] for each in core]
+        values = [_ROMAN_VALUES[each] for each in found["roman"]]
         number = sum(
             -value if value < following else value
             for value, following in zip(values, [*values[1:], 0], strict=True)
         )
-        return self._kept([self._say(number, "cardinal"), *self._ordinals(number)])
+        cardinals = [] if found["ordinal"] else [self._say(number, "cardinal")]
+        return self._kept([*cardinals, *self._ordinals(number)])
 
     def _say(self, number: int | float, kind: str) -> str:
         said = _say(number, kind, self._language)
@@ -779,6 +716,12 @@ def _say(number: int | float, kind: str, language: str) -> str:
     return " ".join(str(num2words(int(digit), lang=language)) for digit in digits)
 
 
+def _as_range(found: re.Match[str]) -> str:
+    """Set the ends of a range apart; "$20-30" are twenty to thirty dollars."""
+    before, after = (found["unit"], "") if found["other"] else ("", found["unit"])
+    return f"{before}{found['first']} {_TO} {after}"
+
+
 def check_language(language: str) -> None:
     """Raise ConfigurationError for a language whose numbers cannot be read."""
     if language not in CONVERTER_CLASSES:
@@ -791,6 +734,7 @@ _FIRST = re.compile(
     rf"(?:(?<![-\u2212])[-\u2212])?(?:[{_SIGNS}][-\u2212]?)?(?:(?<!\.)\.)?\d"
     rf"|[\w{_SIGNS}§№#&@%+=°'\u2019]"
 )
+_QUOTES = re.compile(r"^['\u2018\u2019]+(?=\d)")
 _LAST = re.compile(rf"[\w{_SIGNS}¢%°&@+='\u2019]")
 
 
@@ -800,7 +744,7 @@ def _stripped(token: str) -> str:
         return ""
     last = next((at for at in reversed(range(len(token))) if _LAST.match(token[at])), -1)
     bare = token[first.start() : last + 1]
-    return re.sub(r"^['\u2018\u2019]+(?=\d)", "", bare)
+    return _QUOTES.sub("", bare)
 
 
 def _letters(word: str) -> str:

@@ -106,6 +106,21 @@ WORDS = {
         ("en", "Apr. 5, Mar. 5, Sep. 5", "APRIL FIVE MARCH FIVE SEPTEMBER FIVE"),
         ("en", "e. g. 10", "FOR EXAMPLE TEN"),
         ("en", "THE BBC", "THE BBC"),
+        (
+            "en",
+            "10-20%, $10-20, $1M-$2M",
+            "TEN TO TWENTY PERCENT TEN TO TWENTY DOLLARS "
+            "ONE MILLION DOLLARS TO TWO MILLION DOLLARS",
+        ),
+        ("en", "9am-5pm, 10-20s", "NINE A M TO FIVE P M TEN TO TWENTIES"),
+        ("en", "2020-01-05", "TWENTY TWENTY ZERO ONE ZERO FIVE"),
+        (
+            "en",
+            "5 km/h, 5 m, 5GB, 5 ml",
+            "FIVE KILOMETERS PER HOUR FIVE M FIVE GIGABYTES FIVE MILLILITERS",
+        ),
+        ("en", "5G", "FIVE G"),
+        ("en", "XLII, CD", "FORTY TWO CD"),
         ("en", "3.10, v2.0", "THREE POINT ONE ZERO V TWO POINT ZERO"),
         ("de", "Am 3. Mai 1803", "am dritte Mai achtzehn hundert drei"),
         ("de", "Hr. Müller zahlte 2,50 €", "Herr Müller zahlte zwei Euro und fünfzig Cent"),
@@ -130,6 +145,7 @@ WORDS = {
         ("fr", "10 000", "dix mille"),
         ("fr", "71", "soixante et onze"),
         ("fr", "10h30, 8h05, 10 h", "dix heures trente huit heures cinq dix heures"),
+        ("fr", "XXe, Louis Ier, 10 °C", "vingtième louis premier dix degrés celsius"),
         ("fr", "p. ex. dix", "par exemple dix"),
         ("fr", "1h, £1", "une heure une livre"),
         ("es", "1 €", "un euro"),
@@ -159,6 +175,8 @@ def test_pairs(language: str, text: str, spoken: str) -> None:
         ("en", "Polish", {"polish"}),
         ("en", "-5", {"FIVE"}),
         ("en", "BBC", {"B B C"}),
+        ("en", "747", {"SEVEN FORTY SEVEN", "SEVEN FOUR SEVEN"}),
+        ("en", "2500", {"TWENTY FIVE HUNDRED"}),
         ("en", "3.10", {"THREE POINT ONE OH", "THREE POINT TEN", "THREE POINT ONE"}),
         ("en", "$2.50", {"TWO FIFTY", "TWO DOLLARS FIFTY", "TWO DOLLARS FIFTY CENTS"}),
         ("de", "2,50 Euro", {"zwei Euro fünfzig"}),
@@ -179,6 +197,17 @@ def test_an_acronym_may_be_a_word_or_letters() -> None:
     assert normalizer("the US BBC")[1:] == [(("US",), ("U", "S")), (("BBC",),)]
     assert normalizer("the US, us")[1:] == [(("US",), ("U", "S")), (("US",),)]
     assert normalizer("THE US!")[1:] == [(("US",),)]
+
+
+def test_a_phone_number_may_be_digits() -> None:
+    """Though it looks like a range."""
+    _, readings = NORMALIZERS["en"]("555-1234")
+    assert ("ONE", "TWO", "THREE", "FOUR") in readings
+
+
+def test_number_may_be_no() -> None:
+    """At a sentence's end, where another begins with digits."""
+    assert NORMALIZERS["en"]("No. 20")[0] == (("NUMBER",), ("NO",))
 
 
 def test_a_day_may_be_an_ordinal() -> None:
