@@ -166,7 +166,7 @@ def describe(job: Job, steps: Mapping[str, Mapping[str, Progress]]) -> str:
             if measured := measures_text(each.measures):
                 lines.append(f"  {'':<18}  {measured}")
     done = sum(all(p.state == "done" for p in each.values()) for each in steps.values())
-    lines.append(f"{done} of {len(steps)} jobs are done")
+    lines.append(f"{done} of {len(steps)} steps are done")
     return "\n".join(lines)
 
 

@@ -46,7 +46,7 @@ def main() -> None:
         (("--help",), "usage: megahour COMMAND"),
         (("check", "--recipe", "recorded", *run), "recorded: all is well"),
         (("plan", "--hours", "1e6"), "Student pipeline"),
-        (("status", "--recipe", "demo", *run), "0 of 15 jobs are done"),
+        (("status", "--recipe", "demo", *run), "0 of 15 steps are done"),
     ):
         code, text = said(*arguments)
         assert code == 0, (arguments, text)

@@ -352,7 +352,7 @@ def add_cluster_arguments(parser: argparse.ArgumentParser) -> None:
 
 def add_step_cluster_argument(parser: argparse.ArgumentParser) -> None:
     """Add the argument that names another cluster for one step."""
-    text = "the same for one step; repeat it for more"
+    text = "cluster file of one step, as STEP=FILE; repeat it for more"
     option, metavar = CLUSTER_OPTIONS[1], "STEP=FILE"
     parser.add_argument(option, action="append", default=[], metavar=metavar, help=text)
 

@@ -55,7 +55,13 @@ usage: megahour COMMAND [OPTIONS]
 """
 
 FOOT = """\
-Numbers such as 003 IV-B2 are papers and their sections: see the README.
+Numbers such as 003 IV-B2 are papers and their sections:
+000  Ladkat et al., Two Tiered Distributed Training Algorithm for Acoustic Modeling, 2019
+001  Zhang et al., Improving Efficiency in Large-Scale Decentralized Distributed Training, 2020
+003  Parthasarathi et al., Realizing Petabyte Scale Acoustic Modeling, 2019
+004  Seide et al., 1-Bit Stochastic Gradient Descent and its Application to Data-Parallel
+     Distributed Training of Speech DNNs, 2014
+
 Spark     starts Spark here, as the cluster file of the step says. On a cluster:
           spark-submit dist/NAME.py OPTIONS; megahour package writes dist.
 torchrun  trains alone, on one rank. For four ranks:
