@@ -5,15 +5,11 @@ are put into an order that a seed and their names decide (IV-A2, IV-B2).
 """
 
 import hashlib
-from collections.abc import Sequence
-from typing import TypeVar
 
 import numpy as np
 from jaxtyping import Bool, Int64, UInt64
 
 NUM_PRIORITIES = 2**64
-
-T = TypeVar("T")
 
 
 def sampling_priority(seed: int, utterance_id: str) -> int:
@@ -68,17 +64,3 @@ def within_speaker_cap(
     kept = np.empty(len(speakers), dtype=np.bool_)
     kept[order] = totals_ms - before_ms <= cap_ms
     return kept
-
-
-def shuffled_order(n: int, seed: int, *key: str | int) -> Int64[np.ndarray, " n"]:
-    """Permute 0..n-1 at random; `seed` and `key` alone decide, on every machine and version."""
-    name = "\0".join([repr(seed), *map(repr, key)]).encode()
-    digest = hashlib.blake2b(name, digest_size=16).digest()
-    # NumPy promises the bits of its generators for ever, those of `permutation` it does not.
-    draws = np.random.PCG64(int.from_bytes(digest, "little")).random_raw(n)
-    return np.argsort(draws, kind="stable").astype(np.int64)
-
-
-def shuffle(files: Sequence[T], seed: int) -> list[T]:
-    """Put files into a seeded random order: the outer level of the hierarchical shuffle (IV-A2)."""
-    return [files[index] for index in shuffled_order(len(files), seed, "files")]

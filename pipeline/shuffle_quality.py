@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from jaxtyping import Float64, Int64
 
-from pipeline.sampling import shuffled_order
+from pipeline.shuffling import shuffled_order
 
 
 def effective_number(

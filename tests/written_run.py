@@ -13,9 +13,9 @@ from pipeline.records import Tally, Utterance
 from pipeline.runs.commit import StepContext, step_context
 from pipeline.runs.engine import write_manifest
 from pipeline.runs.manifest import Manifest, Output
-from pipeline.sampling import shuffle, shuffled_order
 from pipeline.shards import FeatureRow, write_features, write_targets
 from pipeline.shards.targets import TargetRow
+from pipeline.shuffling import shuffle, shuffled_order
 
 NUM_FRAMES = 20
 """10 ms frames of the shortest utterance; the longest has half as many more."""

@@ -40,9 +40,9 @@ from pipeline.runs.engine import (
 )
 from pipeline.runs.manifest import Manifest, Output, read_manifest
 from pipeline.runs.names import UNLABELLED, features_step, selection_step
-from pipeline.sampling import shuffle, shuffled_order
 from pipeline.settings import NO_CONVERSION, AudioConversion, ExtractionConfig
 from pipeline.shards import FeatureRow, as_stored, write_features
+from pipeline.shuffling import shuffle, shuffled_order
 from pipeline.steps.audio_reads import AudioObjects, FoundAudio, WantedAudio, require_audio
 from pipeline.steps.stream_means import NO_STREAMS, MeansPlace, Streams, merge_means, sum_late
 

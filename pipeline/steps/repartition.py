@@ -32,7 +32,6 @@ from pipeline.runs.engine import (
 )
 from pipeline.runs.manifest import Manifest, Output, read_manifest
 from pipeline.runs.names import ONLY_ROUND, UNLABELLED, TargetsRound, features_step
-from pipeline.sampling import shuffle, shuffled_order
 from pipeline.settings import RepartitionConfig
 from pipeline.shards import (
     Alignment,
@@ -43,6 +42,7 @@ from pipeline.shards import (
     stored_rows,
     write_partition,
 )
+from pipeline.shuffling import shuffle, shuffled_order
 
 
 @dataclass(frozen=True, slots=True)

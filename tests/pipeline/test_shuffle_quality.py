@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.sampling import shuffled_order
 from pipeline.shuffle_quality import (
     Samples,
     autocorrelation,
@@ -20,6 +19,7 @@ from pipeline.shuffle_quality import (
     predicted_design_effect,
     rank_displacement,
 )
+from pipeline.shuffling import shuffled_order
 
 NUM_FILES, FILE_SAMPLES, BATCH_SIZE, CORRELATION = 2048, 500, 512, 0.1
 

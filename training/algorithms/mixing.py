@@ -31,7 +31,7 @@ from dataclasses import dataclass
 from jaxtyping import Float
 from torch import Tensor
 
-from pipeline.sampling import shuffled_order
+from pipeline.shuffling import shuffled_order
 
 
 @dataclass(frozen=True, slots=True)

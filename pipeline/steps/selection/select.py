@@ -45,8 +45,9 @@ from pipeline.runs.names import (
     UNLABELLED,
     selection_step,
 )
-from pipeline.sampling import hash_name, shuffle, within_speaker_cap
+from pipeline.sampling import hash_name, within_speaker_cap
 from pipeline.settings import SelectionConfig
+from pipeline.shuffling import shuffle
 from pipeline.steps.hash_ranges import Gathered
 from pipeline.steps.selection.buckets import (
     NOTHING_INGESTED,

@@ -19,7 +19,7 @@ from pipeline.runs.engine import (
     TaskPlan,
 )
 from pipeline.runs.manifest import Manifest, OutputsInParts, manifest_uri, read_manifest
-from pipeline.sampling import shuffle
+from pipeline.shuffling import shuffle
 from tests.pipeline.runs.small_commits import CONFIG, INPUTS, run_plan, set_small_bounds
 from tests.small_corpus import killed_at, serially
 
