@@ -1,10 +1,11 @@
-"""Divide an LSTM student's units among a few ranks (model parallelism; 004 4 c, 5.5).
+"""Divide a model's output units among a few ranks (model parallelism; 004 4 c, 5.5).
 
 Layers exchange activations, and their gradients. A data-parallel trainer joins the ranks that hold
 the same units. `merged_state` puts the parts of a model together again.
 """
 
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
@@ -92,19 +93,37 @@ def rows_of_units(
 
 
 class SplitLinear(nn.Module):
-    """SplitLinear computes a rank's output units of a linear layer, from all inputs."""
+    """SplitLinear computes a rank's output units of a linear layer, from all inputs.
 
-    def __init__(self, whole: nn.Linear, group: ProcessGroup) -> None:
+    If `gathers`, its inputs are the rank's own units of the layer before.
+    """
+
+    def __init__(self, whole: nn.Linear, group: ProcessGroup, *, gathers: bool) -> None:
         super().__init__()
-        self.group = group
+        self.group, self.num_inputs, self.gathers = group, whole.in_features, gathers
         self.rows = rows_of_units(whole.out_features, 1, group)
         own = self.rows[group.rank()]
         self.weight = nn.Parameter(whole.weight.detach()[own])
-        self.bias = nn.Parameter(whole.bias.detach()[own])
+        self.bias = None if whole.bias is None else nn.Parameter(whole.bias.detach()[own])
 
     def forward(self, inputs: Float[Tensor, "... dim"]) -> Float[Tensor, "... own_units"]:
         """Return the rank's own units."""
+        if self.gathers:
+            inputs = gather_units(inputs, self.num_inputs, self.group, "own units")
         return functional.linear(inputs, self.weight, self.bias)
+
+
+class GatheredUnits(nn.Module):
+    """GatheredUnits returns the units of all ranks, from which each computes the same loss."""
+
+    def __init__(self, num_units: int, group: ProcessGroup) -> None:
+        super().__init__()
+        self.num_units, self.group = num_units, group
+
+    def forward(self, own: Float[Tensor, "... own_units"]) -> Float[Tensor, "... units"]:
+        """Gather the last layer's units."""
+        readers: Readers = "all units"
+        return gather_units(own, self.num_units, self.group, readers)
 
 
 class SplitLstm(nn.Module):
@@ -116,8 +135,11 @@ class SplitLstm(nn.Module):
 
     def __init__(self, whole: nn.LSTM, group: ProcessGroup) -> None:
         super().__init__()
-        assert whole.batch_first
-        assert not whole.bidirectional, "the gathered units are those of earlier frames"
+        if whole.bidirectional or whole.proj_size or not (whole.bias and whole.batch_first):
+            raise ValueError(
+                "a split LSTM of another form: need batch_first and bias, one direction, and no "
+                "projection, as the student's"
+            )
         self.group, self.num_units, self.num_layers = group, whole.hidden_size, whole.num_layers
         self.dropout = whole.dropout
         self.rows = rows_of_units(whole.hidden_size, NUM_GATES, group)
@@ -126,8 +148,8 @@ class SplitLstm(nn.Module):
 
     def forward(
         self, inputs: Float[Tensor, "batch frames dim"]
-    ) -> Float[Tensor, "batch frames units"]:
-        """Return all units' outputs, from a state of zeros."""
+    ) -> tuple[Float[Tensor, "batch frames units"], None]:
+        """Return all units' outputs, from a state of zeros; None, as no state is carried."""
         hidden = inputs
         for layer in range(self.num_layers):
             names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
@@ -135,7 +157,7 @@ class SplitLstm(nn.Module):
             hidden = self._layer(hidden, weights)
             if layer < self.num_layers - 1:
                 hidden = functional.dropout(hidden, self.dropout, self.training)
-        return hidden
+        return hidden, None
 
     def _layer(
         self, inputs: Float[Tensor, "batch frames dim"], weights: Sequence[Tensor]
@@ -155,29 +177,32 @@ class SplitLstm(nn.Module):
         return torch.stack(outputs, dim=1)
 
 
+COMPONENT_WISE = (nn.Sigmoid, nn.Tanh, nn.ReLU, nn.GELU, nn.SiLU, nn.Identity)
+"""Layers that compute each unit from itself alone, and so run on a rank's own units."""
+
+
 class SplitStudent(AcousticModel):
     """SplitStudent holds a rank's units of an LSTM student's layers, and of its output layer.
 
-    Its outputs are those of all units, so the same loss is computed on each rank. Ranks must be
-    given the same minibatches, and draw the same numbers for dropout between layers: seed them
-    alike. It is for training in float32: merge its parameters to label utterances.
+    It is for training in float32: merge its parameters to label utterances, or pieces of them.
     """
 
     def __init__(self, whole: LstmModel, group: ProcessGroup) -> None:
         super().__init__(whole.config, whole.num_senones)
-        assert isinstance(whole.filters, nn.Identity), "filters over frequency are not divided"
         self.mean.copy_(whole.mean)
         self.inverse_deviation.copy_(whole.inverse_deviation)
         self.lstm = SplitLstm(whole.lstm, group)
-        self.output = SplitLinear(whole.output, group)
+        self.output = SplitLinear(whole.output, group, gathers=False)
+        self.gathered = GatheredUnits(whole.num_senones, group)
 
     def normalized_logits(
         self, normalized: Float[Tensor, "batch frames dim"], lengths: Int64[Tensor, " batch"]
     ) -> Float[Tensor, "batch frames senones"]:
         """Return logits, `look_ahead` frames late; only backwards in time lengths would matter."""
         del lengths
-        own = self.output(self.lstm(normalized))
-        return gather_units(own, self.num_senones, self.output.group, "all units")
+        hidden, _ = self.lstm(normalized)
+        logits: Tensor = self.gathered(self.output(hidden))
+        return logits
 
     def bfloat16_logits(
         self, normalized: Float[Tensor, "batch frames dim"], lengths: Int64[Tensor, " batch"]
@@ -189,13 +214,64 @@ class SplitStudent(AcousticModel):
     def whole_norm(self, norm: Float[Tensor, ""]) -> Float[Tensor, ""]:
         """Return the norm over all parts, so that each is clipped by the same factor."""
         squares = norm.square()
-        collectives.all_reduce_sum(squares, self.output.group)
+        collectives.all_reduce_sum(squares, self.gathered.group)
         return squares.sqrt()
+
+    @property
+    def carries_state(self) -> bool:
+        """Return False: it takes whole sequences."""
+        return False
+
+    def advance(
+        self, normalized: Float[Tensor, "frames dim"], state: object, is_last: bool
+    ) -> tuple[Float[Tensor, "outputs senones"], object]:
+        """Raise ValueError."""
+        del normalized, state, is_last
+        raise ValueError("a split student takes no pieces of utterances: merge it first")
+
+
+def split_model(model: nn.Module, group: ProcessGroup) -> nn.Module:
+    """Return this rank's part of a model that all ranks of `group` hold: a copy of its own units.
+
+    The model is a feed-forward network, an `nn.Sequential` of linear and component-wise layers, or
+    an LSTM student. The part's outputs are those of all units, so the same loss is computed on
+    each rank. Ranks must be given the same minibatches. Dropout between an LSTM's layers must
+    draw the same numbers on all ranks of the group: seed them alike. ValueError for other models.
+    """
+    if isinstance(model, LstmModel) and isinstance(model.filters, nn.Identity):
+        return SplitStudent(model, group)
+    if isinstance(model, nn.Sequential):
+        return _split_layers(model, group)
+    raise ValueError(
+        f"model parallelism of a {type(model).__name__}: need an nn.Sequential of linear and "
+        "component-wise layers, or an LSTM model without filters"
+    )
+
+
+def _split_layers(model: nn.Sequential, group: ProcessGroup) -> nn.Sequential:
+    layers: list[nn.Module] = []
+    num_units = 0
+    for layer in model:
+        if isinstance(layer, nn.Linear):
+            layers.append(SplitLinear(layer, group, gathers=num_units > 0))
+            num_units = layer.out_features
+        elif isinstance(layer, COMPONENT_WISE) and num_units > 0:
+            layers.append(deepcopy(layer))
+        else:
+            names = ", ".join(each.__name__ for each in COMPONENT_WISE)
+            raise ValueError(
+                f"layer {len(layers)}, {type(layer).__name__}: need a linear layer first, then "
+                f"linear ones and {names}"
+            )
+    return nn.Sequential(*layers, GatheredUnits(num_units, group))
 
 
 @torch.no_grad()
 def merged_state(part: nn.Module, group: ProcessGroup) -> dict[str, Tensor]:
-    """Return the whole model's state, the same on all ranks, which must call this together."""
+    """Return the whole model's state, the same on all ranks, which must call this together.
+
+    Its names are those of the model that was split.
+    """
     state = dict(part.state_dict())
     for prefix, layer in part.named_modules():
         if isinstance(layer, SplitLinear | SplitLstm):
@@ -228,8 +304,14 @@ class ParallelRanks:
 
     @classmethod
     def of(cls, world: ProcessGroup, num_parts: int) -> "ParallelRanks":
-        """Divide the world's ranks; all must call this together, before other groups are made."""
-        assert world.size() % num_parts == 0, (world.size(), num_parts)
+        """Divide the world's ranks; all must call this together, before other groups are made.
+
+        ValueError where the number of ranks is no multiple of `num_parts`.
+        """
+        if num_parts < 1 or world.size() % num_parts:
+            raise ValueError(
+                f"num_parts = {num_parts}: need a divisor of {world.size()}, the number of ranks"
+            )
         ranks, device = world_ranks(world), torch.device("cpu")
         nodes = [ranks[first : first + num_parts] for first in range(0, len(ranks), num_parts)]
         peers = [ranks[part::num_parts] for part in range(num_parts)]

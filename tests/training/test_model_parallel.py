@@ -1,5 +1,6 @@
 """Model parallelism: a split model computes and trains what the whole one does, in fits too."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from tests.whole_path.processes import TINY
 from training.distributed.collectives import Traffic
 from training.distributed.simulated_group import simulate_ranks
 from training.fit.model_specs import Fit, sequence_fit, sibling_fits, student_fit
-from training.model_parallel import ParallelRanks, SplitStudent, merged_state
+from training.model_parallel import ParallelRanks, merged_state, split_model
 from training.models.lstm import LstmModel
 from training.settings.models import LstmConfig
 from training.settings.recipe import CheckpointConfig, check_ranks, read_recipe
@@ -27,10 +28,25 @@ pytestmark = pytest.mark.chaos
 NUM_SENONES = 7
 
 
-def student(num_senones: int = NUM_SENONES) -> LstmModel:
-    """Return an LSTM student of two layers, whose units do not divide evenly."""
+def feed_forward() -> nn.Module:
+    """Return a network whose units do not divide evenly."""
     torch.manual_seed(1)
-    return LstmModel(LstmConfig(2, 5, False, 3, 0.0), num_senones)
+    return nn.Sequential(
+        nn.Linear(NUM_INPUTS, 9),
+        nn.Sigmoid(),
+        nn.Linear(9, 6),
+        nn.Tanh(),
+        nn.Linear(6, NUM_SENONES),
+    )
+
+
+def student() -> nn.Module:
+    """Return an LSTM student of two layers."""
+    torch.manual_seed(1)
+    return LstmModel(LstmConfig(2, 5, False, 3, 0.0), NUM_SENONES)
+
+
+MODELS: dict[str, Callable[[], nn.Module]] = {"feed-forward": feed_forward, "student": student}
 
 
 def minibatch(step: int, number: int) -> tuple[Tensor, Tensor]:
@@ -44,9 +60,9 @@ def loss_of(model: nn.Module, frames: Tensor, labels: Tensor) -> Tensor:
     return nn.functional.cross_entropy(logits, labels.flatten(), reduction="sum") / 24
 
 
-def logits_and_gradients(group: ProcessGroup) -> tuple[Tensor, dict[str, Tensor]]:
+def logits_and_gradients(group: ProcessGroup, name: str) -> tuple[Tensor, dict[str, Tensor]]:
     """Return a split model's logits, and its gradients in the places of the whole one's."""
-    part = SplitStudent(student(), group)
+    part = split_model(MODELS[name](), group)
     frames, labels = minibatch(0, 0)
     loss_of(part, frames, labels).backward()
     logits = part(frames).detach()
@@ -58,12 +74,13 @@ def logits_and_gradients(group: ProcessGroup) -> tuple[Tensor, dict[str, Tensor]
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 3, 5])
-def test_a_split_model_equals_the_whole_one(num_ranks: int) -> None:
+@pytest.mark.parametrize("name", sorted(MODELS))
+def test_a_split_model_equals_the_whole_one(name: str, num_ranks: int) -> None:
     """Logits and gradients agree to float32's precision, and each rank has the same logits."""
-    whole = student()
+    whole = MODELS[name]()
     frames, labels = minibatch(0, 0)
     loss_of(whole, frames, labels).backward()
-    parts = simulate_ranks(num_ranks, logits_and_gradients)
+    parts = simulate_ranks(num_ranks, logits_and_gradients, name)
     for logits, gradients in parts:
         assert torch.equal(logits, parts[0][0])
         torch.testing.assert_close(logits, whole(frames).detach(), atol=1e-6, rtol=1e-5)
@@ -72,10 +89,10 @@ def test_a_split_model_equals_the_whole_one(num_ranks: int) -> None:
             torch.testing.assert_close(gradients[parameter_name], expected, atol=1e-7, rtol=1e-4)
 
 
-def train_split(group: ProcessGroup) -> tuple[dict[str, Tensor], int]:
+def train_split(group: ProcessGroup, name: str) -> tuple[dict[str, Tensor], int]:
     """Train on 2 nodes of 2 ranks; return the merged model, and a rank's parameters."""
     ranks = ParallelRanks.of(group, 2)
-    part = SplitStudent(student(), ranks.model)
+    part = split_model(MODELS[name](), ranks.model)
     optimizer = torch.optim.SGD(part.parameters(), lr=0.2, momentum=0.9)
     with Synchronous(part, optimizer, group=ranks.data):
         for step in range(5):
@@ -86,52 +103,66 @@ def train_split(group: ProcessGroup) -> tuple[dict[str, Tensor], int]:
     return merged_state(part, ranks.model), num_own
 
 
-def test_two_nodes_of_two_ranks_train_one_model(rank_pool: RankPool) -> None:
+@pytest.mark.parametrize("name", sorted(MODELS))
+def test_two_nodes_of_two_ranks_train_one_model(rank_pool: RankPool, name: str) -> None:
     """2 x 2 ranks, real and simulated alike bit for bit, train what one process does.
 
     A rank holds about half of the parameters.
     """
-    whole = student()
+    whole = MODELS[name]()
     optimizer = torch.optim.SGD(whole.parameters(), lr=0.2, momentum=0.9)
     for step in range(5):
         optimizer.zero_grad()
         for node in range(2):
             loss_of(whole, *minibatch(step, node)).backward()
         optimizer.step()
-    simulated = simulate_ranks(4, train_split)
+    simulated = simulate_ranks(4, train_split, name)
     num_parameters = sum(parameter.numel() for parameter in whole.parameters())
-    for (state, num_own), (other, _) in zip(simulated, rank_pool.run(4, train_split), strict=True):
+    for (state, num_own), (other, _) in zip(
+        simulated, rank_pool.run(4, train_split, name), strict=True
+    ):
         assert num_own < 0.6 * num_parameters
         for parameter_name, tensor in whole.state_dict().items():
             torch.testing.assert_close(state[parameter_name], tensor, atol=2e-6, rtol=1e-4)
             assert torch.equal(state[parameter_name], other[parameter_name])
 
 
-def train_split_by_one_bit(group: ProcessGroup, num_parts: int) -> dict[str, Tensor]:
-    """Train weights alone by 1-bit SGD among ranks that hold the same units; the merged model."""
+def without_biases() -> nn.Module:
+    """Return a feed-forward network of weights alone, all of whose columns are of one unit."""
+    torch.manual_seed(1)
+    return nn.Sequential(
+        nn.Linear(NUM_INPUTS, 9, bias=False), nn.Sigmoid(), nn.Linear(9, NUM_SENONES, bias=False)
+    )
+
+
+def train_split_by_one_bit(
+    group: ProcessGroup, make_model: Callable[[], nn.Module], num_parts: int
+) -> tuple[dict[str, Tensor], list[float]]:
+    """Train by 1-bit SGD among the ranks that hold the same units; the merged model and losses."""
     ranks = ParallelRanks.of(group, num_parts)
-    part = SplitStudent(student(), ranks.model)
-    for name, parameter in part.named_parameters():
-        parameter.requires_grad_("bias" not in name)  # a bias is one column, of all units
+    part = split_model(make_model(), ranks.model)
     optimizer = torch.optim.SGD(part.parameters(), lr=0.01)
+    losses = []
     with OneBit(part, optimizer, group=ranks.data, momentum=0.5):
         for _ in range(6):
             optimizer.zero_grad()
-            loss_of(part, *minibatch(0, ranks.data.rank())).backward()
+            loss = loss_of(part, *minibatch(0, ranks.data.rank()))
+            loss.backward()
+            losses.append(float(loss.detach()))
             optimizer.step()
-    return merged_state(part, ranks.model)
+    return merged_state(part, ranks.model), losses
 
 
 def test_one_bit_sgd_of_parts_is_that_of_whole_models() -> None:
     """2 x 2 ranks train what two ranks of whole models do: a part has whole columns of weights."""
-    whole, *_ = simulate_ranks(2, train_split_by_one_bit, 1)
-    for state in simulate_ranks(4, train_split_by_one_bit, 2):
+    (whole, _), *_ = simulate_ranks(2, train_split_by_one_bit, without_biases, 1)
+    for state, _ in simulate_ranks(4, train_split_by_one_bit, without_biases, 2):
         for name, tensor in whole.items():
             torch.testing.assert_close(state[name], tensor, atol=1e-5, rtol=1e-3)
 
 
 def bytes_of_a_step(group: ProcessGroup) -> int:
-    part = SplitStudent(student(), group)
+    part = split_model(feed_forward(), group)
     traffic = Traffic()
     with traffic.counting([group]):
         loss_of(part, *minibatch(0, 0)).backward()
@@ -141,21 +172,30 @@ def bytes_of_a_step(group: ProcessGroup) -> int:
 def test_ranks_exchange_activations_alone() -> None:
     """Of 24 frames, two ranks send their own units forward, and the other's gradients back.
 
-    Of 5, 5 and 7 units the first rank has 2, 2 and 3; the last layer's gradients stay.
+    Of 9, 6 and 7 units the first rank has 4, 3 and 3; the last layer's gradients stay.
     """
-    forward, back = (2 + 2 + 3, 3 + 3 + 4), (3 + 3, 2 + 2)
+    forward, back = (4 + 3 + 3, 5 + 3 + 4), (5 + 3, 4 + 3)
     expected = [4 * 24 * (there + here) for there, here in zip(forward, back, strict=True)]
     assert simulate_ranks(2, bytes_of_a_step) == expected
 
 
-def split(group: ProcessGroup, num_senones: int) -> None:
-    SplitStudent(student(num_senones), group)
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4)), "layer 1, LayerNorm: need a linear"),
+        (nn.Sequential(nn.ReLU(), nn.Linear(4, 4)), "layer 0, ReLU: need a linear layer first"),
+        (nn.Linear(4, 4), "model parallelism of a Linear: need an nn.Sequential"),
+        (nn.Sequential(nn.Linear(4, 1)), "a layer of 1 units on 2 ranks: need one for each"),
+    ],
+)
+def test_refuses_models_that_it_cannot_split(model: nn.Module, message: str) -> None:
+    """A layer that sees all units at once, and too few units, are refused by name."""
+    with pytest.raises(ValueError, match=message):
+        simulate_ranks(2, split, model)
 
 
-def test_refuses_too_few_senones() -> None:
-    """Each rank needs a unit of every layer; a recipe does not know the senones."""
-    with pytest.raises(ValueError, match="a layer of 1 units on 2 ranks: need one for each"):
-        simulate_ranks(2, split, 1)
+def split(group: ProcessGroup, model: nn.Module) -> None:
+    split_model(model, group)
 
 
 EVERY_STEP = CheckpointConfig(steps=1, num_kept=1000)
@@ -181,7 +221,7 @@ def test_two_nodes_of_two_ranks_train_what_two_ranks_do(tmp_path: Path, trainer:
     """Losses are those of whole models on two ranks, clipped by the whole norm; one model is left.
 
     1-bit SGD's are near, as a part's biases are quantized apart: its equality without biases is
-    tested above.
+    tested in test_split_model.py.
     """
     curves = []
     for num_ranks, num_parts in ((2, 1), (4, 2)):

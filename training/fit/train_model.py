@@ -40,9 +40,8 @@ from training.fit.minibatch_selection import SelectingFitting
 from training.fit.model_specs import LEFT_OUT, Fit, SequenceCriterion
 from training.fit.steps import NO_DEVELOPMENT
 from training.fit.training_loop import Fitting, SubEpochPace
-from training.model_parallel import ParallelRanks, SplitStudent, merged_state
+from training.model_parallel import ParallelRanks, merged_state, split_model
 from training.models.acoustic_model import AcousticModel
-from training.models.lstm import LstmModel
 from training.models.precision import set_float32_products
 from training.models.store import TrainedModel, load_model, log_priors, make_model, store_model
 from training.sequence_training.smbr import Smbr
@@ -204,10 +203,11 @@ def train_model(
         tally += read_manifest(store, run_uri, fit.unlabelled).tally_out
     by_placement = left_out_placements(fit, dataset, tally, group, device)
     left_out = sum(by_placement.values(), Tally())
-    trainee: AcousticModel = model
+    trainee = model
     if parts:
-        assert isinstance(model, LstmModel)
-        trainee = SplitStudent(model, parts.model).to(device)
+        part = split_model(model, parts.model)
+        assert isinstance(part, AcousticModel)
+        trainee = part.to(device)
     checkpoints = Checkpointer(
         store,
         join_uri(run_uri, context.step, CHECKPOINTS_FOLDER),
