@@ -210,10 +210,11 @@ def add_manifest_arguments(
         action="append",
         default=[],
         metavar="NAME=URI",
-        help="JSON lines of a recognizer that you call so, for targets.source = 'transcripts': "
-        "pred_text, maybe score, and utterance_id or the path of the audio; repeat it for more "
-        "recognizers. Of manifests each 20,000 utterances read all lines once: where these are "
-        "gigabytes, give pred_text in the manifest",
+        help="JSON lines of what a recognizer heard, and your name for it, for targets.source = "
+        "'transcripts'. A line has pred_text and maybe score, and names the utterance: by "
+        "utterance_id, by the path of the audio, or by path and offset. Repeat it for more "
+        "recognizers. With manifests the whole file is read again for each 20,000 utterances: "
+        "where it has gigabytes, give pred_text in the manifest",
     )
     add(LOCALE, help="the locale of rows, or of a directory's speakers, without one; or und")
     add(
@@ -298,10 +299,10 @@ def add_dev_share_argument(parser: argparse.ArgumentParser) -> None:
         type=number_in(DEV_SHARES),
         default=0.0,
         metavar="SHARE",
-        help="share of the labelled speakers, chosen by a hash of their ids, on which language "
-        f"model and scales are tuned in place of training; {DEV_SHARES.need}; default 0. Of "
-        "manifests' speakers each is drawn alone, about that share of them. Where dev.speakers or "
-        "a manifest dev=URI has them, leave it out",
+        help="share of the labelled speakers that become development speakers, by a hash of their "
+        "ids: no model learns from them, and the language model and scales are tuned on them; "
+        f"{DEV_SHARES.need}; default 0. With manifests it is about this share, as each speaker is "
+        "drawn alone. Leave it out where dev.speakers or a manifest dev=URI has them",
     )
 
 
