@@ -12,11 +12,17 @@ import numpy as np
 import soundfile
 
 from infra.store.object_store import ObjectStore, join_uri
-from pipeline.runs.engine import Distribute, serially
+from pipeline.runs.engine import Distribute
 
 T = TypeVar("T")
 R = TypeVar("R")
 SAMPLE_RATE = 16_000
+
+
+def serially(elements: Sequence[T], function: Callable[[T], R], description: str) -> list[R]:
+    """Run tasks one after the other, by no function of the product's, whose lines tests count."""
+    del description
+    return [function(each) for each in elements]
 
 
 @contextmanager

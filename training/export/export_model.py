@@ -87,15 +87,17 @@ def streaming_graph(model: LstmModel, mean: MeanNormalization = "causal") -> onn
 
 
 def in_int8(network: onnx.ModelProto) -> bytes:
-    """Round weights to 8 bits, a scale a matrix; inputs are rounded as they come, a scale a call.
+    """Round weights to 7 bits of 8, a scale a matrix; inputs are rounded as they come, to 8 bits.
 
-    The operators are onnxruntime's, so no other runtime runs the graph.
+    Sums of two products of 8 bits are cut off in CPUs without VNNI: on AVX2 logits were wrong by
+    12 % of their deviation, and with 7 bits by .8 %. The operators are onnxruntime's, so no other
+    runtime runs the graph.
     """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "int8.onnx"
         # The graph has no shapes to infer and nothing to fuse: it asks for that in a warning.
         helper.set_model_props(network, {"onnx.quant.pre_process": "onnxruntime.quant"})
-        quantize_dynamic(network, path, op_types_to_quantize=["LSTM", "MatMul"])
+        quantize_dynamic(network, path, op_types_to_quantize=["LSTM", "MatMul"], reduce_range=True)
         return path.read_bytes()
 
 

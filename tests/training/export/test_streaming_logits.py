@@ -139,7 +139,7 @@ def test_streams_beside_each_other_do_not_mix() -> None:
 
 @pytest.mark.parametrize("num_filters", [0, 8])
 def test_int8_is_near_float32_and_smaller(num_filters: int) -> None:
-    """Logits of 8-bit weights differ, by less than a tenth of their spread."""
+    """On any CPU: logits of rounded weights differ, by less than a fiftieth of their spread."""
     config = LstmConfig(2, 64, False, look_ahead=3, dropout=0.0, num_filters=num_filters)
     network = streaming_graph(student(config))
     data = in_int8(network)
@@ -149,7 +149,7 @@ def test_int8_is_near_float32_and_smaller(num_filters: int) -> None:
     expected = plain.advance(heard, plain.start())[0]
     found = rounded.advance(heard, rounded.start())[0]
     difference = np.abs(found - expected).max()
-    assert 0 < difference < 0.1 * np.ptp(expected)
+    assert 0 < difference < 0.02 * np.ptp(expected)
 
 
 @pytest.mark.parametrize("num_frames", [1, 4, 0])
