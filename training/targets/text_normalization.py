@@ -339,10 +339,11 @@ class Normalizer:
 
     def __call__(self, text: str) -> list[Readings]:
         """Return the readings of the text's words, in order; none for a text without words."""
-        tokens, before = deque(self._apart(text).split()), ""
+        spoken = self._apart(text)
+        tokens, before = deque(spoken.split()), ""
         if all(each in self._known for each in tokens):
             return [((each,),) for each in tokens]
-        has_lower_case = any(map(str.islower, text))
+        has_lower_case = any(map(str.islower, spoken))
         read: list[Readings] = []
         while tokens:
             first = tokens.popleft()
@@ -576,6 +577,7 @@ class Normalizer:
             for each in said
         ]
         more = one_by_one if len(digits) > 2 and not is_grouped else []
+        # What is shorter comes last: it may be beyond MAX_READINGS.
         return [*dict.fromkeys((*said[:-1], *without[:-1], *more, said[-1], without[-1]))]
 
     def _one_by_one(self, digits: str) -> list[str]:
