@@ -26,6 +26,7 @@ from infra.spark.packaging import (
 )
 from infra.spark.session import launch_options
 from jobs.cli.arguments import (
+    Parser,
     add_log_argument,
     add_step_cluster_argument,
     step_clusters,
@@ -110,7 +111,7 @@ def package_step(step: str, cluster: Cluster, code: Path, folder: Path) -> Packa
 
 def main() -> None:
     """Parse the command line, write the packages, print the commands."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog=f"megahour {PACKAGE}",
         description=HELP,
         epilog="Exit codes: 0 written, 1 failed, 2 bad usage.",

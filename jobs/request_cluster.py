@@ -38,9 +38,8 @@ from jobs.cli.arguments import (
     step_clusters,
 )
 from jobs.cli.command_line import fail
-from jobs.cli.job import require_prefixes, require_takeover
+from jobs.cli.job import require_bases, require_prefixes
 from jobs.run_table import INGEST, STEPS, due_steps
-from pipeline.runs.increment import require_beside
 from pipeline.runs.manifest import is_finished, manifest_uri
 from pipeline.runs.names import EXTENDS, LABELLED_FROM
 from training.settings.recipe import Recipe, check_ranks, read_recipe
@@ -161,10 +160,7 @@ def require_remote(cluster: Cluster) -> None:
 
 def _require_possible(arguments: argparse.Namespace, recipe: Recipe) -> None:
     """Raise ValueError for bases and placements that the step would refuse on its hosts."""
-    for option, base in ((EXTENDS, arguments.extends), (LABELLED_FROM, arguments.labelled_from)):
-        if base:
-            require_beside(arguments.run, base, option)
-            require_takeover(recipe, option)
+    require_bases(arguments, recipe)
     if arguments.placements is not None or arguments.heldout_placements is not None:
         from jobs.ingest import simulation_of  # noqa: PLC0415 - imports NumPy
 

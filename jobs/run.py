@@ -14,12 +14,11 @@ from pathlib import Path
 
 from infra.extras import how_to_install, lacking
 from infra.log_lines import begin_log, elapsed_text, log, report_error, report_interrupt
-from infra.settings import ConfigurationError
+from infra.settings import AUTO, ConfigurationError
 from infra.spark.session import spark_environment
 from infra.store.object_store import PrefixError
 from infra.supervisor import command_of, describe_end, shell_code
 from jobs.cli.arguments import (
-    AUTO,
     CLUSTER_OPTIONS,
     INGEST_OPTIONS,
     KALDI_DIR,

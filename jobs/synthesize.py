@@ -9,6 +9,7 @@ import sys
 from dataclasses import asdict, fields
 from pathlib import Path
 
+from jobs.cli.arguments import Parser
 from jobs.synthesis.corpus import SynthesisConfig, synthesize
 
 
@@ -34,7 +35,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="megahour synthesize",
         description="Synthesize spoken commands to a device at home as a Kaldi data directory, "
         "which megahour ingest reads: labelled, unlabelled and held-out speakers, in five "

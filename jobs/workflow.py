@@ -38,13 +38,12 @@ from jobs.cli.arguments import (
     subset_and_uri,
 )
 from jobs.cli.command_line import fail
-from jobs.cli.job import require_prefixes, require_takeover
+from jobs.cli.job import require_bases, require_prefixes
 from jobs.request_cluster import require_remote
 from jobs.run import JOBS, Launch, launches_of, shared_arguments
 from jobs.run_table import INGEST, STEPS, due_steps, written, written_steps
-from pipeline.runs.increment import require_beside
 from pipeline.runs.manifest import manifest_uri
-from pipeline.runs.names import EXTENDS, LABELLED_FROM, UNLABELLED
+from pipeline.runs.names import UNLABELLED
 from training.settings.recipe import Recipe, read_recipe
 
 NAME = "workflow"
@@ -148,16 +147,11 @@ def describe(arguments: argparse.Namespace) -> dict[str, object]:
     recipe = read_recipe(recipe_path(arguments.recipe), arguments.set)
     # A worker has another working directory.
     arguments.run = normalize_uri(arguments.run)
-    for option in (EXTENDS, LABELLED_FROM):
-        name = option[2:].replace("-", "_")
-        if base := getattr(arguments, name):
-            setattr(arguments, name, normalize_uri(base))
-            require_beside(arguments.run, base, option)
-            require_takeover(recipe, option)
+    require_bases(arguments, recipe)
     for name in ("recipe", "account", "cluster", "kaldi_dir"):
         if given := getattr(arguments, name):
             setattr(arguments, name, _resolved(given))
-    for name in ("lexicon", "language_model", "recordings"):
+    for name in ("extends", "labelled_from", "lexicon", "language_model", "recordings"):
         if given := getattr(arguments, name):
             setattr(arguments, name, normalize_uri(given))
     if arguments.manifest:

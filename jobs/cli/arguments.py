@@ -17,6 +17,7 @@ from infra.cluster import Cluster, load_cluster
 from infra.extras import how_to_install
 from infra.log_lines import LOG_FORMATS, log_format
 from infra.settings import (
+    AUTO,
     MAX_FILE_BYTES,
     ConfigurationError,
     Range,
@@ -74,7 +75,7 @@ DEFAULT_SPEAKER_BUCKETS = 16
 RANKS = Range(1, 1024)
 """The ranks that one host may start."""
 
-AUTO, ON_CPU = "auto", "cpu"
+ON_CPU = "cpu"
 DEVICE = re.compile(rf"{AUTO}|{ON_CPU}|cuda(:(?P<number>[0-9]{{1,4}}))?")
 """The values of --device."""
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
-from infra.settings import ConfigurationError
-from jobs.cli.arguments import AUTO, DEVICE, ON_CPU
+from infra.settings import AUTO, ConfigurationError
+from jobs.cli.arguments import DEVICE, ON_CPU
 
 _ROOT = Path(__file__).parents[2]
 _GIT_LIMIT_S = 10

@@ -266,6 +266,14 @@ def require_moments(job: Job) -> None:
         )
 
 
+def require_bases(arguments: argparse.Namespace, recipe: Recipe) -> None:
+    """Raise ValueError for a base that the command line names and no such run can have."""
+    for option, base in ((EXTENDS, arguments.extends), (LABELLED_FROM, arguments.labelled_from)):
+        if base:
+            require_beside(arguments.run, base, option)
+            require_takeover(recipe, option)
+
+
 def require_takeover(recipe: Recipe, option: str) -> None:
     """Raise ConfigurationError for a recipe by which no run can have the base of this option."""
     if not recipe.corpus.uri:

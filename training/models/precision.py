@@ -22,8 +22,8 @@ from training.settings.model_training import Precision
 def has_bfloat16(device: torch.device) -> bool:
     """Return whether a device multiplies bfloat16 by itself, and so faster than float32.
 
-    A GPU without it converts each number. torch's LSTM in bfloat16 took 17 to 19 times as long as
-    in float32 on a CPU of AVX2 (AMD EPYC, Zen 3).
+    A GPU without it converts each number. torch's LSTM in bfloat16 took 14 times as long as in
+    float32 on a CPU of AVX2 (tests/benchmarks/low_precision.py).
     """
     if device.type != "cuda":
         return bool(torch.cpu._is_avx512_bf16_supported())

@@ -127,7 +127,7 @@ def _keys(fields: Mapping[str, Any], folder: str) -> Iterator[Key]:
         yield "id", str(named)
     path = next((value for name in _PATHS if isinstance(value := fields.get(name), str)), None)
     if path:
-        uri = path if is_absolute(path) else join_uri(folder, path)
+        uri = path if is_absolute(path) else join_uri(folder, path.removeprefix("./"))
         offset = next((value for name in _OFFSETS if (value := fields.get(name))), 0)
         if isinstance(offset, int | float) and 0 <= offset <= MAX_START_S:
             yield place_key(uri, float(offset))

@@ -6,6 +6,7 @@ import re
 import shlex
 import subprocess
 import sys
+from dataclasses import replace
 from importlib.metadata import distribution
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,9 @@ from google.protobuf.json_format import ParseDict
 
 from infra.cluster import load_cluster
 from infra.platforms import databricks_step
+from infra.platforms.accounts import load_account
 from infra.platforms.emr_serverless import worker
+from infra.platforms.platform import StepLaunch
 from infra.spark.packaging import closure, with_drivers, write_code
 from jobs.run_table import STEPS, spark_steps
 from tests.infra.platforms.account_files import account_file
@@ -210,6 +213,16 @@ def test_kubernetes_takes_spark_submits(run_job: RunJob, step: str) -> None:
     gpus = settings.get("spark.executor.resource.gpu.amount")
     assert gpus == ("8" if step == "generate_targets" else None)
     assert f"local:///opt/megahour/jobs/{step}.py" in words
+
+
+def test_executors_of_a_host_share_its_gpus() -> None:
+    """Two pods on hosts of eight GPUs ask for four each."""
+    cluster = load_cluster("generate_targets")
+    halved = {**cluster.spark, "spark.executor.memoryOverhead": "120g"}
+    cluster = replace(cluster, executors_per_instance=2, spark=halved)
+    platform = load_account(account_file("kubernetes"))
+    launch = StepLaunch("generate_targets", "s3://bucket/x", "Spark", cluster, ())
+    assert "spark.executor.resource.gpu.amount=4" in shlex.split(platform.request(launch))
 
 
 def valid(document: dict[str, Any]) -> dict[str, Any]:

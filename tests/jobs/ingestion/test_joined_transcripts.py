@@ -98,6 +98,21 @@ def test_a_line_is_known_by_its_id_or_its_audio(corpus: Corpus) -> None:
     assert texts == {"caf\u00e9": ["a"], "s0.25": [], "s0.5": ["second"], "bob": ["b"]}
 
 
+@pytest.mark.parametrize(
+    ("path", "folder", "place"),
+    [
+        ("./a/b.wav", "s3://bucket/day", "s3://bucket/day/a/b.wav"),
+        ("s3://bucket/a//b.wav", "/data", "s3://bucket/a//b.wav"),
+        ("file:///data/b.wav", "/other", "/data/b.wav"),
+        ("../b.wav", "/data/day", "/data/b.wav"),
+    ],
+)
+def test_a_place_is_its_uri(path: str, folder: str, place: str) -> None:
+    """Relative paths begin in the lines' folder; S3's keys stay as they are."""
+    assert list(transcripts._keys({"audio_filepath": path}, folder)) == [("place", place)]
+    assert transcripts.place_key(place) == ("place", place)
+
+
 def test_manifests_carry_a_recognizers_text(spoken: Corpus) -> None:
     """In NeMo's fields, or in columns by other names; the text of unlabelled speech is dropped."""
     rows = [
