@@ -15,7 +15,7 @@ from jobs.run_table import EVALUATE
 from pipeline.runs.names import ALIGNMENT_STEP, STUDENT, targets_rounds
 from pipeline.steps.audio_source import AudioSource
 from pipeline.steps.targets import FEATURES
-from training.align.network_alignment import read_tree
+from training.align.labelled import read_tree
 from training.distributed.process_group import CPU
 from training.evaluate.heldout import evaluate
 from training.evaluate.slices import ModelsToDecode

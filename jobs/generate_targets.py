@@ -41,8 +41,7 @@ from pipeline.steps.targets import (
     Teacher,
     generate_targets,
 )
-from training.align.labelled import read_lexicon
-from training.align.network_alignment import read_tree
+from training.align.labelled import read_lexicon, read_tree
 from training.evaluate.slices import ModelsToDecode
 from training.evaluate.stored_graphs import BuiltGraphs
 from training.evaluate.tuning import tune

@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import soundfile
 from jaxtyping import Float32
-from scipy.signal import fftconvolve
 
 from pipeline.filterbank import SAMPLE_RATE_HZ
 
@@ -76,6 +75,9 @@ def reverberate(
     speech: Samples, placement: Placement, acoustics: Acoustics, generator: np.random.Generator
 ) -> Samples:
     """Convolve the speech with one room of the placement; the direct sound is not delayed."""
+    # Here, as ingestion without placements has this module, and scipy.signal takes a second.
+    from scipy.signal import fftconvolve  # noqa: PLC0415
+
     responses = acoustics.impulse_responses[placement.name]
     response = responses[generator.integers(len(responses))]
     return np.asarray(fftconvolve(speech, response)[: len(speech)], np.float32)

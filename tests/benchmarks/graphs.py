@@ -24,7 +24,7 @@ from typing import ParamSpec, TypeVar
 import numpy as np
 
 from infra.store.object_store import ObjectStore
-from training.align.network_alignment import read_tree
+from training.align.labelled import read_tree
 from training.decode.arpa import read_arpa
 from training.decode.const_fst import ConstFst
 from training.decode.entropy_pruning import pruned

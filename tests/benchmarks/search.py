@@ -30,7 +30,8 @@ from pipeline.runs.names import ALIGNER, BOOTSTRAP_STEP, CORPUS_FOLDER, DEV, fea
 from pipeline.shards import read_features
 from tests.benchmarks.measure import Figure, ratios, show
 from tests.training.decode.whole_graphs import decoding_graph, kneser_ney_arpa
-from training.align.network_alignment import batched_log_likelihoods, read_tree
+from training.align.labelled import read_tree
+from training.align.network_alignment import batched_log_likelihoods
 from training.decode.const_fst import ConstFst
 from training.decode.lexicon import parse_lexicon
 from training.decode.search import Search, SearchableGraph

@@ -25,8 +25,8 @@ from pipeline.runs.manifest import read_manifest, read_output
 from pipeline.runs.names import BOOTSTRAP_STEP, TEACHER, UNLABELLED, features_step
 from pipeline.sampling import sampling_priority
 from pipeline.shards import read_features
-from training.align.labelled import read_lexicon
-from training.align.network_alignment import batched_log_likelihoods, read_tree
+from training.align.labelled import read_lexicon, read_tree
+from training.align.network_alignment import batched_log_likelihoods
 from training.decode.decoder import align
 from training.decode.graph import alignment_graph
 from training.decode.lexicon import Lexicon

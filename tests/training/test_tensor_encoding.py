@@ -1,8 +1,10 @@
 """State to bytes and back, without pickle."""
 
+import numpy as np
 import pytest
 import torch
 
+from training.array_encoding import decode_arrays, encode_arrays
 from training.tensor_encoding import decode_state, encode_state
 
 
@@ -29,6 +31,18 @@ def test_bfloat16_keeps_its_bits() -> None:
         decoded = decode_state(encode_state(value))
         assert decoded.dtype == torch.bfloat16
         assert torch.equal(decoded.view(torch.int16), value.view(torch.int16))
+
+
+def test_arrays_need_no_torch() -> None:
+    """Arrays come back as arrays, writable; neither codec reads the other's."""
+    decoded = decode_arrays(encode_arrays({"a": (np.arange(3, dtype=np.int16), None)}))
+    decoded["a"][0][0] = 7
+    assert decoded["a"][0].dtype == np.int16
+    np.testing.assert_array_equal(decoded["a"][0], [7, 1, 2])
+    with pytest.raises(ValueError, match="'tensor': need array"):
+        decode_arrays(encode_state(torch.zeros(2)))
+    with pytest.raises(ValueError, match="'array': need tensor"):
+        decode_state(encode_arrays(np.zeros(2)))
 
 
 def test_the_same_state_gives_the_same_bytes() -> None:

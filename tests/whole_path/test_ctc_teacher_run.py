@@ -26,7 +26,8 @@ from tests.job_programs import RunJob
 from tests.small_corpus import plain_loop
 from tests.whole_path.processes import TINY
 from tests.whole_path.test_own_teacher_run import samples_by_id, write_kaldi_dir
-from training.align.network_alignment import network_alignments, read_tree
+from training.align.labelled import read_tree
+from training.align.network_alignment import network_alignments
 from training.decode.lexicon import parse_lexicon
 from training.models.store import load_model
 from training.settings.recipe import read_recipe

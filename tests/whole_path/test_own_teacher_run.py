@@ -24,7 +24,7 @@ from tests.job_programs import RunJob
 from tests.small_corpus import flac, plain_loop
 from tests.training.decode.toy_language import LEXICON_TXT
 from tests.whole_path.processes import REPOSITORY, TINY
-from training.align.network_alignment import read_tree
+from training.align.labelled import read_tree
 
 pytestmark = pytest.mark.chaos
 

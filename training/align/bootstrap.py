@@ -11,7 +11,6 @@ from itertools import chain
 from typing import Any
 
 import numpy as np
-import torch
 from jaxtyping import Float32
 
 from infra.log_lines import log
@@ -36,6 +35,7 @@ from training.align.lda_mllt import (
 )
 from training.align.monophone_hmm import Monophones, speaker_cepstra, train_monophones
 from training.align.shard_alignment import PhoneAligner, Phones, align_and_grow
+from training.array_encoding import decode_arrays, encode_arrays
 from training.decode.corpus_lexicon import CorpusLexicon, UnknownWords
 from training.decode.lexicon import Lexicon
 from training.settings.decoding import (
@@ -46,7 +46,6 @@ from training.settings.decoding import (
     UnknownWordsRule,
     bootstrap_settings,
 )
-from training.tensor_encoding import decode_state, encode_state
 
 READ_AHEAD = 2
 """Shards in memory while one is drawn from, of some 0.25 GB at five hours."""
@@ -152,9 +151,9 @@ class StoredMonophones:
         """Read all three."""
         made = json.loads(context.read(self.made))
         lexicon = CorpusLexicon(context.read(self.lexicon), self.unknown_words, made).parse()
-        state = decode_state(context.read(self.model))
+        state = decode_arrays(context.read(self.model))
         matrix = state[LDA_MLLT_STATISTIC]
-        features = CEPSTRA if matrix is None else LdaMllt(matrix.numpy())
+        features = CEPSTRA if matrix is None else LdaMllt(matrix)
         return MonophoneAligner(lexicon, Monophones.from_state(state["monophones"]), features)
 
 
@@ -235,13 +234,13 @@ def _trained(
     if tree_config.features == "lda_mllt":
         frames = ((cepstra[name], path) for name, path in trained.paths.items())
         num_states = len(trained.monophones.mixtures)
-        matrix = torch.from_numpy(estimate_lda_mllt(frames, num_states).matrix)
+        matrix = estimate_lda_mllt(frames, num_states).matrix
     state = {"monophones": trained.monophones.to_state(), LDA_MLLT_STATISTIC: matrix}
     tally = Tally(len(rows), sum(row.duration_ms for row in rows))
     record = Commit(
         task=name,
         fingerprint=context.fingerprint,
-        outputs=(scratch.put_output(name, ".npz", encode_state(state), tally),),
+        outputs=(scratch.put_output(name, ".npz", encode_arrays(state), tally),),
         tally_in=tally,
     )
     return scratch.commit(record).outputs[0]

@@ -29,7 +29,12 @@ from pipeline.shards import (
 )
 from training.decode.corpus_lexicon import CorpusLexicon
 from training.decode.lexicon import Lexicon
-from training.decode.senones import SenoneTree, TranscribedUtterance, Unaligned
+from training.decode.senones import (
+    SenoneTree,
+    TranscribedUtterance,
+    Unaligned,
+    parse_senone_tree,
+)
 
 MADE_STATISTIC = "made_pronunciations"
 """The bootstrap's statistic of the phones, by word, that letters made."""
@@ -37,6 +42,11 @@ MADE_STATISTIC = "made_pronunciations"
 Senones = UInt16[np.ndarray, " _frames"]
 Alignments = Mapping[str, Senones | Unaligned]
 """By utterance id the senone of every 10 ms frame, or why there is none."""
+
+
+def read_tree(store: ObjectStore, run_uri: str, step: str = ALIGNMENT_STEP) -> SenoneTree:
+    """Read the tree of the senones that an alignment has: all models but the aligner know these."""
+    return parse_senone_tree(read_manifest(store, run_uri, step).statistic("senone_tree", str))
 
 
 def read_lexicon(

@@ -10,10 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from jaxtyping import Float, Float32, Float64, Int64
 from scipy.fft import dct
-from torch import Tensor
 
 from infra.log_lines import progress_bar
 from training.decode.decoder import align
@@ -180,19 +178,19 @@ class Monophones:
         graph = monophone_graph(lexicon, utterance.words, STATES_PER_PHONE)
         return _phone_alignment(align(graph, log_likelihoods(cepstra, self.mixtures)))
 
-    def to_state(self) -> dict[str, Tensor]:
-        """Return tensors that hold the mixtures, joined."""
+    def to_state(self) -> dict[str, np.ndarray]:
+        """Return arrays that hold the mixtures, joined."""
         joined = {
-            name: torch.from_numpy(np.concatenate([getattr(each, name) for each in self.mixtures]))
+            name: np.concatenate([getattr(each, name) for each in self.mixtures])
             for name in ("weights", "means", "variances")
         }
-        return {"sizes": torch.tensor([len(each.weights) for each in self.mixtures]), **joined}
+        return {"sizes": np.array([len(each.weights) for each in self.mixtures]), **joined}
 
     @classmethod
-    def from_state(cls, state: Mapping[str, Tensor]) -> "Monophones":
+    def from_state(cls, state: Mapping[str, np.ndarray]) -> "Monophones":
         """Invert `to_state`."""
-        ends = np.cumsum(state["sizes"].numpy())[:-1]
-        parts = (np.split(state[name].numpy(), ends) for name in ("weights", "means", "variances"))
+        ends = np.cumsum(state["sizes"])[:-1]
+        parts = (np.split(state[name], ends) for name in ("weights", "means", "variances"))
         return cls(tuple(Mixture(*of_state) for of_state in zip(*parts, strict=True)))
 
 

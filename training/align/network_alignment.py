@@ -9,11 +9,6 @@ import numpy as np
 import torch
 from jaxtyping import Float32, Int64
 
-from infra.store.object_store import ObjectStore
-from pipeline.runs.manifest import read_manifest
-from pipeline.runs.names import (
-    ALIGNMENT_STEP,
-)
 from pipeline.shards import FeatureRow, PartitionRow
 from pipeline.splicing import num_low_rate_frames, splice
 from training.align.labelled import (
@@ -29,7 +24,6 @@ from training.decode.senones import (
     SenoneTree,
     Unaligned,
     expand_to_frames,
-    parse_senone_tree,
 )
 from training.models.store import TrainedModel
 
@@ -38,11 +32,6 @@ MAX_PADDED_FRAMES = 8192
 
 At 3,183 senones; a shard of five hours is scored in some 75 batches. A longer utterance is alone.
 """
-
-
-def read_tree(store: ObjectStore, run_uri: str, step: str = ALIGNMENT_STEP) -> SenoneTree:
-    """Read the tree of the senones that an alignment has: all models but the aligner know these."""
-    return parse_senone_tree(read_manifest(store, run_uri, step).statistic("senone_tree", str))
 
 
 def log_likelihoods(

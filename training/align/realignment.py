@@ -42,6 +42,7 @@ from training.align.labelled import (
     Senones,
     commit_aligned,
     read_lexicon,
+    read_tree,
     senone_statistics,
     sum_histograms,
     transcribed,
@@ -51,7 +52,6 @@ from training.align.network_alignment import (
     batched_log_likelihoods,
     best_senones,
     network_alignments,
-    read_tree,
 )
 from training.align.shard_alignment import align_and_grow, senones_of
 from training.decode.decoder import phone_segments

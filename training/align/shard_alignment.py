@@ -16,7 +16,6 @@ from types import MappingProxyType
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
-import torch
 from jaxtyping import Float32
 
 from infra.prefetch import prefetch
@@ -47,6 +46,7 @@ from training.align.labelled import (
 from training.align.lda_mllt import TreeFeatures
 from training.align.monophone_hmm import speaker_cepstra
 from training.align.tree_growing import TriphoneStatistics, grow_tree, triphone_statistics
+from training.array_encoding import decode_arrays, encode_arrays
 from training.decode.lexicon import Lexicon
 from training.decode.senones import (
     PhoneAlignment,
@@ -56,7 +56,6 @@ from training.decode.senones import (
     senone_alignment,
 )
 from training.settings.decoding import TreeConfig
-from training.tensor_encoding import decode_state, encode_state
 
 READ_AHEAD = 4
 """Shards' statistics in memory while they are added up, of some 10 MB at five hours."""
@@ -170,7 +169,6 @@ def align_and_grow(
 @once
 def align_shard_phones(task: PhonesTask) -> Commit:
     """Store a shard's phones and, as the second output, its triphones' statistics."""
-    torch.set_num_threads(1)  # a task has one core
     context = task.context
     aligner = task.aligner.load(context)
     rows = read_features(read_output(context.store, context.run_uri, task.features))
@@ -250,27 +248,25 @@ def encode_phones(phones: Phones) -> bytes:
     nothing = np.zeros(0, np.int32)
     state = {
         "utterances": list(aligned),
-        "num_frames": torch.tensor([each.num_frames for each in aligned.values()]),
-        "num_segments": torch.tensor([len(each.phones) for each in aligned.values()]),
-        "phones": torch.from_numpy(
-            np.concatenate([nothing, *(each.phones for each in aligned.values())]).astype(np.int16)
+        "num_frames": np.array([each.num_frames for each in aligned.values()], np.int64),
+        "num_segments": np.array([len(each.phones) for each in aligned.values()], np.int64),
+        "phones": np.concatenate([nothing, *(each.phones for each in aligned.values())]).astype(
+            np.int16
         ),
-        "starts": torch.from_numpy(
-            np.concatenate([nothing, *(each.starts for each in aligned.values())])
-        ),
+        "starts": np.concatenate([nothing, *(each.starts for each in aligned.values())]),
         "unaligned": {name: [each.detail, each.reason] for name, each in unaligned.items()},
     }
-    return encode_state(state)
+    return encode_arrays(state)
 
 
 def decode_phones(data: bytes) -> dict[str, PhoneAlignment | Unaligned]:
     """Read what `encode_phones` wrote."""
-    state: dict[str, Any] = decode_state(data)
-    ends = np.cumsum(state["num_segments"].numpy())
+    state: dict[str, Any] = decode_arrays(data)
+    ends = np.cumsum(state["num_segments"])
     parts = zip(
         state["utterances"],
-        np.split(state["phones"].numpy().astype(np.int32), ends)[:-1],
-        np.split(state["starts"].numpy(), ends)[:-1],
+        np.split(state["phones"].astype(np.int32), ends)[:-1],
+        np.split(state["starts"], ends)[:-1],
         state["num_frames"].tolist(),
         strict=True,
     )

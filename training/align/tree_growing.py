@@ -11,14 +11,13 @@ from itertools import count
 from typing import Literal
 
 import numpy as np
-import torch
 from jaxtyping import Bool, Float, Float32, Float64, Int, Int32
 
 from training.align.monophone_hmm import VARIANCE_FLOOR
+from training.array_encoding import decode_arrays, encode_arrays
 from training.decode.lexicon import SILENCE_ID
 from training.decode.senones import Node, PhoneAlignment, SenoneTree, Side, Split
 from training.settings.decoding import TreeConfig
-from training.tensor_encoding import decode_state, encode_state
 
 
 @dataclass(frozen=True)
@@ -90,12 +89,12 @@ class TriphoneStatistics:
     def to_bytes(self) -> bytes:
         """Write the statistics: 650 bytes a triphone of 39 dimensions."""
         arrays = {"triphones": self.triphones, **vars(self.gaussians)}
-        return encode_state({name: torch.from_numpy(array) for name, array in arrays.items()})
+        return encode_arrays(arrays)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> "TriphoneStatistics":
         """Read what `to_bytes` wrote."""
-        arrays = {name: tensor.numpy() for name, tensor in decode_state(data).items()}
+        arrays = decode_arrays(data)
         triphones = arrays.pop("triphones")
         return cls(triphones, GaussianStatistics(**arrays))
 

@@ -11,8 +11,7 @@ from pipeline.records import Tally
 from pipeline.runs.engine import StepResult, StepRun, StepSpec, run_step
 from pipeline.runs.manifest import Manifest
 from pipeline.runs.names import ALIGNMENT_STEP, BOOTSTRAP_STEP, GRAPH_STEP
-from training.align.labelled import read_lexicon
-from training.align.network_alignment import read_tree
+from training.align.labelled import read_lexicon, read_tree
 from training.decode.grammar import ngram_grammar
 from training.decode.graph import grammar_graph, require_room, word_ids
 from training.evaluate.language_model import LanguageModelFiles

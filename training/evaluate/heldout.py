@@ -35,8 +35,8 @@ from pipeline.runs.names import (
 )
 from pipeline.shards import FeatureRow
 from pipeline.splicing import low_rate_alignment
-from training.align.labelled import read_lexicon
-from training.align.network_alignment import align_row, read_tree
+from training.align.labelled import read_lexicon, read_tree
+from training.align.network_alignment import align_row
 from training.decode.decoder import Span, word_spans
 from training.decode.second_pass import Hypothesis
 from training.decode.senones import Unaligned

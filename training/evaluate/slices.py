@@ -20,8 +20,8 @@ from pipeline.runs.manifest import Manifest, Output, read_manifest, read_output
 from pipeline.runs.names import ALIGNMENT_STEP, task_name
 from pipeline.shards import FeatureRow, read_feature_texts, read_features
 from pipeline.splicing import num_low_rate_frames
-from training.align.labelled import read_lexicon
-from training.align.network_alignment import batched_log_likelihoods, read_tree
+from training.align.labelled import read_lexicon, read_tree
+from training.align.network_alignment import batched_log_likelihoods
 from training.decode.decoder import DecoderConfig, FoundLattice, find_lattice
 from training.decode.lexicon import Lexicon
 from training.decode.second_pass import SecondPass

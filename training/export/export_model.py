@@ -35,7 +35,7 @@ from pipeline.runs.names import (
 )
 from pipeline.settings import ExtractionConfig, MeanNormalization
 from pipeline.steps.features import MIN_FRAMES, audio_objects
-from training.align.network_alignment import read_tree
+from training.align.labelled import read_tree
 from training.decode.lexicon import SILENCE_ID
 from training.evaluate.stored_graphs import BuiltGraphs, open_graph
 from training.evaluate.tuning import recipe_settings, tuned_settings

@@ -25,8 +25,8 @@ from pipeline.runs.names import ALIGNMENT_STEP, BOOTSTRAP_STEP, lattices_step, m
 from pipeline.settings import LATTICE_OFFSET
 from pipeline.shards import Alignment, LatticeRow, PartitionRow, read_partition, write_lattices
 from pipeline.splicing import low_rate_alignment
-from training.align.labelled import labelled_transcripts, read_lexicon, transcript_reads
-from training.align.network_alignment import batched_log_likelihoods, read_tree
+from training.align.labelled import labelled_transcripts, read_lexicon, read_tree, transcript_reads
+from training.align.network_alignment import batched_log_likelihoods
 from training.decode.grammar import ngram_grammar
 from training.decode.graph import DecodingGraph, grammar_graph, require_room, word_ids
 from training.decode.lexicon import Lexicon

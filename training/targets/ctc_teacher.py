@@ -33,7 +33,7 @@ from pipeline.shards import Alignment, read_features, read_partition
 from pipeline.splicing import low_rate_alignment
 from pipeline.steps.audio_source import AudioSource
 from pipeline.steps.targets import SAMPLES_PER_FRAME
-from training.align.network_alignment import read_tree
+from training.align.labelled import read_tree
 from training.entry_point import EntryPoint
 from training.settings.recipe import read_recipe
 from training.targets.own_teacher import hears

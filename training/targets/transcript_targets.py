@@ -27,8 +27,7 @@ from pipeline.records import Hypothesis
 from pipeline.runs.manifest import read_manifest
 from pipeline.runs.names import ALIGNMENT_STEP
 from pipeline.steps.targets import WITHOUT_TRANSCRIPT, TeacherInput
-from training.align.labelled import read_lexicon
-from training.align.network_alignment import read_tree
+from training.align.labelled import read_lexicon, read_tree
 from training.decode.graph import DecodingGraph
 from training.decode.letter_to_sound import LetterToSound
 from training.decode.lexicon import MAX_NAMED, Lexicon, Pronunciation

@@ -28,8 +28,8 @@ from pipeline.runs.names import (
 from pipeline.shards import FeatureRow, read_features
 from tests.benchmarks.rotation.lanes import NUM_LANES
 from tests.training.decode.whole_graphs import decoding_graph, kneser_ney_arpa, witten_bell_arpa
-from training.align.labelled import labelled_transcripts
-from training.align.network_alignment import log_likelihoods, read_tree
+from training.align.labelled import labelled_transcripts, read_tree
+from training.align.network_alignment import log_likelihoods
 from training.decode.decoder import DecoderConfig, decode
 from training.decode.graph import DecodingGraph
 from training.decode.lexicon import parse_lexicon

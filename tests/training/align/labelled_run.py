@@ -16,7 +16,7 @@ from pipeline.shards import FeatureRow, write_features
 from tests.small_corpus import local_store, serially
 from tests.training.decode.toy_language import LEXICON_TXT
 from training.align.bootstrap import bootstrap
-from training.align.network_alignment import read_tree
+from training.align.labelled import read_tree
 from training.models.store import TrainedModel, make_model, store_model
 from training.settings.decoding import BootstrapConfig, TreeConfig, UnknownWordsRule
 from training.settings.models import LstmConfig, ModelConfig

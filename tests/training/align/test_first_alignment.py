@@ -33,9 +33,8 @@ from tests.training.align.labelled_run import (
 from training.align import bootstrap as bootstrap_module
 from training.align import shard_alignment
 from training.align.bootstrap import MS_PER_HOUR, bootstrap, draw_places, draw_rows
-from training.align.labelled import read_lexicon
+from training.align.labelled import read_lexicon, read_tree
 from training.align.lda_mllt import CEPSTRA
-from training.align.network_alignment import read_tree
 from training.align.realignment import read_tree_features
 from training.decode.corpus_lexicon import CorpusLexicon
 from training.settings.decoding import BootstrapConfig, SpelledText

@@ -34,7 +34,7 @@ from tests.training.align.labelled_run import (
     write_features_of,
     write_labelled,
 )
-from training.align.network_alignment import read_tree
+from training.align.labelled import read_tree
 from training.align.realignment import AlignmentSettings, StoredNetwork, realign
 from training.align.shard_alignment import senones_of
 from training.settings.decoding import TreeConfig
