@@ -88,8 +88,10 @@ from pipeline.steps.ingestion.manifest_rows import Row, digest_object
 from pipeline.steps.ingestion.placed_audio import Simulation, SubsetChoices, placed_flac
 from pipeline.steps.ingestion.transcripts import (
     HYPOTHESES,
+    UNUSABLE,
     Key,
     Transcripts,
+    Unusable,
     join,
     place_key,
     require_joined,
@@ -489,7 +491,13 @@ def plan_copy(ingestion: DirectoryIngestion) -> PlannedCopy:
     """
     directory = read_kaldi_directory(ingestion.path, ingestion.dev_share, ingestion.locale)
     joined = Counter[str]()
-    utterances = join(ingestion.transcripts, directory.utterances, _keys_of, joined)
+    utterances, quarantined = list[KaldiUtterance](), list[Quarantined]()
+    heard = join(ingestion.transcripts, directory.utterances, _keys_of, joined)
+    for utterance, found in zip(directory.utterances, heard, strict=True):
+        if isinstance(found, Unusable):
+            quarantined.append(_ledger_row(utterance, UNUSABLE, found.detail))
+        else:
+            utterances.append(found)
     require_joined(ingestion.transcripts, joined)
     acoustics, seed = dict[str, Acoustics](), 0
     if simulation := ingestion.simulation:
@@ -498,7 +506,6 @@ def plan_copy(ingestion: DirectoryIngestion) -> PlannedCopy:
         simulated = {each.subset for each in utterances if each.is_simulated}
         acoustics.update(simulation.draw(simulated))
     copies: list[tuple[_Audio, Utterance]] = []
-    quarantined: list[Quarantined] = []
     spoken: dict[str, timedelta] = defaultdict(timedelta)
     looked = prefetch(_look, utterances)
     progress = progress_bar(looked, description="read", total=len(utterances), unit="utterance")
@@ -557,13 +564,10 @@ def _versions(
 
 def _look(utterance: KaldiUtterance) -> _Audio | Quarantined:
     """Read an utterance's file; what cannot be stored, or not simulated from, is a ledger row."""
-    suffix = ".flac" if utterance.is_simulated else utterance.audio_path.suffix.lower()
-    name = f"{utterance.utterance_id}{suffix if _SUFFIX.fullmatch(suffix) else ''}"
-    # S3 limits the rate of requests by prefix, so the hash comes early in the key.
-    key = f"{AUDIO_FOLDER}/{_hash(utterance.utterance_id):02x}/{name}"
+    key = _audio_key(utterance)
     declared_s = utterance.declared_duration_s
     try:
-        if (num_bytes := len(name.encode())) > MAX_NAME_BYTES:
+        if (num_bytes := len(key.rpartition("/")[2].encode())) > MAX_NAME_BYTES:
             said = f"its object's name has {num_bytes} bytes: need at most {MAX_NAME_BYTES}"
             raise MetadataError("bad_field", said)
         if (size := _size_of(utterance.audio_path)) is None:
@@ -587,9 +591,21 @@ def _look(utterance: KaldiUtterance) -> _Audio | Quarantined:
             raise MetadataError("duration_mismatch", said)
         return _Audio(utterance, key, sha256(data), duration_s)
     except (AudioError, MetadataError) as error:
-        usable_s = declared_s if declared_s and declared_s <= MAX_DURATION_S else 0.0
-        about = utterance.utterance_id, key, error.reason, error.detail
-        return Quarantined(*about, num_bytes=0, duration_ms=round(usable_s * 1000))
+        return _ledger_row(utterance, error.reason, error.detail)
+
+
+def _audio_key(utterance: KaldiUtterance) -> str:
+    suffix = ".flac" if utterance.is_simulated else utterance.audio_path.suffix.lower()
+    name = f"{utterance.utterance_id}{suffix if _SUFFIX.fullmatch(suffix) else ''}"
+    # S3 limits the rate of requests by prefix, so the hash comes early in the key.
+    return f"{AUDIO_FOLDER}/{_hash(utterance.utterance_id):02x}/{name}"
+
+
+def _ledger_row(utterance: KaldiUtterance, reason: str, detail: str) -> Quarantined:
+    declared_s = utterance.declared_duration_s
+    usable_s = declared_s if declared_s and declared_s <= MAX_DURATION_S else 0.0
+    about = utterance.utterance_id, _audio_key(utterance), reason, detail
+    return Quarantined(*about, num_bytes=0, duration_ms=round(usable_s * 1000))
 
 
 def _size_of(path: Path) -> int | None:

@@ -39,6 +39,9 @@ from pipeline.steps.ingestion.manifest_rows import (
 JOINED_RECORDS = 20_000
 """So many records and their hypotheses are in memory: 20 MB at 1 kB of text each."""
 
+UNUSABLE = "bad_field"
+"""The reason of the ledger row of an utterance whose lines cannot be used, as of its record's."""
+
 HYPOTHESES = "hypotheses"
 """The statistic of the utterances that a recognizer's lines are of, by its name."""
 
@@ -48,6 +51,13 @@ _TRIED_ROWS = 1000
 
 Key = tuple[str, str]
 """What a line is of: an utterance by "id", or an object or a segment by its "place"."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unusable:
+    """Unusable: why what a recognizer's lines say of an utterance cannot be used."""
+
+    detail: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,23 +86,23 @@ class Transcripts:
         """Raise ValueError if the first lines are of nothing, or cannot be read."""
         rows = chain.from_iterable(map(self._rows, self.pieces))
         for fields, keys in islice(rows, _TRIED_ROWS):
-            if keys and self._hypothesis(fields, keys[0]) is not None:
+            if keys and isinstance(self._hypothesis(fields, keys[0]), Hypothesis):
                 return
         raise ValueError(f"{self.uri}: no line of the first {_TRIED_ROWS} is usable: {_NEED}")
 
-    def find(self, wanted: Iterable[Key]) -> dict[Key, Hypothesis]:
+    def find(self, wanted: Iterable[Key]) -> dict[Key, Hypothesis | Unusable]:
         """Return the hypotheses of those that are wanted, in one pass over the lines.
 
-        ValueError for a line that is no object, for a text or score that is none, and for two lines
-        of one utterance that differ. A line without a text is of none.
+        A text or score that is none is unusable, and so are two lines of one utterance that differ.
+        A line without a text is of none. ValueError for a line that is no JSON object.
         """
-        among, found = set(wanted), dict[Key, Hypothesis]()
+        among, found = set(wanted), dict[Key, Hypothesis | Unusable]()
         for fields, keys in chain.from_iterable(map(self._rows, self.pieces)):
             for key in among.intersection(keys):
                 if (heard := self._hypothesis(fields, key)) is None:
                     break
                 if found.setdefault(key, heard) != heard:
-                    raise ValueError(f"{self.uri}: two lines of {key[1]}: keep one")
+                    found[key] = Unusable(f"{self.uri}: two lines of {key[1]}: keep one")
         return found
 
     def _rows(self, piece: Piece) -> Iterator[tuple[Mapping[str, Any], list[Key]]]:
@@ -102,7 +112,7 @@ class Transcripts:
                 raise ValueError(f"{piece.uri}: row {number}: {row.detail}: correct the line")
             yield row.fields, list(_keys(row.fields, piece.folder))
 
-    def _hypothesis(self, fields: Mapping[str, Any], key: Key) -> Hypothesis | None:
+    def _hypothesis(self, fields: Mapping[str, Any], key: Key) -> Hypothesis | Unusable | None:
         """Return what a line says was heard; None for a line without a text."""
         if (text := fields.get(PRED_TEXT)) is None:
             return None
@@ -110,7 +120,7 @@ class Transcripts:
         try:
             [found] = parse_hypotheses([heard])
         except ValueError as error:
-            raise ValueError(f"{self.uri}: {key[1]}: {error}") from error
+            return Unusable(f"{self.uri}: {key[1]}: {error}")
         return found
 
 
@@ -152,22 +162,43 @@ def join(
     utterances: Sequence[T],
     keys_of: Callable[[T], Sequence[Key]],
     counts: Counter[str],
-) -> list[T]:
-    """Return the utterances with what each recognizer heard, and count these by recognizer."""
-    joined = list(utterances)
+) -> list[T | Unusable]:
+    """Return each utterance with what each recognizer heard, or why it cannot have it.
+
+    Counts those that a recognizer heard by its name. ValueError for a manifest that has its text.
+    """
+    joined: list[T | Unusable] = list(utterances)
     for each in transcripts:
-        found = each.find(key for utterance in joined for key in keys_of(utterance))
-        for number, utterance in enumerate(joined):
-            changed: Any = utterance
-            keys = {found[key]: key[1] for key in keys_of(utterance) if key in found}
-            if len(keys) > 1:
-                named = " and ".join(keys.values())
-                raise ValueError(f"{each.uri}: two lines of one utterance, {named}: keep one")
-            for heard, key in keys.items():
-                hypotheses = _with_one_more(changed.hypotheses, heard, key)
-                joined[number] = replace(changed, hypotheses=hypotheses)
+        found = each.find(key for utterance in utterances for key in keys_of(utterance))
+        for number, utterance in enumerate(utterances):
+            heard = {found[key]: key[1] for key in keys_of(utterance) if key in found}
+            if heard and not isinstance(before := joined[number], Unusable):
+                joined[number] = _joined(before, heard, each)
                 counts[each.recognizer] += 1
     return joined
+
+
+def _joined(
+    utterance: T, heard: Mapping[Hypothesis | Unusable, str], of: Transcripts
+) -> T | Unusable:
+    """Add what a recognizer's lines say of an utterance, each found by one of its keys."""
+    if len(heard) > 1:
+        named = " and ".join(heard.values())
+        return Unusable(f"{of.uri}: two lines of one utterance, {named}: keep one")
+    [(found, key)] = heard.items()
+    if isinstance(found, Unusable):
+        return found
+    changed: Any = utterance
+    given: Sequence[Hypothesis] = changed.hypotheses
+    if any(each.recognizer == of.recognizer for each in given):
+        remedy = f"give {TRANSCRIPTS} another name"
+        raise ValueError(f"recognizer {of.recognizer!r}: the manifest has its text: {remedy}")
+    try:
+        hypotheses = checked_hypotheses((*given, found))
+    except ValueError as error:
+        return Unusable(f"{of.uri}: {key}: {error}")
+    with_it: T = replace(changed, hypotheses=hypotheses)
+    return with_it
 
 
 def with_hypotheses(
@@ -177,26 +208,19 @@ def with_hypotheses(
 ) -> Iterator[Utterance | Quarantined]:
     """Yield the records with what each recognizer heard, and count these by recognizer.
 
-    A path names an utterance that is its whole object; members have ids.
+    A path names an utterance that is its whole object; members have ids. An utterance of which the
+    lines cannot be used becomes a ledger row.
     """
     remaining = iter(records)
     while batch := list(islice(remaining, JOINED_RECORDS)):
-        utterances = [each for each in batch if isinstance(each, Utterance)]
-        joined = iter(join(transcripts, utterances, _keys_of, counts))
-        yield from (next(joined) if isinstance(each, Utterance) else each for each in batch)
-
-
-def _with_one_more(
-    given: Sequence[Hypothesis], heard: Hypothesis, key: str
-) -> tuple[Hypothesis, ...]:
-    """Add a recognizer's hypothesis; ValueError where there is one of that name, or no room."""
-    if any(each.recognizer == heard.recognizer for each in given):
-        remedy = f"give {TRANSCRIPTS} another name"
-        raise ValueError(f"recognizer {heard.recognizer!r}: the manifest has its text: {remedy}")
-    try:
-        return checked_hypotheses((*given, heard))
-    except ValueError as error:
-        raise ValueError(f"{key}: {error}") from error
+        utterances = [each for each in batch if not isinstance(each, Quarantined)]
+        joined = join(transcripts, utterances, _keys_of, counts)
+        remade = iter(joined)
+        for each in batch:
+            found = each if isinstance(each, Quarantined) else next(remade)
+            if isinstance(found, Unusable):
+                found = Quarantined.of(each, UNUSABLE, found.detail)
+            yield found
 
 
 def _keys_of(record: Utterance) -> list[Key]:

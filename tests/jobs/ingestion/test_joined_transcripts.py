@@ -1,5 +1,6 @@
 """What recognizers heard is joined with utterances, from manifests and from lines of its own."""
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -148,21 +149,7 @@ def test_a_version_has_what_was_heard(spoken: Corpus) -> None:
     ("lines", "said"),
     [
         (['{"utterance_id": "ann-1", "pred_text": "a"'], "row 1: .*correct the line"),
-        (
-            [{"utterance_id": "ann-1", "pred_text": each} for each in "ab"],
-            "two lines of ann-1: keep one",
-        ),
-        (
-            [
-                {"utterance_id": "ann-1", "pred_text": "a"},
-                {"audio_filepath": "audio/ann-1.wav", "pred_text": "b"},
-            ],
-            "two lines of one utterance, ann-1 and .*ann-1.wav: keep one",
-        ),
-        ([{"utterance_id": "ann-1", "pred_text": 3}], "ann-1: .*need an object"),
-        ([{"utterance_id": "ann-1", "pred_text": "\u0434" * 90_000}], "ann-1: .* as JSON: need"),
         ([{"utterance_id": True, "pred_text": "a"}], "no line is of an utterance"),
-        ([{"utterance_id": "ann-1", "pred_text": "a", "score": "b"}], "need a finite number"),
         ([{"utterance_id": "zoe-1", "pred_text": "a"}], "no line is of an utterance"),
         ([{"utterance_id": "ann-1", "text": "a"}], "no line is of an utterance"),
     ],
@@ -175,6 +162,45 @@ def test_lines_that_are_none_are_named(spoken: Corpus, lines: list[object], said
     )
     assert found.code != 0
     assert re.search(said, found.err)
+
+
+ANN = {"utterance_id": "ann-1", "pred_text": "a"}
+
+
+@pytest.mark.parametrize(
+    ("lines", "detail"),
+    [
+        ([ANN, ANN | {"pred_text": "b"}, ANN], "two lines of ann-1: keep one"),
+        (
+            [ANN, {"audio_filepath": "AUDIO", "pred_text": "b"}],
+            "two lines of one utterance, ann-1 and .*ann-1.*: keep one",
+        ),
+        ([ANN | {"pred_text": 3}], "ann-1: .*need an object"),
+        ([ANN | {"pred_text": "\u0434" * 90_000}], "ann-1: .* as JSON: need"),
+        ([ANN | {"score": "b"}], "need a finite number"),
+        ([ANN | {"score": float("nan")}], "need a finite number"),
+    ],
+)
+@pytest.mark.parametrize("of_directory", [False, True], ids=["manifest", "directory"])
+def test_an_utterance_of_unusable_lines_is_a_ledger_row(
+    spoken: Corpus, kaldi_dir: Path, lines: list[object], detail: str, *, of_directory: bool
+) -> None:
+    """The others are ingested with theirs, and the counts balance."""
+    other = {"utterance_id": "ann-2", "pred_text": "c"}
+    audio = kaldi_dir / "audio" / "ann-1.flac" if of_directory else spoken.audio / "ann-1.wav"
+    rows = json.loads(json.dumps([*lines, other]).replace("AUDIO", str(audio)))
+    at = write_lines(spoken.audio.parent / "w.jsonl", rows)
+    given = ["--kaldi-dir", str(kaldi_dir)] if of_directory else ["--manifest", manifest(spoken)]
+    given += [] if of_directory else ["--format", "table"]
+    made = spoken.ingest(*given, "--transcripts", f"w={at}")
+    [lost] = spoken.ledger()
+    assert (lost["utterance_id"], lost["reason"]) == ("ann-1", "bad_field")
+    assert re.search(detail, lost["detail"])
+    assert made.tally_in.utterances == made.tally_out.utterances + 1
+    subset = "labelled" if of_directory else "unlabelled"
+    texts = {each.utterance_id: each.hypotheses for each in spoken.records(subset)}
+    assert texts["ann-2"] == (Hypothesis("w", "c"),)
+    assert "ann-1" not in texts
 
 
 def test_recognizers_are_as_many_as_a_record_holds(spoken: Corpus) -> None:
