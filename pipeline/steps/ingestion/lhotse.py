@@ -10,7 +10,7 @@ from typing import Any, ClassVar, TypeAlias, TypeGuard
 
 from infra.settings import shown
 from infra.store.object_store import ObjectInfo, ObjectStore
-from pipeline.records import MAX_START_S, Quarantined
+from pipeline.records import MAX_START_S, PRED_TEXT, Quarantined
 from pipeline.steps.ingestion import IGNORE_COLUMNS, RECORDINGS
 from pipeline.steps.ingestion.manifest_format import (
     FIELDS,
@@ -326,7 +326,18 @@ def _supervised(cut: Fields) -> dict[str, Any]:
     in_order = sorted(spoken, key=lambda each: float(each["start"]))
     found = {name: next((v for v in some if v is not None), None) for name, some in values.items()}
     texts = [str(each["text"]) for each in in_order]
-    return {**found, **({"text": " ".join(texts)} if texts else {})}
+    return {**found, **({"text": " ".join(texts)} if texts else {}), **_heard(cut, supervisions)}
+
+
+def _heard(cut: Fields, supervisions: Sequence[Fields]) -> dict[str, Any]:
+    """Return what a recognizer heard, of the custom fields of a cut or of its supervision."""
+    customs = [own for each in (cut, *supervisions) if isinstance(own := each.get("custom"), dict)]
+    texts = [own for own in customs if own.get(PRED_TEXT) is not None]
+    heard = {name: own[name] for own in texts[:1] for name in (PRED_TEXT, "score") if name in own}
+    if any(own.get(name) != value for own in texts for name, value in heard.items()):
+        remedy = "cut it by trim_to_supervisions(keep_overlapping=False)"
+        raise _RefusedError(f"several {PRED_TEXT} in a cut: need one: {remedy}")
+    return heard
 
 
 def _require_within_cut(cut: Fields, supervision: Fields) -> None:

@@ -126,6 +126,35 @@ def test_manifests_carry_a_recognizers_text(spoken: Corpus) -> None:
     assert texts == {*IDS}
 
 
+def test_lhotses_custom_fields_carry_a_recognizers_text(spoken: Corpus) -> None:
+    """A cut's, or its supervision's; of two that differ it is a ledger row."""
+
+    def cut(name: str, custom: object, *of_supervisions: object) -> dict[str, Any]:
+        source = {"type": "file", "channels": [0], "source": f"audio/{name}.wav"}
+        times = {"start": 0, "duration": 1.0}
+        supervisions = [
+            {"id": f"{name}-{n}", "recording_id": name, **times, "channel": 0, "custom": each}
+            for n, each in enumerate(of_supervisions)
+        ]
+        recording = {"id": name, "sources": [source], "duration": 1.0}
+        made = {"id": name, "type": "MonoCut", **times, "channel": 0, "recording": recording}
+        return {**made, "supervisions": supervisions, "custom": custom}
+
+    rows = [
+        cut("ann-1", {"pred_text": "Hi.", "score": -0.5, "snr": 3}),
+        cut("ann-2", {"snr": 3}, {"pred_text": "Yes."}, None),
+        cut("bob-1", None, {"pred_text": "a"}, {"pred_text": "b"}),
+    ]
+    path = write_lines(spoken.audio.parent / "cuts.jsonl", rows)
+    spoken.ingest("--manifest", path, "--format", "lhotse")
+    assert heard(spoken) == {
+        "ann-1": (Hypothesis("pred_text", "Hi.", -0.5),),
+        "ann-2": (Hypothesis("pred_text", "Yes."),),
+    }
+    [lost] = spoken.ledger()
+    assert "several pred_text in a cut" in lost["detail"]
+
+
 def test_columns_name_a_recognizers_text(spoken: Corpus) -> None:
     """A score in a table of text is a number."""
     path = spoken.audio.parent / "calls.csv"
