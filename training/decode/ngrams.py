@@ -8,7 +8,7 @@ too, leaves more for unseen words after a history that many kinds of words follo
 
 from array import array
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -95,6 +95,25 @@ class BackoffModel:
             log_probabilities[rows] += self.ngrams["log_backoff"][states[rows]]
             states[rows] = suffixes[states[rows]]
         return log_probabilities
+
+    def as_searched(self) -> "BackoffModel":
+        """Return the model whose n-grams cost what a search takes them for.
+
+        It goes through back-off arcs also where an n-gram is listed, and takes the cheaper way. So
+        an n-gram that is dearer than its back-off goes, or as a history costs as much. Interpolated
+        models have none; pruned ones, and those of Katz or Good and Turing, may.
+        """
+        suffixes, model = self.suffixes(), replace(self, ngrams=self.ngrams.copy())
+        is_kept = np.ones(len(self.ngrams), np.bool_)
+        is_history = np.bincount(self.ngrams["history"][1:], minlength=len(self.ngrams)) > 0
+        for length in range(2, self.order + 1):
+            some = model.ngrams[self.of_length(length)]  # a view
+            backed = self.ngrams["log_backoff"][some["history"]] + model.backed_off(
+                suffixes, length
+            )
+            is_kept[self.of_length(length)] &= some["log_probability"] > backed
+            some["log_probability"] = np.maximum(some["log_probability"], backed)
+        return model.restricted_to(is_kept | is_history)
 
     def restricted_to(self, is_kept: np.ndarray) -> "BackoffModel":
         """Keep some n-grams, with their histories; words of dropped unigrams leave the model."""

@@ -376,31 +376,55 @@ int64_t arc_posteriors(const Arc *arcs, int64_t num_arcs, int64_t num_states, do
     return result;
 }
 
-/* Add to `lasting`, frame by frame, the probability that `word` is the last one written. How paths
-   go on from a state does not depend on what they wrote before. Return 0, or an error. */
+/* Of the paths through a state, the probability of those whose last word is `word`; of those of
+   them that wrote it since the last label; of those that wrote it since then, but not last; of
+   those that had it at the last label; and of those that wrote it since then, and had not. */
+typedef struct {
+    double last, new, before, had, behind;
+} Shares;
+
+/* Add to `lasting`, frame by frame, the probability that `word` is there: the last one written, or
+   one of several before the same frame. Those behind all frames are at the last. How paths go on
+   from a state does not depend on what they wrote before. Return 0, or an error. */
 int64_t word_posteriors(const Arc *arcs, const double *posteriors, int64_t num_arcs,
                         int64_t num_states, int32_t word, double *lasting) {
-    /* Of each state: the probability of a path through it, and of one whose last word is `word`. */
     double *through = calloc((size_t)num_states, sizeof *through);
-    double *with_word = calloc((size_t)num_states, sizeof *with_word);
+    Shares *shares = calloc((size_t)num_states, sizeof *shares);
     int32_t *frames = calloc((size_t)num_states, sizeof *frames);
     int64_t result = NO_MEMORY;
-    if (through != NULL && with_word != NULL && frames != NULL) {
+    if (through != NULL && shares != NULL && frames != NULL) {
         through[0] = 1;
         for (int64_t each = 0; each < num_arcs; each++) {
             const Arc *arc = arcs + each;
-            double share = arc->word == word ? posteriors[each] : 0;
-            if (!arc->word && through[arc->source] > 0)
-                share = posteriors[each] * with_word[arc->source] / through[arc->source];
+            const double part = through[arc->source] > 0 ? posteriors[each] / through[arc->source] : 0;
+            const Shares was = shares[arc->source];
+            Shares is = {part * was.last, part * was.new, part * was.before, part * was.had,
+                         part * was.behind};
+            if (arc->word == word) {
+                is.last = is.new = posteriors[each];
+                is.before = 0;
+                is.behind = posteriors[each] - is.had;
+            } else if (arc->word) {
+                is.before += is.new;
+                is.last = is.new = 0;
+            }
+            if (arc->label) {
+                is.had = is.last + is.before;
+                is.new = is.before = is.behind = 0;
+                lasting[frames[arc->source]] += is.had;
+            }
+            Shares *there = shares + arc->target;
+            there->last += is.last, there->new += is.new, there->before += is.before;
+            there->had += is.had, there->behind += is.behind;
             through[arc->target] += posteriors[each];
-            with_word[arc->target] += share;
-            if (arc->label) lasting[frames[arc->source]] += share;
             frames[arc->target] = frames[arc->source] + (arc->label > 0);
         }
+        const int32_t num_frames = frames[num_states - 1];
+        if (num_frames) lasting[num_frames - 1] += shares[num_states - 1].behind;
         result = 0;
     }
     free(through);
-    free(with_word);
+    free(shares);
     free(frames);
     return result;
 }

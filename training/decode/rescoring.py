@@ -120,8 +120,9 @@ def word_confidences(
     """Return the confidence of each word on a path, whose arcs have these numbers.
 
     On a path a word lasts from the frame at which it is written to that of the next word, or to the
-    end: so labels that are early or late are so on all paths alike. The posterior of a word at a
-    frame is the probability of the paths on which it lasts there (Wessel, Schlueter, Macherey and
+    end: so labels that are early or late are so on all paths alike. Of several that are written
+    before one frame each lasts there, and those behind all frames last at the last. The posterior
+    of a word at a frame is the probability of the paths on which it lasts there (Wessel, Schlueter, Macherey and
     Ney, "Confidence measures for large vocabulary continuous speech recognition", 2001). Confidence
     is its mean over the frames of the word on the path, or over the frame at which it is written,
     if the next one is there, too.

@@ -40,7 +40,9 @@ def build_graphs(
         ids = word_ids(words)
         language_model = files.model(store, run_uri, words, evaluation)
         config = evaluation.first_pass
-        small = ngram_grammar(language_model.pruned(config.ngram_order, config.pruning), ids)
+        pruned = language_model.pruned(config.ngram_order, config.pruning)
+        # Rescoring takes off what the search has added.
+        small = ngram_grammar(pruned.as_searched(), ids)
         other = "prune the ARPA" if language_model.has_own_order else "lower ngram_order"
         require_room(small, f"raise evaluation.first_pass.pruning, or {other}")
         # A model of the user's own has one order: its grammar is stored once.

@@ -136,16 +136,18 @@ class TranscriptAligner:
     def _heard(self, hypotheses: Sequence[Hypothesis]) -> list[Heard]:
         """Read all texts; UnusableTranscriptError unless one with words can be used.
 
-        A recognizer that heard no word votes against those of the others.
+        A recognizer that heard no word votes against those of the others. One whose score is of
+        another kind would be left out of each utterance, so it leaves out the utterance.
         """
         heard, refused = list[Heard](), list[UnusableTranscriptError]()
         for each in hypotheses:
+            confidence = confidence_of(each, self.config)
             try:
                 readings = self.normalizer(each.text)
                 if len(readings) > MAX_WORDS:
                     most = f"a text of more than {MAX_WORDS} words: cut the recording"
                     raise UnusableTranscriptError("too_long", most)
-                heard.append(Heard(readings, confidence_of(each, self.config)))
+                heard.append(Heard(readings, confidence))
             except UnusableTranscriptError as error:
                 refused.append(error)
         if any(each.readings for each in heard):

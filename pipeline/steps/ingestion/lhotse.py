@@ -136,8 +136,8 @@ class Lhotse(ManifestFormat):
                 # Its start is within the recording, as a cut's is; a cut's supervisions have
                 # theirs within the cut.
                 itself = {**row.fields, "start": 0.0}
-                supervised = {**row.fields, "supervisions": [itself], "recording": recording}
-                return _accepted(Row(supervised, row.num_bytes), piece.uri)
+                of_cut = {"supervisions": [itself], "recording": recording, "custom": None}
+                return _accepted(Row({**row.fields, **of_cut}, row.num_bytes), piece.uri)
 
             yield from each_row(joined, batch)
 
@@ -331,13 +331,19 @@ def _supervised(cut: Fields) -> dict[str, Any]:
 
 def _heard(cut: Fields, supervisions: Sequence[Fields]) -> dict[str, Any]:
     """Return what a recognizer heard, of the custom fields of a cut or of its supervision."""
-    customs = [own for each in (cut, *supervisions) if isinstance(own := each.get("custom"), dict)]
-    texts = [own for own in customs if own.get(PRED_TEXT) is not None]
-    heard = {name: own[name] for own in texts[:1] for name in (PRED_TEXT, "score") if name in own}
-    if any(own.get(name) != value for own in texts for name, value in heard.items()):
+    holders = [
+        each
+        for each in (cut, *supervisions)
+        if isinstance(own := each.get("custom"), dict) and own.get(PRED_TEXT) is not None
+    ]
+    if len(holders) > 1:
         remedy = "cut it by trim_to_supervisions(keep_overlapping=False)"
         raise _RefusedError(f"several {PRED_TEXT} in a cut: need one: {remedy}")
-    return heard
+    for each in holders:
+        if each is not cut:
+            _require_within_cut(cut, each)
+        return {name: each["custom"].get(name) for name in (PRED_TEXT, "score")}
+    return {}
 
 
 def _require_within_cut(cut: Fields, supervision: Fields) -> None:

@@ -100,8 +100,10 @@ NEMO_HARMLESS = (
     *("num_segments", "num_speakers", "label", "answer", "context", "question", "emotion"),
     *("text_pc", "text_no_preprocessing", "normalized_text", "orig_sr", "seq_label"),
     *("rttm_filepath", "uem_filepath", "ctm_filepath"),
+    *("timestamps_char", "timestamps_word", "timestamps_segment", "pred_lang", "pred_lang_chars"),
+    *("beams", "token_confidence", "word_confidence"),
 )
-"""What NeMo's tools add to a manifest: error rates, prompts, labels, and files of other tasks."""
+"""What NeMo's tools add to a manifest: error rates, prompts, labels, times, other tasks' files."""
 
 TARRED = Look(
     "NeMo's tarred data set",

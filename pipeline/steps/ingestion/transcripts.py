@@ -6,6 +6,7 @@ bounded whatever the number of lines. Where many tasks would read many lines, gi
 the manifests themselves.
 """
 
+import math
 import posixpath
 import unicodedata
 from collections import Counter
@@ -86,7 +87,7 @@ class Transcripts:
         """Raise ValueError if the first lines are of nothing, or cannot be read."""
         rows = chain.from_iterable(map(self._rows, self.pieces))
         for fields, keys in islice(rows, _TRIED_ROWS):
-            if keys and isinstance(self._hypothesis(fields, keys[0]), Hypothesis):
+            if keys and isinstance(self._hypothesis(fields), Hypothesis):
                 return
         raise ValueError(f"{self.uri}: no line of the first {_TRIED_ROWS} is usable: {_NEED}")
 
@@ -99,20 +100,20 @@ class Transcripts:
         among, found = set(wanted), dict[Key, Hypothesis | Unusable]()
         for fields, keys in chain.from_iterable(map(self._rows, self.pieces)):
             for key in among.intersection(keys):
-                if (heard := self._hypothesis(fields, key)) is None:
+                if (heard := self._hypothesis(fields)) is None:
                     break
                 if found.setdefault(key, heard) != heard:
-                    found[key] = Unusable(f"{self.uri}: two lines of {key[1]}: keep one")
+                    found[key] = Unusable("two lines: keep one")
         return found
 
     def _rows(self, piece: Piece) -> Iterator[tuple[Mapping[str, Any], list[Key]]]:
         """Yield the lines of an object, and what each is of."""
         for number, row in enumerate(json_rows(self.store, piece), 1):
             if isinstance(row, Quarantined):
-                raise ValueError(f"{piece.uri}: row {number}: {row.detail}: correct the line")
+                raise ValueError(f"{piece.uri}: row {number}: {row.detail}: {_CORRECT}")
             yield row.fields, list(_keys(row.fields, piece.folder))
 
-    def _hypothesis(self, fields: Mapping[str, Any], key: Key) -> Hypothesis | Unusable | None:
+    def _hypothesis(self, fields: Mapping[str, Any]) -> Hypothesis | Unusable | None:
         """Return what a line says was heard; None for a line without a text."""
         if (text := fields.get(PRED_TEXT)) is None:
             return None
@@ -120,10 +121,11 @@ class Transcripts:
         try:
             [found] = parse_hypotheses([heard])
         except ValueError as error:
-            return Unusable(f"{self.uri}: {key[1]}: {error}")
+            return Unusable(str(error))
         return found
 
 
+_CORRECT = f"correct the line; of a long one keep {PRED_TEXT}, score and what it is of"
 _NEED = (
     f"need {PRED_TEXT}, and utterance_id or the path of the audio in {_PATHS[0]}, a relative one "
     "from the folder of these lines on"
@@ -138,19 +140,30 @@ def _keys(fields: Mapping[str, Any], folder: str) -> Iterator[Key]:
     path = next((value for name in _PATHS if isinstance(value := fields.get(name), str)), None)
     if path:
         uri = path if is_absolute(path) else join_uri(folder, path.removeprefix("./"))
-        offset = next((value for name in _OFFSETS if (value := fields.get(name))), 0)
-        if isinstance(offset, int | float) and 0 <= offset <= MAX_START_S:
-            yield place_key(uri, float(offset))
+        given = next((value for name in _OFFSETS if (value := fields.get(name)) is not None), None)
+        start_s = _number(given)
+        if not start_s:
+            yield place_key(uri)
+        if given is not None and 0 <= start_s <= MAX_START_S:
+            yield place_key(uri, start_s)
 
 
-def place_key(uri: str, start_s: float = 0.0) -> Key:
+def _number(given: object) -> float:
+    """Read a number, also of text; NaN for anything else."""
+    try:
+        return math.nan if isinstance(given, bool) else float(given or 0)  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError):
+        return math.nan
+
+
+def place_key(uri: str, start_s: float | None = None) -> Key:
     """Return the key of an object, or of its segment from a second on, however the path is spelt.
 
     File systems and recognizers write accents as one character or as two.
     """
     spelt = unicodedata.normalize("NFC", uri.removeprefix("file://"))
     plain = spelt if is_s3(spelt) else posixpath.normpath(spelt)
-    return "place", f"{plain} from {start_s:.3f} s on" if start_s else plain
+    return "place", plain if start_s is None else f"{plain} from {start_s:.3f} s on"
 
 
 T = TypeVar("T")
@@ -187,7 +200,7 @@ def _joined(
         return Unusable(f"{of.uri}: two lines of one utterance, {named}: keep one")
     [(found, key)] = heard.items()
     if isinstance(found, Unusable):
-        return found
+        return Unusable(f"{of.uri}: {key}: {found.detail}")
     changed: Any = utterance
     given: Sequence[Hypothesis] = changed.hypotheses
     if any(each.recognizer == of.recognizer for each in given):
@@ -228,7 +241,7 @@ def _keys_of(record: Utterance) -> list[Key]:
     if record.part is None:
         keys.append(place_key(record.audio_uri))
     # A path alone is that of the whole recording.
-    if isinstance(record.part, Segment) and record.part.start_s:
+    if isinstance(record.part, Segment):
         keys.append(place_key(record.audio_uri, record.part.start_s))
     return keys
 

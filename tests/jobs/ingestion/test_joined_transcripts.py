@@ -83,20 +83,27 @@ def test_a_line_is_known_by_its_id_or_its_audio(corpus: Corpus) -> None:
         (corpus.audio / f"{name}.wav").write_bytes(wav(tone(1, 1)))
     rows = [row(f"{name}.wav", 1.0) for name in names if name != "long"]
     rows += [
-        row("long.wav", 0.25, start_s=start, utterance_id=f"s{start}") for start in (0.25, 0.5)
+        row("long.wav", 0.25, start_s=start, utterance_id=f"s{start}") for start in (0, 0.25, 0.5)
     ]
     lines: list[object] = [
+        {"audio_filepath": "audio/long.wav", "offset": 0.0, "pred_text": "first"},
         {"utterance_id": "rec-1", "audio_filepath": "./audio//cafe\u0301.wav", "pred_text": "a"},
-        {"audio_filepath": "audio/long.wav", "offset": 0.5, "pred_text": "second"},
+        {"audio_filepath": "audio/long.wav", "offset": "0.5", "pred_text": "second"},
         *[{"utterance_id": "bob", "audio_filepath": "audio/bob.wav", "pred_text": "b"}] * 2,
     ]
     at = write_lines(corpus.audio.parent / "w.jsonl", lines)
     manifest = write_lines(corpus.audio.parent / "m.jsonl", rows)
     given = ("--manifest", manifest, "--format", "table", "--transcripts", f"w={at}")
     said = corpus.job("ingest", *given)
-    assert "w heard 3 of 4 utterances" in said.err
+    assert "w heard 4 of 5 utterances" in said.err
     texts = {key: [each.text for each in some] for key, some in heard(corpus).items()}
-    assert texts == {"caf\u00e9": ["a"], "s0.25": [], "s0.5": ["second"], "bob": ["b"]}
+    assert texts == {
+        "caf\u00e9": ["a"],
+        "s0": ["first"],
+        "s0.25": [],
+        "s0.5": ["second"],
+        "bob": ["b"],
+    }
 
 
 @pytest.mark.parametrize(
@@ -199,14 +206,14 @@ ANN = {"utterance_id": "ann-1", "pred_text": "a"}
 @pytest.mark.parametrize(
     ("lines", "detail"),
     [
-        ([ANN, ANN | {"pred_text": "b"}, ANN], "two lines of ann-1: keep one"),
+        ([ANN, ANN | {"pred_text": "b"}, ANN], "ann-1: two lines: keep one"),
         (
             [ANN, {"audio_filepath": "AUDIO", "pred_text": "b"}],
             "two lines of one utterance, ann-1 and .*ann-1.*: keep one",
         ),
         ([ANN | {"pred_text": 3}], "ann-1: .*need an object"),
         ([ANN | {"pred_text": "\u0434" * 90_000}], "ann-1: .* as JSON: need"),
-        ([ANN | {"score": "b"}], "need a finite number"),
+        ([ANN | {"score": "b", "audio_filepath": "AUDIO"}], "need a finite number"),
         ([ANN | {"score": float("nan")}], "need a finite number"),
     ],
 )

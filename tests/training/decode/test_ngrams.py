@@ -9,6 +9,7 @@ import math
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -115,6 +116,32 @@ def test_probabilities_sum_to_one_after_every_history(
         each = [asked.probability(history, word) for word in PREDICTED]
         assert min(each) > 0
         assert sum(each) == pytest.approx(1, abs=1e-6)
+
+
+@settings(max_examples=20, deadline=None)
+@given(corpora, st.integers(2, 4), st.integers(0, 9))
+def test_a_search_finds_what_a_searched_model_lists(
+    sentences: Sentences, order: int, seed: int
+) -> None:
+    """Where n-grams are dearer than their back-off, the search's cheaper way is the only one."""
+    model = kneser_ney(sentences, VOCABULARY, order)
+    dearer = model.ngrams.copy()
+    dearer["log_probability"] -= np.random.default_rng(seed).exponential(0.5, len(dearer))
+    given_model = replace(model, ngrams=dearer)
+    asked, found = Asked(given_model), Asked(given_model.as_searched())
+
+    def cheapest(history: Words, word: str) -> float:
+        entry = asked.entries.get((*history, word))
+        listed = 10**entry.log_probability if entry else 0.0
+        if not history:
+            return listed
+        weight = 10 ** asked.entries[history].log_backoff if history in asked.entries else 1.0
+        return max(listed, weight * cheapest(history[1:], word))
+
+    for history in histories_below(order):
+        for word in PREDICTED:
+            expected = cheapest(history, word)
+            assert found.probability(history, word) == pytest.approx(expected, rel=1e-9)
 
 
 @settings(max_examples=12, deadline=None)

@@ -153,29 +153,42 @@ def test_posteriors_are_shares_of_paths(lattice: np.ndarray, scale: float) -> No
 def test_confidence_is_the_probability_of_paths_with_the_word(
     lattice: np.ndarray, scale: float
 ) -> None:
-    def last_words(arcs: list[tuple]) -> list[int]:
-        """Return the last word written at each frame."""
-        found, word = [], 0
+    def words_there(arcs: list[tuple]) -> list[list[int]]:
+        """Return the last word written at each frame, and others that are written just before."""
+        found, words = [], [0]
         for _, _, label, written, _, _ in arcs:
-            word = written or word
-            found += [word] if label else []
-        return found
+            words = [*words, written] if written else words
+            found += [words if len(words) == 1 else words[1:]] if label else []
+            words = words[-1:] if label else words
+        return [*found[:-1], found[-1] + words[1:]]
 
     rows, paths = lattice.tolist(), list(paths_of(lattice))
     weights = np.exp(-scale * np.array([path.cost for path in paths]))
-    words_of = np.array([last_words([rows[number] for number in path.arcs]) for path in paths])
+    words_of = [words_there([rows[number] for number in path.arcs]) for path in paths]
     chosen = best_arcs(lattice)
-    num_frames, frame, begins = words_of.shape[1], 0, []
+    num_frames, frame, begins = len(words_of[0]), 0, []
     for number in chosen.tolist():
         begins += [(rows[number][3], min(frame, num_frames - 1))] if rows[number][3] else []
         frame += rows[number][2] > 0
     ends = [*(begin for _, begin in begins), num_frames][1:]
     expected = [
-        np.mean([weights @ (words_of[:, at] == word) for at in range(begin, max(end, begin + 1))])
+        np.mean(
+            [
+                weights @ [word in of_path[at] for of_path in words_of]
+                for at in range(begin, max(end, begin + 1))
+            ]
+        )
         for (word, begin), end in zip(begins, ends[: len(begins)], strict=True)
     ]
     clipped = np.clip(np.array(expected) / weights.sum(), 1e-4, 1 - 1e-4)
     np.testing.assert_allclose(word_confidences(lattice, chosen, scale), clipped, atol=6e-5)
+
+
+def test_words_written_before_one_frame_are_both_there() -> None:
+    """As "a" that waits for its next phone, and "double" that is known by its first."""
+    rows = [(0, 1, 1, 0), (1, 2, 0, 5), (2, 3, 2, 6), (3, 4, 0, 7), (4, 5, 0, 0)]
+    lattice = np.array([(*each, 0.0, 0.0) for each in rows], SEARCH_ARC)
+    np.testing.assert_array_equal(word_confidences(lattice, np.arange(5)), [0.9999] * 3)
 
 
 TWO_WORDS = np.array(

@@ -61,7 +61,7 @@ def model_of(order: int) -> BackoffModel:
 
 def small_model() -> BackoffModel:
     """The run's model of the first pass, whose histories have Witten-Bell's probabilities."""
-    return pruned(model_of(3), FIRST_PASS.pruning, model_of(3))
+    return pruned(model_of(3), FIRST_PASS.pruning, model_of(3)).as_searched()
 
 
 def grammar_of(model: BackoffModel) -> ConstFst:
