@@ -30,6 +30,7 @@ from jobs.cli.arguments import (
     add_device_argument,
     add_ranks_arguments,
     add_source_arguments,
+    names_labelled_alone,
     require_source_options,
     subset_and_uri,
 )
@@ -468,7 +469,8 @@ def _check_own_teacher(recipe: Recipe) -> None:
 def _check_transcripts(recipe: Recipe, arguments: argparse.Namespace) -> None:
     """Raise ConfigurationError if there will be no transcripts, or none that can be read."""
     if recipe.targets.source == "transcripts":
-        if arguments.kaldi_dir and not arguments.transcripts:
+        is_spoken = arguments.kaldi_dir and not names_labelled_alone(arguments)
+        if is_spoken and not arguments.transcripts:
             remedy = f"give {TRANSCRIPTS} NAME=URI, or set targets.source = 'lattice'"
             raise ConfigurationError(f"targets.source = 'transcripts': there are none: {remedy}")
         from training.targets.text_normalization import check_language  # noqa: PLC0415 - NumPy

@@ -144,8 +144,8 @@ def unknown_words(report: Report) -> str:
     unknown, words = counts["num_unknown"], counts["num_words"]
     said = (
         f"Of {words:,} held-out words {unknown:,} ({number(100 * unknown / words)} %) are in no "
-        f"hypothesis, as the lexicon lacks them: {counts['num_unknown_types']:,} of "
-        f"{counts['num_types']:,} different words."
+        f"hypothesis, as the lexicon or the language model lacks them: "
+        f"{counts['num_unknown_types']:,} of {counts['num_types']:,} different words."
     )
     shares = []
     for model in in_order(report["word_errors"]) if unknown else []:

@@ -180,7 +180,10 @@ class _Section:
 
 
 _BLANKS = re.compile(r"[ \t\r\n]+")
-_TWICE = "there twice: remove one"
+_TWICE = (
+    "there twice: remove one; where the two differ by Unicode form alone, estimate the model of "
+    "text in NFC"
+)
 _NO_HISTORY = "its history has no entry: list the shorter n-gram too"
 _NO_UNIGRAM = "its last word has no unigram: list it too"
 

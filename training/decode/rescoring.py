@@ -122,10 +122,10 @@ def word_confidences(
     On a path a word lasts from the frame at which it is written to that of the next word, or to the
     end: so labels that are early or late are so on all paths alike. Of several that are written
     before one frame each lasts there, and those behind all frames last at the last. The posterior
-    of a word at a frame is the probability of the paths on which it lasts there (Wessel, Schlueter, Macherey and
-    Ney, "Confidence measures for large vocabulary continuous speech recognition", 2001). Confidence
-    is its mean over the frames of the word on the path, or over the frame at which it is written,
-    if the next one is there, too.
+    of a word at a frame is the probability of the paths on which it lasts there (Wessel, Schlueter,
+    Macherey and Ney, "Confidence measures for large vocabulary continuous speech recognition",
+    2001). Confidence is its mean over the frames of the word on the path, or over the frame at
+    which it is written, if the next one is there, too.
 
     It is between 0.0001 and 0.9999, as normalized cross-entropy is infinite where a word is wrong
     at 1 or right at 0, and has four digits, as the last bits differ between CPUs.

@@ -50,6 +50,7 @@ from training.evaluate.slices import (
     scored_pieces,
     slices,
 )
+from training.evaluate.stored_graphs import BuiltGraphs
 from training.evaluate.tuning import recipe_settings, tuned_settings
 from training.evaluate.word_errors import (
     DecodedUtterance,
@@ -191,8 +192,8 @@ def evaluate(
     lexicon = read_lexicon(store, run_uri, corpus_uri, reads)
 
     def score(step: StepRun) -> Manifest:
-        words = lexicon.parse()
-        unknown = out_of_vocabulary(store, run_uri, features, words.pronunciations.keys())
+        known = BuiltGraphs.of(store, run_uri).searched_words
+        unknown = out_of_vocabulary(store, run_uri, features, known)
         settings = dict.fromkeys(models.names, recipe_settings(config))
         settings |= tuned_settings(store, run_uri) if is_tuned else {}
         place = DecodingPlace.of(step, corpus_uri, config, models)

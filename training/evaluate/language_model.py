@@ -32,6 +32,11 @@ MAX_TEXT_BYTES = 128 * 2**20
 """The largest text that a model is estimated from, some 24 million words."""
 
 _GZIP = b"\x1f\x8b"
+_UNREAD = {
+    b"mmap lm ": "give the ARPA text, not KenLM's binary",
+    **dict.fromkeys((b"BZh", b"\xfd7zXZ", b"PK\x03\x04"), "unpack it, or pack it by gzip"),
+}
+"""By their first bytes, files that are often given in a text's place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +66,9 @@ class LanguageModelFile:
         file that unpacks to more than the bound, for one that is damaged, and for the first line
         not in UTF-8. A megabyte of a gzip may unpack to a thousand.
         """
+        for begin, remedy in _UNREAD.items():
+            if self.data.startswith(begin):
+                raise ValueError(f"{self.uri}: no text: {remedy}")
         file: io.BufferedIOBase = io.BytesIO(self.data)
         if self.data.startswith(_GZIP):
             file = gzip.GzipFile(fileobj=file)

@@ -9,13 +9,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
+import numpy as np
+
 from infra.store.object_store import ObjectStore
 from pipeline.records import Tally
 from pipeline.runs.commit import StepContext
 from pipeline.runs.manifest import Output, output_on_host, read_manifest, read_output
 from pipeline.runs.names import GRAPH_STEP
 from training.decode.const_fst import ConstFst
-from training.decode.grammar import GrammarWeights
+from training.decode.grammar import BACKOFF_WORD, GrammarWeights
 from training.decode.graph import DecodingGraph
 from training.decode.second_pass import SecondPass
 from training.settings import MAX_ORDER
@@ -84,6 +86,13 @@ class BuiltGraphs:
     def has_own_order(self) -> bool:
         """Return whether one grammar is that of all orders."""
         return len(set(self.rescoring.values())) == 1
+
+    @property
+    def searched_words(self) -> set[str]:
+        """Return the words that hypotheses may have: those of the lexicon and the first pass."""
+        words = open_graph(self.graph).words
+        labels = np.unique(self.grammar(self.first_pass).arcs["input_label"])
+        return {words[label] for label in labels.tolist()} - {BACKOFF_WORD}
 
     def grammar(self, output: Output) -> ConstFst:
         """Map one of the grammars."""

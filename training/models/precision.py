@@ -26,7 +26,8 @@ def has_bfloat16(device: torch.device) -> bool:
     float32 on a CPU of AVX2 (tests/benchmarks/low_precision.py).
     """
     if device.type != "cuda":
-        return bool(torch.cpu._is_avx512_bf16_supported())
+        has_it = getattr(torch.cpu, "_is_avx512_bf16_supported", None)  # no part of torch's API
+        return has_it is not None and bool(has_it())
     with torch.cuda.device(device):
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
 

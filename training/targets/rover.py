@@ -99,20 +99,23 @@ def _voted(column: Sequence[Word | None], confidences: Sequence[float], alpha: f
 def chosen_words(texts: Sequence[Sequence[Readings]]) -> list[list[Word]]:
     """Read each text in one way: of several readings that which another text has, or the first.
 
-    Where another text has the same number, say, all readings are left to the alignment.
+    Where another text has the same number, say, and none has its words, all readings are left to
+    the alignment.
     """
     firsts = [_line(word for readings in text for word in readings[0]) for text in texts]
-    found = []
+    units, found = [set(text) for text in texts], []
     for number, text in enumerate(texts):
-        lines = [line for other, line in enumerate(firsts) if other != number]
-        same = {each for other, text in enumerate(texts) if other != number for each in text}
+        others = [(firsts[i], units[i]) for i in range(len(texts)) if i != number]
         words = list[Word]()
         for readings in text:
-            if len(readings) > 1 and readings in same:
+            lines = [line for line, has in others if readings not in has]
+            spoken = (each for each in readings if any(_line(each) in line for line in lines))
+            if (said := next(spoken, None)) is not None:
+                words += said
+            elif len(readings) > 1 and len(lines) < len(others):
                 words.append(readings)
             else:
-                spoken = (each for each in readings if any(_line(each) in line for line in lines))
-                words += next(spoken, readings[0])
+                words += readings[0]
         found.append(words)
     return found
 

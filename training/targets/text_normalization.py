@@ -230,7 +230,8 @@ RULES: Mapping[str, LanguageRules] = {
         },
         minus="menos",
         to="a",
-        ordinals="[ºª]",
+        dot="punto",
+        ordinals=r"\.?[ºª]",
         point="coma",
         compounds=False,
     ),
@@ -248,14 +249,17 @@ MAX_LETTERS = 1000
 """No word is longer; Unicode's forms of one take a time that may grow with its length's square."""
 
 _NOT_SPOKEN = re.compile(
-    r"\[[^\[\]]*\]|<(?!\d)[\w/|][^<>\s]*>|\([^()\d]{0,30}\)|[♪♫]+|^\s*speaker[_ ]?\d+:",
+    r"\[[^\[\]]*\]|<(?!\d)[\w/|][^<>\s]*>|<\d[\d:.]*>|<[a-z]+ [a-z]+>|"
+    r"<(?:v|c|font|span|lang)\b[^<>]*>|\([^()\d]{0,30}\)|[♪♫]+|^\s*speaker[_ ]?\d+:",
     re.IGNORECASE,
 )
 """What recognizers write of noise, music and speakers; long parentheses are speech."""
 
-_ENTITY = re.compile(r"&#?\w+;")
-_PLAIN = str.maketrans({"\u2032": "'", "\u201b": "'", "\u2044": "/", "\u00ad": None})
-"""Apostrophes, the bar of fractions, and hyphens that are seen at a line's end alone."""
+_ENTITY = re.compile(r"&#?\w{1,31};")
+_PLAIN = str.maketrans(
+    {"\u2032": "'", "\u201b": "'", "\u2044": "/", "\u2012": "\u2013", "\u00ad": None}
+)
+"""Apostrophes, bars, dashes (see _TO), and hyphens that are seen at a line's end alone."""
 
 _SIGNS = "$£€¥₹"
 _CODES = {"USD": "$", "EUR": "€", "GBP": "£", "INR": "₹"}
@@ -273,8 +277,22 @@ _DATE = re.compile(r"\b(\d{1,2})\.(\d{1,2})\.(?=\d{4}\b)")
 _ROMAN = r"(?=[XVI]{2}|[LXVIC]{3}|Ier|[XV]e)(?P<roman>(?:XC|XL|L?X{0,3})(?:IX|IV|V?I{0,3}))"
 """Without C and two letters with L, which often are acronyms, as CD and XL."""
 
+_TITLES = frozenset(
+    ("mr", "mrs", "ms", "dr", "prof", "st", "jr", "sr", "vs", "etc", "mme", "mlle", "ste", "sra")
+)
+"""Abbreviations that are written without a dot, too; most others would be words: oz, co, ft."""
+
+_DOTLESS = {"tr": str.maketrans("I\u0130", "\u0131i"), "az": str.maketrans("I\u0130", "\u0131i")}
+"""Languages in which I is the capital of another letter than i."""
+
+_MARKS = "".join(
+    each for each in map(chr, range(0x300, 0x10000)) if unicodedata.category(each)[0] == "M"
+)
+_SOME_MARKS = rf"[{_MARKS}\u200c\u200d]{{1,8}}(?![{_MARKS}])"
+"""Accents, vowel signs and joiners within a word; no word has more of them at once."""
+
 _LETTERS = re.compile(r"[^\W\d_]\.(?:[^\W\d_]\.)+")
-_PARTS = re.compile(r"\d+(?:[.,:]\d+)*|[^\W\d_](?:[^\W\d]|['\u2019.])*|°[CF]\b|\S")
+_PARTS = re.compile(rf"\d+(?:[.,:]\d+)*|[^\W\d_](?:[^\W\d]|['\u2019.]|{_SOME_MARKS})*|°[CF]\b|\S")
 _TO = "\u2012"
 """A dash that stands between the ends of a range."""
 
@@ -306,8 +324,9 @@ class Normalizer:
         self._marks = ".," if {family, language} & POINTS else ",."
         self._known = lexicon.pronunciations
         found: dict[str, list[str]] = defaultdict(list)
+        self._dotless = _DOTLESS.get(family, {})
         for word in lexicon.pronunciations:
-            found[plain_spelling(word)].append(word)
+            found[plain_spelling(word.translate(self._dotless))].append(word)
         self._spellings: Mapping[str, Sequence[str]] = found
         num_capitals = sum(map(str.isupper, lexicon.pronunciations))
         self._in_its_case = str.upper if 2 * num_capitals > len(lexicon.pronunciations) else str
@@ -325,7 +344,7 @@ class Normalizer:
         units = "|".join(map(re.escape, self._rules.units)) or "(?!)"
         scales = "|".join(map(re.escape, self._rules.scales)) or "(?!)"
         self._attached = re.compile(
-            rf"(?<=\d)(?=(?:{units})\b)|(?P<money>[{_SIGNS}]\d[\d.,]*)(?=(?:{scales})\b)",
+            rf"(?<=\d)(?=(?:{units})\b|°)|(?P<money>[{_SIGNS}]\d[\d.,]*)(?=(?:{scales})\b)",
             re.IGNORECASE,
         )
         self._scaled = re.compile(
@@ -386,6 +405,7 @@ class Normalizer:
     def _apart(self, text: str) -> str:
         """Remove what is not spoken, and set numbers apart from what is not part of them."""
         spoken = composed(_ENTITY.sub(lambda found: html.unescape(found[0]), text))
+        spoken = spoken.translate(self._dotless)
         spoken = _NOT_SPOKEN.sub(lambda found: found[0] if found[0] in self._known else " ", spoken)
         spoken = _FRACTION.sub(lambda found: _FRACTIONS[found[0]], spoken.translate(_PLAIN))
         spoken = self._spaced.sub(lambda found: "".join(found[0].split()), spoken)
@@ -415,8 +435,12 @@ class Normalizer:
 
     def _sign(self, code: re.Match[str]) -> str:
         """Return the sign for the code of a currency that the language has."""
-        sign = _CODES.get((code["before"] or code["after"] or "")[:3].upper(), "")
-        return sign if not sign or sign in self._rules.currencies else code[0]
+        named = code["before"] or code["after"] or ""
+        sign = _CODES.get(named[:3].upper(), "")
+        said = self._rules.currencies.get(sign)
+        # "A 5 euro note" is none of five euros.
+        is_word = len(named) > 3 and said is not None and named.casefold() != said[1]
+        return sign if not sign or (said and not is_word) else code[0]
 
     def words(self, text: str) -> list[str]:
         """Return the words of the text as they are likeliest said, such as for a transcript."""
@@ -428,9 +452,7 @@ class Normalizer:
             found: Readings = ((token,),)
         else:
             word = self._word(core)
-            # The dot of "Mr." may be left out; but "fr" may be a word, and then it is no "fr.".
-            has_dot = "." in token or not word
-            found = (*self._abbreviation(token, core, has_dot=has_dot), *word)
+            found = (*self._abbreviation(token, core, is_word=bool(word)), *word)
         if found:
             # "US" is not "us" where not all is in capitals.
             letters = self._spelled(core) if has_lower_case else ()
@@ -457,6 +479,12 @@ class Normalizer:
             yield from self._symbol(part.lower())
         elif found := self._numeral(part) or self._word(part):
             yield found
+        elif self._rules.dot and self._marks[0] == "," and re.fullmatch(r"\d+\.\d+", part):
+            # Such as version 2.0 where 2,0 is the number.
+            whole, _, after = part.partition(".")
+            begin = f"{self._cardinals(whole, is_grouped=True)[0]} {self._rules.dot}"
+            ends = (*self._cardinals(after, is_grouped=True), *self._one_by_one(after))
+            yield from filter(None, [self._kept(f"{begin} {each}" for each in ends)])
         elif part[0].isdecimal():
             # Such as 3,5 in English: no number, so each of its digits.
             yield from filter(None, map(self._numeral, re.findall(r"\d+", part)))
@@ -513,7 +541,10 @@ class Normalizer:
                 return tuple((word,) for word in found[:MAX_READINGS])
         return ()
 
-    def _abbreviation(self, token: str, core: str, *, has_dot: bool) -> Readings:
+    def _abbreviation(self, token: str, core: str, *, is_word: bool) -> Readings:
+        # The dot of "Mr." may be left out; "fr" may be a word, and 20 ms and MS Word have no miss.
+        is_title = core.casefold() in _TITLES and (core.casefold() != "ms" or core == "Ms")
+        has_dot = "." in token or (is_title and not is_word)
         for written in (token, f"{core}.", core) if has_dot else (token, core):
             if said := self._rules.abbreviations.get(written.strip("\"'(),;:!?“”„").casefold()):
                 return self._kept(said) or ()
@@ -540,7 +571,9 @@ class Normalizer:
     def _said(self, found: re.Match[str]) -> list[str]:
         digits = re.sub(r"\D", "", found["whole"])
         if found["ordinal"]:
-            return [self._say(int(digits), "ordinal")] if len(digits) <= MAX_DIGITS else []
+            said = [self._say(int(digits), "ordinal")] if len(digits) <= MAX_DIGITS else []
+            is_feminine = found["ordinal"].endswith("ª")
+            return [re.sub(r"o\b", "a", each) if is_feminine else each for each in said]
         unit = found["unit"] or found["after"]
         if unit in self._rules.currencies:
             part = found["part"] or found["cents"]
@@ -591,13 +624,15 @@ class Normalizer:
 
     def _decimals(self, digits: str, part: str) -> list[str]:
         """Say a decimal number as num2words does, or digits or a number after the point."""
-        half, five = self._say(0.5, "cardinal"), self._say(5, "cardinal")
-        point = self._rules.point or half.partition(" ")[2].partition(five)[0]
+        half, zero, five = (self._say(each, "cardinal") for each in (0.5, 0, 5))
+        has_point = half.startswith(zero) and half.endswith(five)
+        point = half[len(zero) : -len(five)] if has_point else ""
+        point = self._rules.point or point
         whole = self._cardinals(digits or "0", is_grouped=True)[0]
         after = (*self._one_by_one(part), *self._cardinals(part, is_grouped=True))
         said = [f"{whole} {point} {each}" for each in after]
         is_plain = len(digits) <= MAX_DIGITS - 4 and (digits[:1] != "0" or len(digits) == 1)
-        if is_plain and len(part) <= 4:
+        if is_plain and len(part) <= 4 and self._language not in _INEXACT:
             # It leaves out zeros at the end, and may have another word than the rules.
             is_last = part[-1] == "0" or self._rules.point
             number = self._say(float(f"{digits}.{part}"), "cardinal")
@@ -669,7 +704,9 @@ class Normalizer:
             for value, following in zip(values, [*values[1:], 0], strict=True)
         )
         cardinals = [] if found["ordinal"] else [self._say(number, "cardinal")]
-        return self._kept([*cardinals, *self._ordinals(number)])
+        # "The XIXth" has its article.
+        ordinals = self._ordinals(number)[:: -1 if found["ordinal"] else 1]
+        return self._kept([*cardinals, *ordinals])
 
     def _say(self, number: int | float, kind: str) -> str:
         said = _say(number, kind, self._language)
@@ -704,6 +741,10 @@ class Normalizer:
             if found and (end == len(word) or (rest := self._compound(word[end:]))):
                 return [found[0], *(rest if end < len(word) else [])]
         return []
+
+
+_INEXACT = frozenset({"fa", "tr", "vi"})
+"""Languages of which num2words says another decimal number than it is given."""
 
 
 @lru_cache(maxsize=4096, typed=True)
@@ -745,6 +786,8 @@ def _stripped(token: str) -> str:
     if (first := _FIRST.search(token)) is None:
         return ""
     last = next((at for at in reversed(range(len(token))) if _LAST.match(token[at])), -1)
+    while unicodedata.category(token[last + 1 : last + 2] or ".")[0] == "M":
+        last += 1
     bare = token[first.start() : last + 1]
     return _QUOTES.sub("", bare)
 

@@ -1,5 +1,6 @@
 """Read lhotse's manifests: cuts, supervisions with their recordings, and Shar's tars."""
 
+import operator
 import re
 import tarfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -330,20 +331,31 @@ def _supervised(cut: Fields) -> dict[str, Any]:
 
 
 def _heard(cut: Fields, supervisions: Sequence[Fields]) -> dict[str, Any]:
-    """Return what a recognizer heard, of the custom fields of a cut or of its supervision."""
-    holders = [
-        each
-        for each in (cut, *supervisions)
+    """Return what a recognizer heard, of the custom fields of a cut, or of its supervisions.
+
+    As their texts are, several are one, in order of time; its score is the mean over the words.
+    """
+    custom = {
+        number: own
+        for number, each in enumerate((cut, *supervisions))
         if isinstance(own := each.get("custom"), dict) and own.get(PRED_TEXT) is not None
-    ]
-    if len(holders) > 1:
-        remedy = "cut it by trim_to_supervisions(keep_overlapping=False)"
-        raise _RefusedError(f"several {PRED_TEXT} in a cut: need one: {remedy}")
-    for each in holders:
-        if each is not cut:
-            _require_within_cut(cut, each)
-        return {name: each["custom"].get(name) for name in (PRED_TEXT, "score")}
-    return {}
+    }
+    if 0 not in custom:
+        for number in custom:
+            _require_within_cut(cut, supervisions[number - 1])
+    of_cut = [custom[0]] if 0 in custom else [*custom.values()]
+    if len(of_cut) < 2:
+        return {name: own.get(name) for own in of_cut for name in (PRED_TEXT, "score")}
+    in_order = sorted(custom, key=lambda number: float(supervisions[number - 1]["start"]))
+    texts = [str(custom[number][PRED_TEXT]) for number in in_order]
+    lengths, scores = [], []
+    for number, text in zip(in_order, texts, strict=True):
+        lengths.append(len(text.split()))
+        scores.append(custom[number].get("score"))
+    heard: dict[str, Any] = {PRED_TEXT: " ".join(texts)}
+    if sum(lengths) and all(_is_number(score) for score in scores):
+        heard["score"] = sum(map(operator.mul, lengths, scores)) / sum(lengths)
+    return heard
 
 
 def _require_within_cut(cut: Fields, supervision: Fields) -> None:

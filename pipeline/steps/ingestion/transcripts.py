@@ -85,11 +85,13 @@ class Transcripts:
 
     def require_usable(self) -> None:
         """Raise ValueError if the first lines are of nothing, or cannot be read."""
-        rows = chain.from_iterable(map(self._rows, self.pieces))
+        rows, why = chain.from_iterable(map(self._rows, self.pieces)), _NEED
         for fields, keys in islice(rows, _TRIED_ROWS):
-            if keys and isinstance(self._hypothesis(fields), Hypothesis):
+            found = self._hypothesis(fields)
+            if keys and isinstance(found, Hypothesis):
                 return
-        raise ValueError(f"{self.uri}: no line of the first {_TRIED_ROWS} is usable: {_NEED}")
+            why = found.detail if isinstance(found, Unusable) else why
+        raise ValueError(f"{self.uri}: no line of the first {_TRIED_ROWS} is usable: {why}")
 
     def find(self, wanted: Iterable[Key]) -> dict[Key, Hypothesis | Unusable]:
         """Return the hypotheses of those that are wanted, in one pass over the lines.

@@ -134,7 +134,7 @@ def test_manifests_carry_a_recognizers_text(spoken: Corpus) -> None:
 
 
 def test_lhotses_custom_fields_carry_a_recognizers_text(spoken: Corpus) -> None:
-    """A cut's, or its supervision's; of two that differ it is a ledger row."""
+    """A cut's, or its supervisions', which are within it; their score is the mean over words."""
 
     def cut(name: str, custom: object, *of_supervisions: object) -> dict[str, Any]:
         source = {"type": "file", "channels": [0], "source": f"audio/{name}.wav"}
@@ -147,19 +147,23 @@ def test_lhotses_custom_fields_carry_a_recognizers_text(spoken: Corpus) -> None:
         made = {"id": name, "type": "MonoCut", **times, "channel": 0, "recording": recording}
         return {**made, "supervisions": supervisions, "custom": custom}
 
+    late = cut("ann-3", None, {"pred_text": "not all here"})
+    late["supervisions"][0]["duration"] = 2.0
     rows = [
+        late,
         cut("ann-1", {"pred_text": "Hi.", "score": -0.5, "snr": 3}),
         cut("ann-2", {"snr": 3}, {"pred_text": "Yes."}, None),
-        cut("bob-1", None, {"pred_text": "a"}, {"pred_text": "b"}),
+        cut("bob-1", None, {"pred_text": "a", "score": -1}, {"pred_text": "b c", "score": -0.25}),
     ]
     path = write_lines(spoken.audio.parent / "cuts.jsonl", rows)
     spoken.ingest("--manifest", path, "--format", "lhotse")
     assert heard(spoken) == {
         "ann-1": (Hypothesis("pred_text", "Hi.", -0.5),),
         "ann-2": (Hypothesis("pred_text", "Yes."),),
+        "bob-1": (Hypothesis("pred_text", "a b c", -0.5),),
     }
     [lost] = spoken.ledger()
-    assert "several pred_text in a cut" in lost["detail"]
+    assert "not all spoken there" in lost["detail"]
 
 
 def test_columns_name_a_recognizers_text(spoken: Corpus) -> None:

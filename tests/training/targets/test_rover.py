@@ -19,6 +19,7 @@ from training.targets.rover import (
     rover,
     slot_words,
 )
+from training.targets.text_normalization import Readings
 
 TEXTS = st.lists(st.lists(st.sampled_from("abc"), max_size=5), min_size=1, max_size=3)
 
@@ -109,6 +110,14 @@ def test_all_readings_of_the_same_number_remain() -> None:
     number = (("eighteen", "three"), ("one", "thousand"))
     (slot,) = slot_words([Heard([number], 0.5), Heard([number], 0.75)], alpha=0.0)
     assert slot.confidences == {("eighteen", "three"): 0.625, ("one", "thousand"): 0.625}
+
+
+def test_a_number_in_words_says_which_reading_it_is() -> None:
+    """Two that write digits alike agree with a third that writes them in words."""
+    number = (("eighteen", "three"), ("one", "thousand"))
+    words: list[Readings] = [(("one",),), (("thousand",),)]
+    slots = slot_words([Heard([number], 0.5), Heard([number], 0.5), Heard(words, 0.5)], alpha=1.0)
+    assert [slot.confidences for slot in slots] == [{("one",): 1.0}, {("thousand",): 1.0}]
 
 
 def test_who_heard_nothing_votes() -> None:

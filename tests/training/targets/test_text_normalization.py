@@ -261,6 +261,41 @@ def test_numbers_are_read_whatever_their_size(number: int) -> None:
     assert not any(re.search(r"\d", word) for word in chain.from_iterable(readings))
 
 
+@pytest.mark.parametrize(
+    ("language", "text", "spoken"),
+    [
+        ("en", "co-founder of MS Word, 20 ms, Gen Z", "co founder of ms word twenty ms gen z"),
+        ("en", "Ms Oz vs. Mr Co St Mary", "miss oz versus mister co saint mary"),
+        ("en", "a 5 euro note, 5 euros", "a five euro note five euros"),
+        ("en", "<00:00:19.039><c> as</c> <v Ann Lee>he <background noise>", "as he"),
+        ("en", '<font color="#E5E5E5">a</font> a<b and c>d x<5', "a a b and c d x five"),
+        ("en", "a \u2012 b 10\u201220 the XIXth", "a b ten to twenty the nineteenth"),
+        ("en", "-3°C", "minus three degrees celsius"),
+        ("de", "HR-Abteilung 2.0", "hr abteilung zwei punkt null"),
+        (
+            "es",
+            "web 2.0 1.º 1.ª 2ª 1,5",
+            "web dos punto cero primero primera segunda uno coma cinco",
+        ),
+        ("sr", "1,50", "jedan zapeta pet nula"),
+        ("th", "1.50", "หนึ่ง จุด ห้า ศูนย์"),
+        ("tr", "1,05 IŞIK İşçi", "bir sıfır beş ışık işçi"),  # noqa: RUF001 - Turkish
+        ("vi", "1,5", "một năm"),
+        ("bn", "বলি। আমি,", "বলি আমি"),
+        ("te", "మాట్లాడతాను.", "మాట్లాడతాను"),
+    ],
+)
+def test_pairs_of_words_that_no_lexicon_has(language: str, text: str, spoken: str) -> None:
+    """But those of the pair, and letters."""
+    normalizer = Normalizer(lexicon_of(f"{spoken} a b c d e f g h i j k l m n o p q r s"), language)
+    assert " ".join(normalizer.words(text)) == spoken
+
+
+def test_an_entity_of_many_digits_is_text() -> None:
+    """Python reads at most 4,300."""
+    assert NORMALIZERS["en"].words(f"A &#{'1' * 5000};")[0] == "A"
+
+
 @pytest.mark.parametrize("language", CONVERTER_CLASSES)
 def test_each_language_reads_all_numbers(language: str) -> None:
     """What num2words lacks of a language is read digit by digit: no text stops a run."""
