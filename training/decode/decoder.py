@@ -179,17 +179,21 @@ def word_spans(
     """Return the frames of each word on a path of these senones.
 
     A graph writes a word early or late, as determinization and phonetic context move its label; the
-    path's senones are those of the words' phones, in order. A search that ended within a word
-    leaves frames that no whole transcript explains; then the words share the utterance evenly.
+    path's senones are those of the words' phones, in order. Where a search ended within a word,
+    that word and those written after it share the frames from its first one on evenly; all words
+    do where no beginning of a transcript explains the frames.
     """
-    path = _phone_path(senones, words, lexicon, tree)
-    if path is None:
-        bounds = [len(senones) * word // max(len(words), 1) for word in range(len(words) + 1)]
-        return [Span(start, end) for start, end in pairwise(bounds)]
+    path = _phone_path(senones, words, lexicon, tree, whole=False) or []
     spans: dict[int, Span] = {}
     for frame in reversed(range(len(path))):
         word = path[frame].word
         spans[word] = Span(frame, spans[word].end if word in spans else frame + 1)
+    last = max(spans, default=-1)
+    if last + 1 < len(words):
+        begin, shared = (spans[last].start, last) if last >= 0 else (0, 0)
+        num_frames, num_words = len(senones) - begin, len(words) - shared
+        bounds = [begin + num_frames * number // num_words for number in range(num_words + 1)]
+        spans |= {shared + n: Span(*ends) for n, ends in enumerate(pairwise(bounds))}
     return [spans[word] for word in range(len(words))]
 
 
@@ -209,9 +213,17 @@ def phone_segments(
 
 
 def _phone_path(
-    senones: Int64[np.ndarray, " frames"], words: Sequence[str], lexicon: Lexicon, tree: SenoneTree
+    senones: Int64[np.ndarray, " frames"],
+    words: Sequence[str],
+    lexicon: Lexicon,
+    tree: SenoneTree,
+    *,
+    whole: bool = True,
 ) -> list[_Node] | None:
-    """Return each frame's phone of the transcript; None if no whole transcript has the senones."""
+    """Return each frame's phone of the transcript; None if none has the senones.
+
+    If it need not be `whole`, the path that comes furthest in the words will do.
+    """
     firsts = _first_nodes(words, lexicon)
     active = [_State(node, SILENCE_ID, after) for node in firsts for after in node.following]
     trace: list[dict[_State, _State]] = []
@@ -229,6 +241,8 @@ def _phone_path(
         trace.append(reached)
         active = list(reached)
     ended = next((state for state in active if state.following is None), None)
+    if not whole and ended is None:
+        ended = max(active, key=lambda state: state.node.word, default=None)
     if not trace or ended is None:
         return None
     path: list[_Node] = []

@@ -221,6 +221,18 @@ def test_frames_without_an_explanation_are_shared(
     assert word_spans(silence, words, LEXICON, TREE) == spans
 
 
+def test_words_before_a_cut_keep_their_times() -> None:
+    """The word within which a search ended shares its frames with those written after it."""
+    words, random = ["see", "cab", "sake"], np.random.default_rng(6)
+    senones, truth = speak(words, random)
+    first, second, third = truth
+    end = second.end - 1
+    assert word_spans(senones[: third.end - 1], words, LEXICON, TREE)[:2] == [first, second]
+    begin, middle = second.start, (second.start + end) // 2
+    cut = word_spans(senones[:end], words, LEXICON, TREE)
+    assert cut == [first, (begin, middle), (middle, end)]
+
+
 @pytest.mark.parametrize("offset", [0, 1, 2])
 def test_expanding_inverts_the_low_rate_view(offset: int) -> None:
     """`alignment[offset + 1 :: 3]` of the expanded senones gives them back."""
