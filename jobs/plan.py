@@ -42,7 +42,7 @@ from jobs.planning.run_plan import (
     to_json,
 )
 from jobs.run_table import STEPS
-from jobs.volumes import Workload
+from jobs.volumes import AUDIO_BYTES_PER_HOUR, Workload
 from pipeline.runs.names import UNLABELLED
 from training.settings.recipe import Recipe, read_recipe
 
@@ -280,7 +280,7 @@ def _grounds(plan: RunPlan, calibration: Calibration) -> list[str]:
     assumed = (
         "a core of the clusters is as fast as the one measured; files and speakers come out even; "
         f"nothing fails; {SPARK_START_S:.0f} s to start a step; audio of "
-        f"{size(plan.workload.audio_bytes_per_hour)} an hour; no {unplanned}"
+        f"{size(AUDIO_BYTES_PER_HOUR)} an hour; no {unplanned}"
     )
     lines = [
         f"Measured on one core ({calibration.machine}): {measured}.",

@@ -60,7 +60,7 @@ class Subset:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Workload holds all subsets of a run, and the mean sizes of their records and audio.
+    """Workload holds all subsets of a run, and the mean size of their records.
 
     One GET reads the audio of so many utterances: one where each is an object of its own, more
     where they are segments of recordings or members of tar files.
@@ -68,7 +68,6 @@ class Workload:
 
     subsets: tuple[Subset, ...]
     record_bytes: float = RECORD_BYTES
-    audio_bytes_per_hour: float = AUDIO_BYTES_PER_HOUR
     utterances_per_request: float = 1.0
 
     def of(self, *names: str) -> list[Subset]:
@@ -290,7 +289,7 @@ def extraction(step: PlannedStep) -> list[Volume]:
     for subset in step.workload.subsets:
         files, written = step.files(subset), step.feature_bytes(subset)
         reads = ceil(subset.utterances / step.workload.utterances_per_request)
-        audio_bytes = subset.hours * step.workload.audio_bytes_per_hour
+        audio_bytes = subset.hours * AUDIO_BYTES_PER_HOUR
         read = audio_bytes + subset.utterances * step.workload.record_bytes
         work = {"extraction_x_real_time": subset.hours * 3600}
         found += _tasks(files, files, files + reads, read, written, work)

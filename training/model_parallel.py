@@ -217,18 +217,6 @@ class SplitStudent(AcousticModel):
         collectives.all_reduce_sum(squares, self.gathered.group)
         return squares.sqrt()
 
-    @property
-    def carries_state(self) -> bool:
-        """Return False: it takes whole sequences."""
-        return False
-
-    def advance(
-        self, normalized: Float[Tensor, "frames dim"], state: object, is_last: bool
-    ) -> tuple[Float[Tensor, "outputs senones"], object]:
-        """Raise ValueError."""
-        del normalized, state, is_last
-        raise ValueError("a split student takes no pieces of utterances: merge it first")
-
 
 def split_model(model: nn.Module, group: ProcessGroup) -> nn.Module:
     """Return this rank's part of a model that all ranks of `group` hold: a copy of its own units.

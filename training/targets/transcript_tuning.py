@@ -63,14 +63,13 @@ LEAST_PROBABILITY = 1e-4
 
 @dataclass(frozen=True, slots=True)
 class TuningPlace:
-    """TuningPlace says what aligns: a run's model on a device, and how transcripts are read."""
+    """TuningPlace says what aligns: a run's model, and how transcripts are read."""
 
     transcripts: TranscriptPlace
     acoustic_scale: float
     model: str
     form: ModelConfig
     lattices: LatticeSearch | None = None
-    device: str = "cpu"
 
     def aligner(self, config: TranscriptsConfig) -> TranscriptAligner:
         """Return the aligner at a candidate."""
@@ -145,8 +144,7 @@ def aligned_rows(
     place = task.place
     context, scale = task.context, place.acoustic_scale
     torch.set_num_threads(1)
-    model = load_model(context.store, context.run_uri, place.model, place.form)
-    trained = model.to(torch.device(place.device))
+    trained = load_model(context.store, context.run_uri, place.model, place.form)
     aligner = place.aligner(place.transcripts.config)
     for position, scores in batched_log_likelihoods(rows, trained, 1.0):
         row = rows[position]
