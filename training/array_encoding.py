@@ -101,7 +101,7 @@ def _encode(
         return {kind: [_encode(item, arrays, kind_of) for item in value]}
     if value is None or isinstance(value, bool | int | float | str):
         return value
-    raise TypeError(f"a {type(value).__name__} cannot be stored: use tensors and plain values")
+    raise TypeError(f"a {type(value).__name__} cannot be stored: use arrays and plain values")
 
 
 def _decode(value: Any, arrays: list[np.ndarray], kinds: Kinds) -> Any:  # noqa: ANN401
