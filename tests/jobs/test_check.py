@@ -69,6 +69,9 @@ def test_transcripts_are_looked_at_before(run_job: RunJob, kaldi_dir: Path, tmp_
     require_refusal(check(run_job, *given, *heard), "no line of the first 1000 is usable")
     lines.write_text('{"utterance_id": "x", "pred_text": "a"}\n')
     assert check(run_job, *given, *heard).code == 0
+    (kaldi_dir / "unlabelled.speakers").unlink()
+    labelled_alone = ("--set", "models.normalization=labelled")
+    assert check(run_job, *given, *labelled_alone).code == 0
 
 
 def test_a_host_without_bfloat16_is_known_before(

@@ -101,6 +101,7 @@ def test_users_own_model_is_that_of_each_order(place: tuple[ObjectStore, str, st
     own = grammar_of(read_arpa(ARPA.splitlines()))
     assert same(built.grammar(built.rescoring[2]), own)
     assert len(built.grammar(built.first_pass).arcs) <= len(own.arcs)
+    assert built.searched_words == {"a", "see"}  # the lexicon has more
 
 
 def test_graph_is_built_once(place: tuple[ObjectStore, str, str]) -> None:

@@ -147,6 +147,10 @@ def test_files_that_are_no_text_are_refused(run: Path) -> None:
     (run / "corpus" / "packed.arpa").write_bytes(gzip.compress(b"a b\n" * 1000)[:-20])
     with pytest.raises(ValueError, match=r"packed\.arpa: no whole gzip file: "):
         arpa_of(run, replace(PLAIN, arpa="packed.arpa"))
+    for begin, remedy in ((b"mmap lm http", "give the ARPA text"), (b"BZh9", "unpack it")):
+        (run / "corpus" / "other.arpa").write_bytes(begin + bytes(99))
+        with pytest.raises(ValueError, match=rf"other\.arpa: no text: {remedy}"):
+            arpa_of(run, replace(PLAIN, arpa="other.arpa"))
     whole = gzip.compress(kneser_ney_arpa([["a", "b"]], ["a", "b"], 2).encode())
     (run / "corpus" / "packed.arpa").write_bytes(whole[:-8])  # all text, and no checksum
     with pytest.raises(ValueError, match=r"packed\.arpa: no whole gzip file: "):
