@@ -35,7 +35,6 @@ from jobs.ingest_sources import (
 )
 from jobs.lexicon_sources import put_lexicon
 from jobs.run_table import INGEST
-from jobs.synthesis.corpus import draw_acoustics
 from pipeline.audio.placements import PLACEMENTS, Acoustics
 from pipeline.steps.ingestion.ingest_manifests import ingest_manifests
 from pipeline.steps.ingestion.kaldi_directory import (
@@ -123,6 +122,8 @@ def draw(seed: int, subsets: Collection[str]) -> dict[str, Acoustics]:
     except PackageNotFoundError as error:
         remedy = f"simulated placements need it: {how_to_install(['demo'])}"
         raise ConfigurationError(f"{TRAINING_PLACEMENTS}: {error.name}: {remedy}") from error
+    from jobs.synthesis.corpus import draw_acoustics  # noqa: PLC0415 - imports scipy.signal
+
     return draw_acoustics(seed, subsets)
 
 

@@ -333,29 +333,29 @@ def _supervised(cut: Fields) -> dict[str, Any]:
 def _heard(cut: Fields, supervisions: Sequence[Fields]) -> dict[str, Any]:
     """Return what a recognizer heard, of the custom fields of a cut, or of its supervisions.
 
-    As their texts are, several are one, in order of time; its score is the mean over the words.
+    Texts of several are joined in order of time, as transcripts are; the score is the mean over
+    the words, if each has one.
     """
-    custom = {
-        number: own
-        for number, each in enumerate((cut, *supervisions))
-        if isinstance(own := each.get("custom"), dict) and own.get(PRED_TEXT) is not None
-    }
-    if 0 not in custom:
-        for number in custom:
-            _require_within_cut(cut, supervisions[number - 1])
-    of_cut = [custom[0]] if 0 in custom else [*custom.values()]
-    if len(of_cut) < 2:
-        return {name: own.get(name) for own in of_cut for name in (PRED_TEXT, "score")}
-    in_order = sorted(custom, key=lambda number: float(supervisions[number - 1]["start"]))
-    texts = [str(custom[number][PRED_TEXT]) for number in in_order]
-    lengths, scores = [], []
-    for number, text in zip(in_order, texts, strict=True):
-        lengths.append(len(text.split()))
-        scores.append(custom[number].get("score"))
+    spoken = [cut]
+    if not _has_pred_text(cut):
+        spoken = [each for each in supervisions if _has_pred_text(each)]
+        for each in spoken:
+            _require_within_cut(cut, each)
+        spoken.sort(key=lambda each: float(each["start"]))
+    customs = [each["custom"] for each in spoken]
+    if len(customs) < 2:
+        return {name: own.get(name) for own in customs for name in (PRED_TEXT, "score")}
+    texts = [str(own[PRED_TEXT]) for own in customs]
     heard: dict[str, Any] = {PRED_TEXT: " ".join(texts)}
-    if sum(lengths) and all(_is_number(score) for score in scores):
+    lengths, scores = [len(text.split()) for text in texts], [own.get("score") for own in customs]
+    if sum(lengths) and all(map(_is_number, scores)):
         heard["score"] = sum(map(operator.mul, lengths, scores)) / sum(lengths)
     return heard
+
+
+def _has_pred_text(of: Fields) -> bool:
+    custom = of.get("custom")
+    return isinstance(custom, dict) and custom.get(PRED_TEXT) is not None
 
 
 def _require_within_cut(cut: Fields, supervision: Fields) -> None:

@@ -1,4 +1,4 @@
-"""Commands that neither train nor decode import no torch, and of Kaldi's libraries graphs alone."""
+"""Commands that neither train nor decode import no torch; graphs need kaldifst, simulation scipy."""
 
 import json
 import shutil
@@ -14,7 +14,7 @@ from pipeline.runs.manifest import is_finished
 from tests.small_run import make_run
 from tests.whole_path.processes import TINY
 
-HEAVY = ("torch", "kaldi_hmm_gmm", "kaldi_native_fbank", "kaldialign", "kaldifst")
+HEAVY = ("torch", "scipy.signal", "kaldi_hmm_gmm", "kaldi_native_fbank", "kaldialign", "kaldifst")
 
 PROGRAM = """
 import json, runpy, sys

@@ -94,8 +94,7 @@ def small_acoustics(
         drawn = {LABELLED: trained, UNLABELLED: trained, HELDOUT: scored, DEV: development}
         return {subset: drawn[subset] for subset in subsets}
 
-    for module in ("jobs.ingest", "jobs.synthesis.corpus"):
-        monkeypatch.setattr(f"{module}.draw_acoustics", draw)
+    monkeypatch.setattr("jobs.synthesis.corpus.draw_acoustics", draw)
 
 
 @pytest.fixture
