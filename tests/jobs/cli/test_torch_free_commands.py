@@ -1,4 +1,4 @@
-"""Commands that neither train nor decode import no torch; graphs need kaldifst, simulation scipy."""
+"""Commands that neither train nor decode import no torch, and no Kaldi but graphs."""
 
 import json
 import shutil
