@@ -86,8 +86,8 @@ class AudioFile:
         kept = [np.empty((count, self.num_channels), np.float32) for _, count in cuts]
         position, md5 = 0, hashlib.md5(usedforsecurity=False)
         for block in self.blocks():
-            if cuts == [(0, len(block))]:
-                kept = [block]  # an utterance is one block, which need not be copied
+            if not position and cuts == [(0, len(block))]:
+                kept = [block]  # an utterance is the first block, which need not be copied
             for (first, count), samples in zip(cuts, kept, strict=True):
                 start, end = max(first, position), min(first + count, position + len(block))
                 if start < end:

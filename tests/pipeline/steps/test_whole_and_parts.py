@@ -261,6 +261,16 @@ def test_segments_and_members_have_the_samples_of_the_whole(tmp_path: Path, kind
     np.testing.assert_array_equal(np.concatenate(segments), whole)
 
 
+@pytest.mark.parametrize(("form", "num_samples"), [("WAV", 2**15), ("FLAC", 2**15), ("OGG", 2**16)])
+def test_a_segment_of_one_block_is_the_first(tmp_path: Path, form: str, num_samples: int) -> None:
+    """Alone and from the start, where later blocks of its decoder have the same length."""
+    subtype = "VORBIS" if form == "OGG" else "PCM_16"
+    (tmp_path / "whole").write_bytes(encode(form, subtype, np.tile(NOISE, 3)))
+    [whole] = verdicts(tmp_path, "whole", [None])
+    [segment] = verdicts(tmp_path, "whole", [Segment(0.0, num_samples / RATE)])
+    np.testing.assert_array_equal(segment, whole[:num_samples])
+
+
 @pytest.mark.parametrize(
     ("reason", "data"),
     [
