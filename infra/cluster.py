@@ -140,10 +140,14 @@ class Cluster:
 
     @property
     def num_devices(self) -> int:
-        """Count the devices of the whole cluster; "auto" are as many as the instance's GPUs."""
+        """Count the devices of the whole cluster: those of its hosts, or one a rank of torchrun.
+
+        "auto" are as many as the instance's GPUs.
+        """
+        of_host = self.gpus_per_instance or self._cores_per_instance
         if self.devices != AUTO:
-            return self.num_instances * len(self.devices)
-        return self.num_instances * (self.gpus_per_instance or self._cores_per_instance)
+            of_host = len(self.devices)
+        return max(self.num_instances * of_host, self.num_executors)
 
     @property
     def has_gpus(self) -> bool:

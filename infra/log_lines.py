@@ -71,14 +71,6 @@ def report_error(step: str, error: object) -> None:
         print(f"{step}: {printed(str(error))}", file=sys.stderr, flush=True)
 
 
-def report_interrupt(line: str) -> None:
-    """Write the last line of a command that was ended from outside, or the same as JSON."""
-    if log_format() == "json":
-        log(line)
-    else:
-        print(line, file=sys.stderr, flush=True)
-
-
 class _Bar(tqdm):
     """_Bar is tqdm's, whose last state is not written again as it is closed."""
 

@@ -5,10 +5,9 @@ megahour demo --run runs/demo
 
 import argparse
 import sys
-from pathlib import Path
 
 from infra.log_lines import begin_log
-from infra.store.uris import is_s3
+from infra.store.uris import is_s3, normalize_uri
 from jobs.cli.arguments import (
     DEV_SHARE,
     KALDI_DIR,
@@ -20,6 +19,7 @@ from jobs.cli.arguments import (
     recipe_path,
 )
 from jobs.run import EXIT_CODES, Launch, check, exit_with, launches_of, run_chosen, run_steps
+from jobs.run_table import REPORT
 from jobs.synthesis.corpus import SynthesisConfig
 from pipeline.runs.names import REPORT_STEP
 from training.settings.recipe import read_recipe
@@ -58,7 +58,7 @@ def _parse_arguments() -> argparse.Namespace:
     arguments = parser.parse_args()
     if is_s3(arguments.run) and not arguments.kaldi_dir:
         parser.error(f"--run {arguments.run} is in S3: give --kaldi-dir a local folder")
-    arguments.kaldi_dir = arguments.kaldi_dir or f"{Path(arguments.run)}-kaldi"
+    arguments.kaldi_dir = arguments.kaldi_dir or f"{normalize_uri(arguments.run)}-kaldi"
     return arguments
 
 
@@ -79,7 +79,7 @@ def make_and_run(arguments: argparse.Namespace) -> int:
         recipe = read_recipe(recipe_path(arguments.recipe), arguments.set)
         ingested = [KALDI_DIR, arguments.kaldi_dir, *given_options(arguments, [DEV_SHARE])]
         code = run_chosen(launches_of(arguments, recipe, ingested), arguments)
-    if not code and not arguments.dry_run:
+    if not code and not arguments.dry_run and REPORT in (arguments.only or [REPORT]):
         print(f"report: {arguments.run}/{REPORT_STEP}/report.html")
     return code
 

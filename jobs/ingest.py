@@ -73,13 +73,11 @@ def _ingest_manifests(job: Job) -> StepResults:
 
 def _ingest_directory(job: Job) -> StepResults:
     path = Path(job.arguments.kaldi_dir)
-    if not path.is_dir():
-        raise ValueError(f"--kaldi-dir {path} is not a directory: correct the path")
+    announce_lexicon(job)
     speakers, normalization = path / UNLABELLED_SPEAKERS, job.recipe.models.normalization
     if not speakers.exists() and normalization != "labelled":
         remedy = "add it, or set models.normalization = 'labelled' for labelled speech alone"
         raise ValueError(f"{speakers}: missing, and models.normalization = 'all': {remedy}")
-    announce_lexicon(job)
     ingestion = DirectoryIngestion(
         path,
         dev_share=job.arguments.dev_share,

@@ -14,7 +14,9 @@ from infra.settings import ConfigurationError, holds_password, printable
 from infra.store.object_store import (
     ObjectNotFound,
     ObjectStore,
+    PrefixError,
     StoreError,
+    join_uri,
     normalize_uri,
     scan_checked,
 )
@@ -24,7 +26,7 @@ from jobs.cli.arguments import Parser
 from jobs.cli.command_line import Answer, fail
 from jobs.cli.record import tallies
 from jobs.inspect_utterance import QUERY
-from pipeline.runs.manifest import Manifest, manifest_uri
+from pipeline.runs.manifest import Manifest
 from pipeline.runs.names import MANIFEST_FILE
 from pipeline.runs.sealed_json import unseal
 from pipeline.shards.container import read_first_rows
@@ -48,7 +50,7 @@ def main() -> None:
         if holds_password(uri):
             raise ConfigurationError(f"{printable(uri)}: need a URI without a signature")
         answer = inspect_object(ObjectStore((uri,)), uri)
-    except ConfigurationError as error:
+    except (ConfigurationError, PrefixError) as error:
         sys.exit(fail(NAME, error, 2))
     except (OSError, StoreError, ValueError) as error:
         sys.exit(fail(NAME, error, 1))
@@ -91,7 +93,7 @@ def inspect_object(store: ObjectStore, uri: str) -> Answer:
     elif uri.endswith(RECORD):
         document = record_facts(uri, store.get(uri))
     else:
-        manifest = manifest_uri(uri, "").replace("//" + MANIFEST_FILE, "/" + MANIFEST_FILE)
+        manifest = join_uri(uri, MANIFEST_FILE)
         try:
             document = record_facts(manifest, store.get(manifest))
         except ObjectNotFound as error:

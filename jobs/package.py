@@ -16,8 +16,7 @@ from importlib.resources import as_file, files
 from pathlib import Path
 
 from infra.cluster import Cluster, load_cluster
-from infra.log_lines import begin_log, log, progress_bar, report_error
-from infra.settings import ConfigurationError
+from infra.log_lines import begin_log, log, progress_bar
 from infra.spark.packaging import (
     DEPENDENCIES,
     with_drivers,
@@ -32,6 +31,7 @@ from jobs.cli.arguments import (
     step_clusters,
     toml_path,
 )
+from jobs.cli.command_line import ending
 from jobs.run_table import INGEST, spark_steps
 
 PACKAGE = "package"
@@ -125,11 +125,8 @@ def main() -> None:
     add_log_argument(parser)
     arguments = parser.parse_args()
     begin_log(PACKAGE, arguments.log_format)
-    try:
+    with ending(PACKAGE):
         packages = package_steps(arguments.folder, step_clusters(arguments.step_cluster))
-    except (ConfigurationError, OSError) as error:
-        report_error(PACKAGE, error)
-        sys.exit(1)
     if arguments.json:
         document = {
             step: {**asdict(package), "options": package.options()}

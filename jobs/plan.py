@@ -13,16 +13,17 @@ from math import ceil
 from pathlib import Path
 
 from infra.extras import how_to_install, lacking
-from infra.settings import ConfigurationError
-from infra.store.object_store import ObjectStore, StoreError, normalize_uri
+from infra.settings import ConfigurationError, Range
+from infra.store.object_store import ObjectStore, normalize_uri
 from jobs.cli.arguments import (
     Parser,
     add_cluster_arguments,
     add_recipe_arguments,
     cluster_of,
+    number_in,
     recipe_path,
 )
-from jobs.cli.command_line import fail
+from jobs.cli.command_line import ending
 from jobs.planning.calibration import TWO_CORES, Calibration, read_calibration
 from jobs.planning.run_plan import (
     DOLLARS_A_GIGABYTE_MONTH,
@@ -76,7 +77,8 @@ def parser() -> Parser:
     decoded = "hours to evaluate on; default 0: no evaluation is planned"
     add("--heldout-hours", type=float, default=0.0, help=decoded)
     length = f"mean length of an utterance, default {UTTERANCE_SECONDS:g}"
-    add("--utterance-seconds", type=float, default=UTTERANCE_SECONDS, help=length)
+    seconds = number_in(Range(0.01, 3600))
+    add("--utterance-seconds", type=seconds, default=UTTERANCE_SECONDS, help=length)
     together = "utterances whose audio one GET reads: segments of long recordings, members of tars"
     add("--utterances-per-request", type=float, default=1.0, help=f"{together}; default 1")
     add("--run", help="take the hours of this run, and store plan and calibration in <run>/plan")
@@ -91,12 +93,8 @@ def parser() -> Parser:
 def main() -> None:
     """Parse the command line, plan, print; exit with 0, 1 or 2."""
     arguments = parser().parse_args()
-    try:
+    with ending("plan"):
         plan_and_print(arguments)
-    except (ConfigurationError, ValueError) as error:
-        sys.exit(fail("plan", error, 2))
-    except (StoreError, OSError) as error:
-        sys.exit(fail("plan", error, 1))
 
 
 def plan_and_print(arguments: argparse.Namespace) -> None:
@@ -255,6 +253,8 @@ def _totals(plan: RunPlan) -> list[str]:
                 f"local disk has {size(disk)}{remedy}."
             )
     hours = plan.workload.hours(UNLABELLED)
+    if not hours:
+        return lines
     goal_days = PAPER_DAYS["student pipeline"] * hours / PAPER_HOURS
     goal = (
         f"The goal is the paper's 12 days for 1e6 hours, {duration(goal_days * 86_400)} for these"

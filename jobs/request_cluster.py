@@ -14,8 +14,7 @@ from infra.platforms.emr import CODE, Emr, LaunchError, run_to_end
 from infra.platforms.platform import Platform, StepLaunch
 from infra.platforms.slurm import Slurm
 from infra.settings import ConfigurationError, printable
-from infra.store.object_store import ObjectStore, StoreError
-from infra.store.objects import PrefixError
+from infra.store.object_store import ObjectStore
 from infra.store.uris import is_s3, normalize_uri
 from jobs.cli.arguments import (
     DEV_SHARE,
@@ -37,7 +36,7 @@ from jobs.cli.arguments import (
     source_uris,
     step_clusters,
 )
-from jobs.cli.command_line import fail
+from jobs.cli.command_line import ending
 from jobs.cli.job import require_bases, require_prefixes
 from jobs.run_table import INGEST, STEPS, due_steps
 from pipeline.runs.manifest import is_finished, manifest_uri
@@ -67,15 +66,11 @@ def make_launch(arguments: argparse.Namespace, cluster: Cluster, platform: Platf
     """Return the step with its own arguments; ConfigurationError for files that hosts lack."""
     step = STEPS[arguments.step]
     own = step_clusters(arguments.step_cluster).get(arguments.step, arguments.cluster)
-    files = ("--recipe", arguments.recipe), ("--cluster", own)
-    named = [
-        word
-        for option, given in files
-        if given
-        for word in (option, _on_host(option, given, platform))
-    ]
+    words = ["--recipe", _on_host("--recipe", arguments.recipe, platform), "--run", arguments.run]
+    if own:
+        words += ["--cluster", _on_host("--cluster", own, platform)]
     names = ("--set", EXTENDS, LABELLED_FROM, *(INGEST_OPTIONS if arguments.step == INGEST else ()))
-    words = [*named[:2], "--run", arguments.run, *named[2:], *given_options(arguments, names)]
+    words += given_options(arguments, names)
     return StepLaunch(
         arguments.step,
         arguments.run,
@@ -123,31 +118,27 @@ def main() -> None:
     """Parse the command line; print the request, or send it; exit with its code."""
     arguments = _parser().parse_args()
     try:
-        platform = load_account(arguments.account)
-        _require_places(arguments, has_shared_files=isinstance(platform, Slurm))
-        recipe = read_recipe(recipe_path(arguments.recipe), arguments.set)
-        cluster = cluster_of(arguments.step, arguments, recipe.cluster)
-        require_remote(cluster)
-        require_prefixes(arguments.step, recipe, cluster, arguments.run)
-        _require_possible(arguments, recipe)
-        launch = make_launch(arguments, cluster, platform)
-        if section := STEPS[arguments.step].trains:
-            per_host = launch.ranks_per_host
-            num_ranks = per_host * cluster.num_instances
-            check_ranks(getattr(recipe, section), section, num_ranks, per_host)
-        request = platform.request(launch)
-        if arguments.send:
-            send(platform, launch, recipe)
-        else:
-            print(request)
-    except (PrefixError, ValueError) as error:
-        sys.exit(fail(NAME, error, 2))
-    except (LaunchError, StoreError) as error:
-        sys.exit(fail(NAME, error, 1))
+        with ending(NAME):
+            platform = load_account(arguments.account)
+            _require_places(arguments, has_shared_files=isinstance(platform, Slurm))
+            recipe = read_recipe(recipe_path(arguments.recipe), arguments.set)
+            cluster = cluster_of(arguments.step, arguments, recipe.cluster)
+            require_remote(cluster)
+            require_prefixes(arguments.step, recipe, cluster, arguments.run)
+            _require_possible(arguments, recipe)
+            launch = make_launch(arguments, cluster, platform)
+            if section := STEPS[arguments.step].trains:
+                per_host = launch.ranks_per_host
+                num_ranks = per_host * cluster.num_instances
+                check_ranks(getattr(recipe, section), section, num_ranks, per_host)
+            request = platform.request(launch)
+            if arguments.send:
+                send(platform, launch, recipe)
+            else:
+                print(request)
     except KeyboardInterrupt:
         report_error(NAME, "interrupted: the cluster lives on; the same command waits")
         sys.exit(130)
-    sys.exit(0)
 
 
 def require_remote(cluster: Cluster) -> None:

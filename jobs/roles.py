@@ -4,22 +4,22 @@ megahour roles > roles.json
 """
 
 import json
-import sys
 from collections.abc import Mapping, Sequence
 
 from infra.aws.step_roles import roles_template
 from infra.cluster import Cluster, load_cluster
 from infra.settings import ConfigurationError, printable
-from infra.store.object_store import PrefixError, normalize_uri
+from infra.store.object_store import normalize_uri
 from infra.store.uris import is_s3
 from jobs.cli.arguments import Parser, add_step_cluster_argument, step_clusters, toml_path
-from jobs.cli.command_line import fail
+from jobs.cli.command_line import ending
 from jobs.run_table import STEPS, spark_steps
 
 QUERIES = ("export", "inspect_utterance", "retry", "status", "verify")
-"""The queries that have a cluster file, and so a role, of their own.
+"""The queries that have a role of their own.
 
-`inspect` of an object needs the role of `inspect_utterance`; `transcribe` reads no store.
+`inspect` of an object needs the role of `inspect_utterance`; `transcribe` reads no store, and
+`export_shards` writes to the user's own disk.
 """
 
 AUDIO_QUERIES = ("export", "inspect_utterance", "verify")
@@ -70,24 +70,20 @@ def text_of(document: object, indent: str = "") -> str:
 
 
 def main() -> None:
-    """Parse the command line and print the template; exit with 0 or 2."""
+    """Parse the command line and print the template; exit with 0, 1 or 2."""
     parser = Parser(
         prog="megahour roles",
         description="Print a CloudFormation template with a role for each step and query. A role "
         "may read, write and delete what its step's cluster file names, and nothing else. "
         "infra/cloudformation/roles.json has the roles of our own cluster files.",
-        epilog="Exit codes: 0 printed, 2 bad usage or cluster file.",
+        epilog="Exit codes: 0 printed, 1 failed, 2 bad usage or cluster file.",
     )
     add_step_cluster_argument(parser)
     text = "s3:// prefix of corpus.audio_prefixes, which steps that read audio may read; repeatable"
     parser.add_argument("--audio-prefix", action="append", default=[], metavar="URI", help=text)
     arguments = parser.parse_args()
-    try:
-        found = template(step_clusters(arguments.step_cluster), arguments.audio_prefix)
-    except (ConfigurationError, PrefixError) as error:
-        sys.exit(fail("roles", error, 2))
-    print(text_of(found))
-    sys.exit(0)
+    with ending("roles"):
+        print(text_of(template(step_clusters(arguments.step_cluster), arguments.audio_prefix)))
 
 
 if __name__ == "__main__":

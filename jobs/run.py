@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from infra.extras import how_to_install, lacking
-from infra.log_lines import begin_log, elapsed_text, log, report_error, report_interrupt
+from infra.log_lines import begin_log, elapsed_text, log, report_error
 from infra.settings import AUTO, ConfigurationError
 from infra.spark.session import spark_environment
 from infra.store.object_store import PrefixError
@@ -107,6 +107,8 @@ def launches(
     if not {KALDI_DIR, MANIFEST} & {*ingested}:
         del found[INGEST]
     steps = [step for step in found if step != TRAIN_TEACHER or not has_own_teacher]
+    if is_labelled_alone:
+        num_target_rounds = 1
     for repeated, num_rounds in (
         ((TRAIN_ALIGNER, REALIGN), num_alignment_rounds),
         ((TRAIN_TEACHER, GENERATE_TARGETS, REPARTITION), num_target_rounds),
@@ -230,7 +232,7 @@ def exit_with(action: Callable[[], int]) -> None:
         said, code = "interrupted", 128 + signal.SIGINT
     finally:
         signal.signal(signal.SIGTERM, before)
-    report_interrupt(f"{said}: the same command resumes")
+    report_error(RUN, f"{said}: the same command resumes")
     sys.exit(code)
 
 

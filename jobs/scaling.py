@@ -8,17 +8,16 @@ import json
 import sys
 import textwrap
 from dataclasses import asdict, dataclass, fields, replace
-from importlib.resources.abc import Traversable
 from math import gcd, isfinite
 from pathlib import Path
 from typing import Any
 
-from infra.settings import ConfigurationError, Range, read_file, read_record, read_toml
+from infra.settings import Range, read_record
 from infra.torchrun import launched_rank
 from jobs.cli.arguments import Parser, number_in, recipe_path
-from jobs.cli.command_line import fail
+from jobs.cli.command_line import ending
 from jobs.plan import LINE_WIDTH, aligned, count, size
-from jobs.planning.calibration import CALIBRATIONS, json_object
+from jobs.planning.calibration import read_tables
 from training.cost_model.step_time import CostModel, Network, ScalingCalibration, ScalingWorkload
 from training.cost_model.trainer_choice import (
     KEPT_ACCURACY,
@@ -99,15 +98,11 @@ def parser() -> Parser:
 def main() -> None:
     """Parse the command line, predict, print; exit with 0, 1 or 2."""
     arguments = parser().parse_args()
-    try:
+    with ending("scaling"):
         if arguments.measure_link:
             link_and_print(arguments.json)
         else:
             scale_and_print(arguments)
-    except (ConfigurationError, ValueError, OverflowError) as error:
-        sys.exit(fail("scaling", error, 2))
-    except OSError as error:
-        sys.exit(fail("scaling", error, 1))
 
 
 def link_and_print(as_json: bool) -> None:
@@ -116,13 +111,10 @@ def link_and_print(as_json: bool) -> None:
     from training.cost_model.measured_rates import measure_link  # noqa: PLC0415
     from training.distributed import process_group  # noqa: PLC0415
 
-    try:
-        with process_group.open_world(time_limit_s=120.0) as group:
-            rates = measure_link(group)
-            if launched_rank() != 0:
-                return
-    except process_group.CollectiveError as error:
-        sys.exit(fail("scaling", error, 1))
+    with process_group.open_world(time_limit_s=120.0) as group:
+        rates = measure_link(group)
+        if launched_rank() != 0:
+            return
     print(
         json.dumps(asdict(rates))
         if as_json
@@ -180,11 +172,7 @@ def choose_calibration(
 
 def read_scaling(calibration: str) -> ScalingCalibration:
     """Read a calibration: a file, or one of jobs/calibrations by name."""
-    ours = CALIBRATIONS / f"{calibration}.toml"
-    path: str | Traversable = ours if ours.is_file() else calibration
-    is_json = calibration.endswith(".json")
-    table = json_object(read_file(calibration), calibration) if is_json else read_toml(path)
-    return read_record(ScalingCalibration, table, calibration)
+    return read_record(ScalingCalibration, read_tables(calibration), calibration)
 
 
 def parse_ranks(text: str) -> tuple[int, ...]:

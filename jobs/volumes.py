@@ -175,11 +175,6 @@ class PlannedStep:
     cluster: Cluster
     written: "Sequence[Written]"
 
-    @property
-    def num_devices(self) -> int:
-        """Count the devices of the cluster: those of its hosts, or one a rank of torchrun."""
-        return max(self.cluster.num_devices, self.cluster.num_executors)
-
     def files(self, subset: Subset) -> int:
         """Count a subset's selection files; feature and target shards are as many."""
         files = round(subset.hours / self.recipe.selection.file_hours)
@@ -361,7 +356,7 @@ DETERMINIZING_WORK = 2.0
 
 def training(step: PlannedStep) -> list[Volume]:
     """Train models one after the other; where sMBR follows, after a search for lattices."""
-    labelled, ranks, found = step.workload.of(LABELLED), step.num_devices, list[Volume]()
+    labelled, ranks, found = step.workload.of(LABELLED), step.cluster.num_devices, list[Volume]()
     for written in step.written:
         if written.fit is not None and (labelled or written.fit.unlabelled):
             found.append(_trained(step, written.fit, ranks))

@@ -16,7 +16,6 @@ from infra.platforms.accounts import load_account
 from infra.platforms.emr import Emr
 from infra.settings import ConfigurationError, Range, printable
 from infra.spark.session import spark_environment
-from infra.store.object_store import StoreError
 from infra.store.uris import normalize_uri
 from infra.supervisor import CALLER, command_of
 from jobs.cli.arguments import (
@@ -37,7 +36,7 @@ from jobs.cli.arguments import (
     step_clusters,
     subset_and_uri,
 )
-from jobs.cli.command_line import fail
+from jobs.cli.command_line import ending
 from jobs.cli.job import require_bases, require_prefixes
 from jobs.request_cluster import require_remote
 from jobs.run import JOBS, Launch, launches_of, shared_arguments
@@ -121,14 +120,10 @@ def _command(arguments: argparse.Namespace, launch: Launch) -> list[str]:
 
 
 def main() -> None:
-    """Parse the command line and print the workflow; exit with 0 or 2."""
+    """Parse the command line and print the workflow; exit with 0, 1 or 2."""
     arguments = _parser().parse_args()
-    try:
-        document = describe(arguments)
-    except (ValueError, StoreError) as error:
-        sys.exit(fail(NAME, error, 2))
-    print(json.dumps(document, indent=1))
-    sys.exit(0)
+    with ending(NAME):
+        print(json.dumps(describe(arguments), indent=1))
 
 
 def describe(arguments: argparse.Namespace) -> dict[str, object]:
@@ -148,9 +143,11 @@ def describe(arguments: argparse.Namespace) -> dict[str, object]:
     # A worker has another working directory.
     arguments.run = normalize_uri(arguments.run)
     require_bases(arguments, recipe)
-    for name in ("recipe", "account", "cluster", "kaldi_dir"):
+    for name in ("recipe", "account", "cluster"):
         if given := getattr(arguments, name):
             setattr(arguments, name, _resolved(given))
+    if arguments.kaldi_dir:
+        arguments.kaldi_dir = str(Path(arguments.kaldi_dir).resolve())
     for name in ("extends", "labelled_from", "lexicon", "language_model", "recordings"):
         if given := getattr(arguments, name):
             setattr(arguments, name, normalize_uri(given))
@@ -198,14 +195,14 @@ def _require_account(arguments: argparse.Namespace) -> None:
 
 def _resolved(path: str) -> str:
     """Return the whole path of a file that exists; a name or a URI stays as it is."""
-    return str(Path(path).resolve()) if Path(path).exists() else path
+    return str(Path(path).resolve()) if Path(path).is_file() else path
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog=f"megahour {NAME}",
         description=HELP,
-        epilog="Exit codes: 0 printed, 2 bad usage or recipe.",
+        epilog="Exit codes: 0 printed, 1 failed, 2 bad usage or recipe.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument

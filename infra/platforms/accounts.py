@@ -28,4 +28,5 @@ def load_account(path: str) -> Platform:
     if not (isinstance(name, str) and name in PLATFORMS):
         need = f"need one of {', '.join(PLATFORMS)}"
         raise ConfigurationError(f"{path}: platform = {shown(name)}: {need}")
-    return read_record(PLATFORMS[name], table, path)
+    rest = {key: each for key, each in table.items() if key != "platform"}
+    return read_record(PLATFORMS[name], rest, path)

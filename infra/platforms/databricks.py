@@ -6,10 +6,11 @@ Serverless compute and standard access refuse RDDs, by which steps hand out thei
 import json
 from dataclasses import dataclass
 from importlib.metadata import version
-from typing import Annotated, Literal
+from typing import Annotated
 
 from packaging.requirements import Requirement
 
+from infra.blas_threads import ONE_THREAD
 from infra.platforms.platform import CodeUri, StepLaunch
 from infra.settings import ConfigurationError, Text, check_ranges
 
@@ -21,7 +22,6 @@ PROGRAM = "databricks_step.py"
 class Databricks:
     """Databricks names a runtime, whose Python the wheel is for, and an instance profile."""
 
-    platform: Literal["databricks"]
     runtime: Annotated[
         str, Text(5, 60, r"\d+\.(\d+\.)?x-(gpu-ml-)?scala2\.1[23]", "17.3.x-scala2.13")
     ]
@@ -61,7 +61,7 @@ class Databricks:
                 "data_security_mode": "SINGLE_USER",  # dedicated, by the API's older name
                 "aws_attributes": {"instance_profile_arn": self.instance_profile},
                 "spark_conf": {"spark.executor.memory": cluster.executor_memory, **cluster.spark},
-                "spark_env_vars": {"AWS_DEFAULT_REGION": self.region},
+                "spark_env_vars": {"AWS_DEFAULT_REGION": self.region, **ONE_THREAD},
                 "custom_tags": {"megahour:step": launch.step, "megahour:run": launch.run[:255]},
             },
             "libraries": [

@@ -7,7 +7,7 @@ when they start (`dataproc_credentials.sh`).
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from infra.platforms.platform import CodeUri, Environment, StepLaunch, spark_package
 from infra.settings import Text, check_ranges
@@ -20,7 +20,6 @@ _CREDENTIALS = "/etc/megahour/s3_credentials"
 class Dataproc:
     """Dataproc names image, network, the hosts' account, and the secret with S3's credentials."""
 
-    platform: Literal["dataproc"]
     image_version: Annotated[str, Text(3, 60, r"\d+\.\d+(\.\d+)?(-\w+)*", "2.3-debian12")]
     subnetwork: Annotated[str, Text(1, 400)]
     service_account: Annotated[str, Text(6, 200, r"\S+@\S+", "megahour@p.iam.gserviceaccount.com")]

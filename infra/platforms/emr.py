@@ -43,7 +43,6 @@ class Emr:
     `driver_instance_type` is the driver's host where a cluster's own instances have GPUs.
     """
 
-    platform: Literal["emr"]
     region: Region
     subnet: Annotated[str, Text(10, 40, r"subnet-[0-9a-f]+", "subnet-0a1b2c3d")]
     security_groups: Annotated[

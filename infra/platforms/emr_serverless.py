@@ -6,7 +6,7 @@ Its workers have no GPU, and come in fixed sizes, to which drivers and executors
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from infra.aws.step_roles import role_name
 from infra.cluster import container_mebibytes
@@ -31,7 +31,6 @@ _DISKS = range(20, 201)
 class EmrServerless:
     """EmrServerless names an application, the account of its roles, and places in S3."""
 
-    platform: Literal["emr_serverless"]
     application_id: Annotated[str, Text(1, 64, r"[0-9a-z]+", "00f1abcd2efgh309")]
     account_id: Annotated[str, Text(12, 12, r"\d{12}", "123456789012")]
     role_prefix: Annotated[str, Text(1, 40, r"[\w+=,.@-]+", "megahour-roles")]

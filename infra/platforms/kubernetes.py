@@ -9,7 +9,7 @@ import hashlib
 import json
 import shlex
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from infra.platforms.platform import (
     RENDEZVOUS_PORT,
@@ -34,7 +34,6 @@ class Kubernetes:
     a role of the store.
     """
 
-    platform: Literal["kubernetes"]
     master: Annotated[str, Text(6, 400, r"k8s://\S+", "k8s://https://10.0.0.1:443")]
     spark_image: Image
     trainer_image: Image

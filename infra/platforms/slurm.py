@@ -2,7 +2,7 @@
 
 import shlex
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated
 
 from infra.platforms.platform import Environment, StepLaunch
 from infra.settings import ConfigurationError, Text, check_ranges
@@ -38,7 +38,6 @@ class Slurm:
     GPUs are asked for by --gpus-per-node.
     """
 
-    platform: Literal["slurm"]
     partition: Annotated[str, Text(1, 100, r"[\w.,-]+", "gpu")]
     python_environment: Annotated[str, Text(2, 1000, r"/[\w./-]+", "/shared/megahour/venv")]
     logs: Annotated[str, Text(2, 1000, r"/[\w./-]+", "/shared/megahour/logs")]

@@ -274,13 +274,13 @@ class ObjectStore:
         backend, uri = self._route(uri)
         backend.delete(uri)
 
-    def delete_many(self, uris: Sequence[str], in_flight: int = 32) -> None:
-        """Remove objects in any order, up to `in_flight` at a time in S3; absent ones are no error.
+    def delete_many(self, uris: Sequence[str]) -> None:
+        """Remove objects in any order, up to 32 at a time in S3; absent ones are no error.
 
         StoreError of one that cannot be removed; others may be removed by then.
         """
-        if not any(is_s3(prefix) for prefix in self.allowed_prefixes):
-            in_flight = 1  # a local file is removed faster than a thread is asked to
+        # A local file is removed faster than a thread is asked to.
+        in_flight = 32 if any(map(is_s3, self.allowed_prefixes)) else 1
         for _ in prefetch(self.delete, uris, in_flight):
             pass
 

@@ -9,7 +9,8 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any, NoReturn
 
@@ -192,6 +193,17 @@ def main(command: Step | Query, arguments: argparse.Namespace | None = None) -> 
                 document |= {"requests": asdict(REQUESTS.total() - before + job.tasks.requests)}
             print(json.dumps(document) if arguments.json else printed(answer.text), flush=True)
         sys.exit(0 if answer.is_good else 1)
+
+
+@contextmanager
+def ending(name: str) -> Iterator[None]:
+    """Exit with 2 for bad usage, and with 1 for what failed, after one line that says why."""
+    try:
+        yield
+    except (OverflowError, PrefixError, ValueError) as error:
+        sys.exit(fail(name, error, 2))
+    except (OSError, RuntimeError, StoreError) as error:
+        sys.exit(fail(name, error, 1))
 
 
 def fail(name: str, error: Exception, code: int) -> int:

@@ -130,9 +130,7 @@ def _with_earlier(before: Mapping[str, Any], record: Mapping[str, Any]) -> dict[
         kind: number + before["requests"].get(kind, 0)
         for kind, number in record["requests"].items()
     }
-    seconds = {
-        name: round(record[name] + before.get(name, 0.0), 2) for name in ("seconds", "task_seconds")
-    }
+    seconds = {name: round(record[name] + before[name], 2) for name in ("seconds", "task_seconds")}
     return {
         **seconds,
         "requests": requests,
@@ -189,6 +187,7 @@ class _JobRecord(TypedDict):
     commit: str
     finished_at: str
     seconds: float
+    task_seconds: float
     recipe: dict[str, Any]
     pace: dict[str, Any]
     trainers: dict[str, Any]

@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from importlib.resources import files
+from importlib.resources.abc import Traversable
 from typing import Annotated
 
 from infra.settings import (
@@ -21,7 +22,6 @@ from infra.settings import (
 )
 
 CALIBRATIONS = files("jobs") / "calibrations"
-PUBLISHED = CALIBRATIONS / "published.toml"
 TWO_CORES = "two_cores"
 """The calibration that comes with the package: two x86-64 cores, which had other work too."""
 
@@ -144,7 +144,7 @@ class Published:
 
 def read_published() -> Published:
     """Read the figures that come with the package, each with its source."""
-    return read_record(Published, read_toml(PUBLISHED), str(PUBLISHED))
+    return read_record(Published, read_tables("published"), "published")
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,17 +177,22 @@ def read_calibration(calibration: str) -> Calibration:
     Published figures stand for the tables and the devices that it lacks. Raises ConfigurationError
     for a file that is none.
     """
-    if calibration.endswith(".toml"):
-        table: Mapping[str, object] = read_toml(calibration)
-    else:
-        ours = CALIBRATIONS / f"{calibration}.json"
-        data = ours.read_bytes() if ours.is_file() else read_file(calibration)
-        table = json_object(data, calibration)
+    table = read_tables(calibration)
     published = asdict(read_published())
     devices = table.get("devices", {})
     if isinstance(devices, Mapping):  # what is no table is refused below, with the key's name
         devices = {**published["devices"], **devices}
     return read_record(Calibration, {**published, **table, "devices": devices}, calibration)
+
+
+def read_tables(calibration: str) -> Mapping[str, object]:
+    """Read the tables of a calibration: a file of TOML, or else JSON, or a name of ours."""
+    ours = {each.name.partition(".")[0]: each for each in CALIBRATIONS.iterdir()}
+    file: str | Traversable = ours.get(calibration, calibration)
+    name = file if isinstance(file, str) else file.name
+    if name.endswith(".toml"):
+        return read_toml(file)
+    return json_object(read_file(file) if isinstance(file, str) else file.read_bytes(), calibration)
 
 
 def json_object(data: bytes, where: str) -> Mapping[str, object]:

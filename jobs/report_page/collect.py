@@ -34,7 +34,6 @@ from pipeline.runs.manifest import (
     Manifest,
     Output,
     is_finished,
-    manifest_uri,
     read_manifest,
     read_output,
     sha256,
@@ -579,9 +578,7 @@ def _has_same_language_model(job: Job, oracle: OtherReport) -> bool:
 
 
 def _given_arpa(store: ObjectStore, run_uri: str) -> str | None:
-    """Return the digest of the ARPA that a run was given; None for other models, and older runs."""
-    if not store.exists(manifest_uri(run_uri, GRAPH_STEP)):
-        return None
+    """Return the digest of the ARPA that a run was given; None for other models."""
     return read_manifest(store, run_uri, GRAPH_STEP).inputs.get("arpa")
 
 

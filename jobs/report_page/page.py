@@ -14,27 +14,8 @@ from typing import Any, Literal
 from jinja2 import Environment, StrictUndefined, Template
 from markupsafe import Markup
 
-from jobs.report_page import figures
-from jobs.report_page.wording import (
-    Report,
-    by_placement,
-    certainty,
-    development_rates,
-    gain_on_baseline,
-    headline,
-    in_order,
-    interval,
-    mean,
-    models_and_oracle,
-    number,
-    printable,
-    probability,
-    recovery_statement,
-    reductions,
-    scopes,
-    unknown_words,
-    with_all_parts,
-)
+from jobs.report_page import figures, wording
+from jobs.report_page.wording import Report, in_order, printable, with_all_parts
 from pipeline.runs.names import BASELINE, STUDENT, section_of
 from pipeline.shuffle_quality import FIGURE_TITLES, NUM_ORDERS
 
@@ -283,10 +264,12 @@ def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
 
 
 FILTERS = (
-    *(baseline_and_student, better_and_worse, bins_of_models, by_count, by_k, by_placement),
-    *(certainty, counted, date, development_rates, development_words, duration, evaluated_models),
-    *(frames_in_block, gain_on_baseline, headline, hours, in_order, interval, lost_ms, mean),
-    *(models_and_oracle, number, probability, recovery_statement, reductions, run_name, scopes),
-    *(speaker_rates, unaccounted_ms, unknown_words, waterfall_bars),
+    *(baseline_and_student, better_and_worse, bins_of_models, by_count, by_k, counted, date),
+    *(development_words, duration, evaluated_models, frames_in_block, hours, in_order, lost_ms),
+    *(run_name, speaker_rates, unaccounted_ms, waterfall_bars),
+    *(wording.by_placement, wording.certainty, wording.development_rates, wording.gain_on_baseline),
+    *(wording.headline, wording.interval, wording.mean, wording.models_and_oracle, wording.number),
+    *(wording.probability, wording.recovery_statement, wording.reductions, wording.scopes),
+    wording.unknown_words,
 )
 """The functions that the layout applies to parts of the report."""

@@ -80,9 +80,8 @@ def by_placement(scores: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str,
 
 def reductions(report: Report) -> dict[str, Mapping[str, float]]:
     """Return the student's WERR by placement, before and, where both models had it, after sMBR."""
-    before = {"WERR": report["werr"]} if report["werr"] else {}
-    after = {"WERR after sMBR": report["werr_smbr"]} if report["werr_smbr"] else {}
-    return {**before, **after}
+    named = {"WERR": report["werr"], "WERR after sMBR": report["werr_smbr"]}
+    return {name: each for name, each in named.items() if each}
 
 
 def development_rates(report: Report) -> dict[str, float]:
@@ -178,11 +177,11 @@ def models_and_oracle(found: Mapping[str, Any]) -> list[str]:
 
 
 def recovery_statement(report: Report) -> str:
-    """State the student's recovery over all words, before and after sMBR; "" without an oracle."""
+    """State the student's recovery over all words, before and after sMBR; "" without the two."""
     oracle = report["oracle"]
-    if not oracle:
+    recovery = oracle["pooled"]["recovery"] if oracle else {}
+    if STUDENT not in recovery:
         return ""
-    recovery = oracle["pooled"]["recovery"]
     said = f"Over all words {_recovered(recovery[STUDENT], oracle['level'])}"
     if (after := sequence_trained(STUDENT)) in recovery:
         said += f" After sMBR: over all words {_recovered(recovery[after], oracle['level'])}"

@@ -323,12 +323,7 @@ def synthesize(
 
 
 def draw_acoustics(seed: int, subsets: Collection[str]) -> dict[str, Acoustics]:
-    """Draw the rooms and noises of subsets, those of training for both that train, in 20 s.
-
-    Babble and rooms need the demo extra: ImportError says what to install.
-    """
-    import_espeakng_loader()
-    import_pyroomacoustics()
+    """Draw the rooms and noises of subsets, those of training for both that train, in 20 s."""
     drawn_for = {subset: UNLABELLED if subset == LABELLED else subset for subset in subsets}
     with tempfile.TemporaryDirectory() as scratch, _fresh_processes(2) as pool:
         every = acoustics_tasks(seed, Path(scratch))

@@ -83,6 +83,7 @@ JOB_RECORD: dict[str, Any] = {
     "step": "realign",
     "finished_at": "2026-01-01T00:00:00+00:00",
     "seconds": 1.5,
+    "task_seconds": 1.0,
     "recipe": {"k": 20},
     "manifests": {"alignments/labelled": COUNTS},
     "pace": {},

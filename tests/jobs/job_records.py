@@ -5,6 +5,7 @@ from typing import Any
 RECORD: dict[str, Any] = {
     "finished_at": "2026-11-24T10:00:00+00:00",
     "seconds": 60,
+    "task_seconds": 50,
     "recipe": {},
     "manifests": {},
     "pace": {},

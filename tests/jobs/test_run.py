@@ -63,7 +63,8 @@ def test_a_run_of_labelled_speech_alone_has_no_student(tmp_path: Path) -> None:
     assert are_alone(tmp_path)
     assert are_alone(None, "labelled=a.jsonl", "heldout=b.jsonl")
     assert not are_alone(None, "labelled=a.jsonl", "b.jsonl")
-    found = launches([KALDI_DIR, "data"], 2, 2, is_labelled_alone=True)
+    found = launches([KALDI_DIR, "data"], 2, 2, num_target_rounds=2, is_labelled_alone=True)
+    assert len(found) == len({each.step for each in found}), "no target, no round"
     every = [each.step for each in launches([KALDI_DIR, "data"], 2, 2)]
     assert [each for each in every if each not in {launch.step for launch in found}] == [
         *("generate_targets", "repartition", "train_student", "certify")
@@ -182,8 +183,8 @@ def test_the_last_line_of_an_interrupted_run_has_the_chosen_format(
     if log_format == "json":
         found = json.loads(line)
         assert found["step"] == "run"
-        line = found["message"]
-    assert line == "interrupted: the same command resumes"
+        line = f"run: {found['message']}"
+    assert line == "run: interrupted: the same command resumes"
 
 
 def test_a_malformed_uri_ends_a_run_as_a_wrong_option_does(

@@ -170,7 +170,7 @@ def test_a_missing_input_names_the_step_to_run(
 def test_missing_data_is_explained(run_job: RunJob, tmp_path: Path) -> None:
     """An absent Kaldi directory and absent metadata are explained."""
     require_message(
-        run_job(*usual("ingest", tmp_path)), 1, "--kaldi-dir nowhere is not a directory"
+        run_job(*usual("ingest", tmp_path)), 2, "--kaldi-dir nowhere is not a directory"
     )
     said = run_job(*usual("select_utterances", tmp_path))
     require_message(said, 1, "holds no *.jsonl metadata: run jobs/ingest.py")

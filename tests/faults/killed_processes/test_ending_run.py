@@ -19,8 +19,8 @@ LIMIT_S = 60.0
 
 NUM_WORKERS = {"python": 1, "torchrun": 2, "Spark": 2}
 ENDINGS = {
-    signal.SIGINT: (130, "interrupted: the same command resumes\n"),
-    signal.SIGTERM: (143, "terminated: the same command resumes\n"),
+    signal.SIGINT: (130, "run: interrupted: the same command resumes\n"),
+    signal.SIGTERM: (143, "run: terminated: the same command resumes\n"),
     signal.SIGKILL: (-9, ""),
 }
 

@@ -125,7 +125,6 @@ def test_calibrate_to_writes_a_file_that_calibration_reads(
         (("--hours", "0"), "hours = 0: hours_1m selects all hours"),
         (("--hours", "-3"), "hours = -3.0: need more than 0"),
         (("--recipe", "demo"), "give --hours"),
-        (("--utterance-seconds", "0"), "utterance seconds = 0.0: need more than 0"),
         (("--utterances-per-request", "0.5"), "utterances per request = 0.5: need 1 to 10000"),
         (("--labelled-hours", "-1"), "labelled hours = -1.0"),
         (("--dev-hours", "-1"), "dev hours = -1.0: need 0 or more, at most 1e9"),
@@ -138,6 +137,13 @@ def test_wrong_values_name_the_bound(
     parsed = job.parser().parse_args([*arguments, "--calibration", calibration_file])
     with pytest.raises(ValueError, match=message):
         job.plan_and_print(parsed)
+
+
+def test_an_utterance_lasts(capsys: pytest.CaptureFixture[str]) -> None:
+    """Its length is refused before anything is measured or planned."""
+    with pytest.raises(SystemExit, match="2"):
+        job.parser().parse_args(["--utterance-seconds", "0"])
+    assert "--utterance-seconds: 0: need 0.01..3600" in capsys.readouterr().err
 
 
 def test_exit_codes_and_help(run_job: RunJob, calibration_file: str) -> None:

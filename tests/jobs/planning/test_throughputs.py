@@ -10,6 +10,7 @@ import pytest
 
 from infra.cluster import Cluster, load_cluster
 from infra.settings import ConfigurationError
+from jobs.plan import format_plan
 from jobs.planning import measurement
 from jobs.planning.calibration import (
     HERE,
@@ -41,6 +42,7 @@ from jobs.volumes import (
     num_tuned_settings,
     training_frames,
 )
+from pipeline.runs.names import LABELLED
 from training.evaluate.tuning import recipe_settings, search
 from training.evaluate.word_errors import WordErrors
 from training.fit.model_specs import sequence_fit, student_fit, teacher_fit
@@ -75,6 +77,15 @@ def plan(hours: float, calibration: Calibration = CALIBRATION) -> RunPlan:
     """A plan of the paper's configuration, on each step's own cluster."""
     workload = planned_workload(hours, 0.007 * hours)
     return plan_run(workload, HOURS_1M, calibration, load_cluster)
+
+
+def test_a_plan_of_labelled_speech_alone_has_no_goal() -> None:
+    """The paper's days are of untranscribed hours."""
+    whole = planned_workload(1.0, 2.0)
+    alone = replace(whole, subsets=tuple(s for s in whole.subsets if s.name == LABELLED))
+    shown = format_plan(plan_run(alone, HOURS_1M, CALIBRATION, load_cluster), CALIBRATION)
+    assert "train_baseline" in shown
+    assert "goal" not in shown
 
 
 def test_a_calibration_survives_its_file(tmp_path: Path) -> None:

@@ -174,16 +174,6 @@ def test_comparison_of_a_run_that_was_calibrated(finished) -> None:
     assert found["steps"]["train_student"].keys() == {"seconds"}
 
 
-def test_records_of_older_runs_lack_requests(finished) -> None:
-    """Without requests and task seconds in a step's record the actual ones are unknown."""
-    store, run_uri, _ = finished
-    records = {"repartition": {"seconds": 2.0}}
-    found = compare_plan(store, run_uri, SMALL, load_cluster, records)["steps"]["repartition"]
-    assert found["requests"]["actual"] is None
-    assert found["task seconds"]["actual"] is None
-    assert found["objects"]["actual"] == 15
-
-
 def test_a_run_without_ingest_has_no_plan(tmp_path: Path) -> None:
     """A corpus that others made has no manifest that tells its hours."""
     store, run_uri, _ = local_store(tmp_path)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from infra.store.object_store import ObjectStore
+from jobs.report_page.wording import recovery_statement
 from pipeline.records import Tally
 from pipeline.runs.commit import step_context
 from pipeline.runs.manifest import sha256
@@ -187,6 +188,13 @@ def test_nothing_is_recovered_after_smbr_where_the_oracle_had_none(runs: Runs) -
     assert found["lacks"] == "baseline_smbr"
     assert found["pooled"]["recovery"].keys() == {"teacher", "student"}
     assert "The oracle has no baseline_smbr, so there is no recovery after sMBR." in runs.shown()
+
+
+def test_a_run_of_labelled_speech_alone_has_nothing_to_recover() -> None:
+    """It has no student, of which the statement would be."""
+    of_teacher = {"teacher": {"value": 50.0, "low": 40.0, "high": 60.0}}
+    report_beside = {"oracle": {"level": 95, "pooled": {"recovery": of_teacher}}}
+    assert recovery_statement(report_beside) == ""
 
 
 @pytest.mark.parametrize("oracle", [[8, 6, 5, 7], [9, 9, 9, 9]])
