@@ -17,7 +17,7 @@ def group_buckets(bucket_durations_ms: Sequence[int], file_hours: float) -> list
 
     If all of them make fewer files, they are one group.
     """
-    least_ms = MIN_FILES_OF_A_GROUP * _file_ms(file_hours)
+    least_ms = MIN_FILES_OF_A_GROUP * (file_hours * 3_600_000)
     edges, group_ms = [0], 0
     for number, duration_ms in enumerate(bucket_durations_ms, start=1):
         group_ms += duration_ms
@@ -36,7 +36,7 @@ def pack_speakers(speaker_durations_ms: Mapping[str, int], file_hours: float) ->
     files as make `file_hours` each, none empty. No shared file exceeds the mean of these files by
     more than one speaker's duration.
     """
-    target_ms = _file_ms(file_hours)
+    target_ms = file_hours * 3_600_000
     speakers = sorted(speaker_durations_ms, key=lambda each: (-speaker_durations_ms[each], each))
     # A speaker is whole in one file (003 IV-A1), so a longer one needs a file alone.
     lone = [speaker for speaker in speakers if speaker_durations_ms[speaker] > target_ms]
@@ -54,12 +54,6 @@ def pack_speakers(speaker_durations_ms: Mapping[str, int], file_hours: float) ->
         heapq.heapreplace(loads, (load + speaker_durations_ms[speaker], index))
         files[index].append(speaker)
     return [*([speaker] for speaker in lone), *files]
-
-
-def _file_ms(file_hours: float) -> float:
-    if not file_hours > 0:
-        raise ValueError(f"file_hours = {file_hours}: need more than 0")
-    return file_hours * 3_600_000
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,10 +1,7 @@
-"""Seeded draws: uniform selection to an hours budget, and the hierarchical shuffle (paper 003).
-
-Utterances are drawn by a keyed hash of their ids (IV-B1). Files, and the utterances within a file,
-are put into an order that a seed and their names decide (IV-A2, IV-B2).
-"""
+"""Draw utterances uniformly to an hours budget, by a keyed hash of their ids (003 IV-B1)."""
 
 import hashlib
+from collections.abc import Iterable
 
 import numpy as np
 from jaxtyping import Bool, Int64, UInt64
@@ -25,6 +22,11 @@ def sampling_priority(seed: int, utterance_id: str) -> int:
 def hash_name(name: str) -> int:
     """Hash an utterance id or another name to 64 bits, the same in every run."""
     return sampling_priority(0, name)
+
+
+def hash_names(names: Iterable[str]) -> UInt64[np.ndarray, " _names"]:
+    """Hash each name to 64 bits: a billion are 8 GB."""
+    return np.fromiter(map(hash_name, names), np.uint64)
 
 
 def last_priority(

@@ -6,7 +6,7 @@ files, and its mean has 1 + (b - 1) lambda rho times the variance of b independe
 states its figures beside those of uniform orders.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Float64, Int64
@@ -170,10 +170,6 @@ class Samples:
             self.positions[order],
             self.values[order],
         )
-
-    def in_batches(self, batches: Int64[np.ndarray, " samples"]) -> "Samples":
-        """Divide the same order into other minibatches."""
-        return replace(self, batches=batches)
 
 
 @dataclass(frozen=True, slots=True)

@@ -357,7 +357,7 @@ def form_figures(
     """Count the samples of one form; compute the figures of steps' and of ranks' minibatches."""
     samples, rank_batches = collect_samples(steps, reader, config.num_ranks, config.num_steps)
     by_step = certify(samples, seed)
-    by_rank = certify(samples.in_batches(rank_batches), seed)
+    by_rank = certify(replace(samples, batches=rank_batches), seed)
     # Displacements belong to the order itself, which ranks and steps share.
     for name in ORDER_FIGURES:
         del by_rank[name]

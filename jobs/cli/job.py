@@ -220,7 +220,11 @@ def _is_outside(uri: str, prefixes: Sequence[str]) -> bool:
 
 
 def _corpus_uri(recipe: Recipe, run_uri: str) -> str:
-    return normalize_uri(recipe.corpus.uri or join_uri(run_uri, CORPUS_FOLDER))
+    corpus_uri = normalize_uri(recipe.corpus.uri or join_uri(run_uri, CORPUS_FOLDER))
+    if f"{run_uri}/".startswith(f"{corpus_uri.rstrip('/')}/"):
+        need = "need a folder outside of it: verify knows each object of a corpus by ingest"
+        raise ConfigurationError(f"--run {run_uri} lies in corpus.uri = {corpus_uri}: {need}")
+    return corpus_uri
 
 
 def _bases(recipe: Recipe, run_uri: str, arguments: argparse.Namespace) -> Bases:

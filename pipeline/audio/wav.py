@@ -242,10 +242,9 @@ def _pcm_blocks(content: bytes, layout: WavLayout) -> Iterator[Block]:
     # The samples that libsndfile gives, in a fifth of its time.
     for first in range(0, layout.num_samples, BLOCK_SAMPLES):
         num_samples = min(BLOCK_SAMPLES, layout.num_samples - first)
-        place = num_samples * layout.num_channels, layout.start + first * layout.frame_bytes
-        integers = np.frombuffer(content, "<i2", *place)
-        block = np.multiply(integers, np.float32(1 / 2**15), dtype=np.float32)
-        yield block.reshape(num_samples, layout.num_channels)
+        start = layout.start + first * layout.frame_bytes
+        block = memoryview(content)[start : start + num_samples * layout.frame_bytes]
+        yield samples_of(block).reshape(num_samples, layout.num_channels)
 
 
 def wav_duration_s(read: Read, num_bytes: int) -> float | None:
@@ -260,7 +259,6 @@ WAV = Codec("WAV", is_wav, open_wav, wav_duration_s)
 
 
 SAMPLE_BYTES = 2
-FULL_SCALE = np.float32(32768)
 _PCM = 1
 _MAX_CHUNK_BYTES = 1 << 24
 _FILES = (b"fLaC", b"OggS", b"ID3\x03", b"ID3\x04", b"FORM", b"RF64", b"BW64", b"RIFX", b"caff")
@@ -293,9 +291,13 @@ def pcm_pieces(
         yield samples_of(data[: len(data) // SAMPLE_BYTES * SAMPLE_BYTES])
 
 
-def samples_of(data: bytes) -> Float32[np.ndarray, " samples"]:
+def samples_of(data: bytes | memoryview) -> Float32[np.ndarray, " samples"]:
     """Convert signed 16-bit little-endian samples to [-1, 1], as files are decoded."""
-    return np.frombuffer(data, "<i2").astype(np.float32) / FULL_SCALE
+    integers = np.frombuffer(data, "<i2")
+    samples: Float32[np.ndarray, " samples"] = np.multiply(
+        integers, np.float32(1 / 2**15), dtype=np.float32
+    )
+    return samples
 
 
 def _bytes_of_wav(file: BinaryIO | io.IOBase) -> int | None:

@@ -9,7 +9,6 @@ from jaxtyping import UInt32
 
 from infra.store.object_store import ObjectStore
 from pipeline.audit.hashed_names import (
-    hash_names,
     names_in_ranges,
     names_twice,
     names_without,
@@ -26,6 +25,7 @@ from pipeline.runs.names import (
     SELECTION_FOLDER,
     folder_of,
 )
+from pipeline.sampling import hash_names
 from pipeline.steps.hash_ranges import is_among
 from pipeline.steps.selection.id_index import IdRange, metadata_names, named_objects
 

@@ -11,7 +11,7 @@ from infra.settings import read_record
 from infra.store.object_store import Fetched, ObjectNotFound, ObjectStore, SizeBound, join_uri
 from infra.store.uris import is_s3, resolve_audio
 from pipeline.audio.errors import AudioError
-from pipeline.audit.hashed_names import HashedNames, Hashes, hash_names, names_without
+from pipeline.audit.hashed_names import HashedNames, Hashes, names_without
 from pipeline.audit.step_records import Finding, StepRecords
 from pipeline.audit.stored_objects import AudioVersion, Holding, read_contents
 from pipeline.filters import SelectionFilters
@@ -32,6 +32,7 @@ from pipeline.runs.names import (
     folder_of,
     selection_step,
 )
+from pipeline.sampling import hash_names
 from pipeline.settings import ANY_AUDIO
 from pipeline.steps.audio_reads import WantedAudio, read_audio
 from pipeline.steps.selection.buckets import is_mark, is_within_dates

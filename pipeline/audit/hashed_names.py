@@ -12,7 +12,6 @@ from io import BufferedRandom
 import numpy as np
 from jaxtyping import Bool, Shaped, UInt64
 
-from pipeline.sampling import hash_name
 from pipeline.steps.hash_ranges import is_among, range_edges
 from pipeline.steps.selection.id_index import IdRange
 
@@ -27,11 +26,6 @@ ROWS_IN_MEMORY = 2**20
 
 ROWS_A_RANGE = 2**22
 """Comparisons hold about so many names of a step at a time, some 100 MB."""
-
-
-def hash_names(names: Sequence[str]) -> Hashes:
-    """Hash each name to 64 bits: a billion utterances are 8 GB."""
-    return np.array([hash_name(each) for each in names], np.uint64)
 
 
 @dataclass(slots=True)

@@ -12,13 +12,14 @@ from functools import partial
 from infra.prefetch import prefetch
 from infra.store.object_store import ObjectNotFound, ObjectStore, join_uri
 from infra.store.uris import resolve_audio
-from pipeline.audit.hashed_names import HashedNames, Hashes, hash_names
+from pipeline.audit.hashed_names import HashedNames, Hashes
 from pipeline.packing import runs_by_bytes
 from pipeline.records import parse_utterance
 from pipeline.runs.engine import Distribute
 from pipeline.runs.ledger import QUARANTINED, read_lines
 from pipeline.runs.manifest import Output, read_output, sha256
 from pipeline.runs.names import AUDIO_FOLDER, LEDGER_SUFFIX
+from pipeline.sampling import hash_names
 from pipeline.shards.container import read_plain_columns
 
 GROUP_BYTES, GROUP_OBJECTS = 2**30, 1_000

@@ -96,6 +96,7 @@ def audio_now(
 
 
 T = TypeVar("T")
+R = TypeVar("R")
 
 _ORDINARY = re.compile(r"[A-Za-z0-9._-]+")
 _ROW_COLUMNS = (
@@ -113,7 +114,7 @@ class Hit:
     facts: dict[str, Any]
 
 
-def first_hit(items: Sequence[T], look: Callable[[T], Hit | None]) -> Hit | None:
+def first_hit(items: Sequence[T], look: Callable[[T], R | None]) -> R | None:
     """Return the first hit in the order of `items`, and read nothing behind it."""
     # Answers come in the order of items, so the first hit never depends on timing.
     looked = prefetch(look, items)
@@ -125,7 +126,7 @@ def may_hold(data: bytes, utterance_id: str) -> bool:
     return not _ORDINARY.fullmatch(utterance_id) or utterance_id.encode() in data
 
 
-LOST = "lost: run jobs.verify"
+LOST = "lost: run megahour verify"
 
 ENDS = ("quarantined", "not selected", LOST)
 """Outcomes after which no step that reads this one has the utterance."""
@@ -264,19 +265,16 @@ class _Tracer:
 
     def _in_metadata(self, uris: Sequence[str]) -> tuple[Hit, Utterance | Quarantined] | None:
         """Look in metadata objects; the record is what it parses to."""
-        records: dict[str, Utterance | Quarantined] = {}
 
-        def look(uri: str) -> Hit | None:
+        def look(uri: str) -> tuple[Hit, Utterance | Quarantined] | None:
             data = self.store.get(uri)
             if uri.endswith(".gz") or may_hold(data, self.utterance_id):
                 for number, (_, record) in enumerate(read_records(data, uri), 1):
                     if record.utterance_id == self.utterance_id:
-                        records[uri] = record
-                        return Hit(uri, number, {})
+                        return Hit(uri, number, {}), record
             return None
 
-        hit = first_hit(uris, look)
-        return None if hit is None else (hit, records[hit.key])
+        return first_hit(uris, look)
 
     def _named_in(self, manifest: Manifest) -> frozenset[str]:
         """Name a selection's objects, and its metadata, that the id index has the utterance in."""

@@ -254,13 +254,10 @@ def once(run_task: Callable[Concatenate[T, P], R]) -> Callable[Concatenate[T, P]
 
 
 def fingerprint(
-    config: Mapping[str, Any],
-    inputs: Mapping[str, str],
-    versions: Mapping[str, str] | None = None,
+    config: Mapping[str, Any], inputs: Mapping[str, str], versions: Mapping[str, str]
 ) -> str:
     """Digest a step's resolved configuration, inputs and versions: equal for equal work."""
-    parts = [config, inputs, versions] if versions else [config, inputs]
-    return sha256(json.dumps(parts, sort_keys=True).encode())
+    return sha256(json.dumps([config, inputs, versions], sort_keys=True).encode())
 
 
 def step_context(

@@ -398,16 +398,18 @@ class LossWatch:
         """LossBudgetExceededError if too many are lost: value, bound, reasons and remedy."""
         if loss.num_lost <= self.max_lost:
             return
-        reasons = loss.without_lattice or loss.reasons
-        are = "have no lattice" if loss.without_lattice else "quarantined"
+        reasons = loss.reasons + loss.without_lattice
+        states = {"quarantined": loss.reasons, "without a lattice": loss.without_lattice}
+        are = " or ".join(name for name, counts in states.items() if counts)
         said = (
             f"{loss.num_lost} of {self.num_utterances} utterances {are}, the loss budget is "
             f"{self.loss_budget:.2%}; reasons: {dict(reasons.most_common())}"
         )
         if loss.without_lattice:
+            ledgers = f"see the ledgers, such as {loss.example}; " if loss.reasons else ""
             raise LossBudgetExceededError(
-                f"{said}, such as {loss.utterance}: raise loss_budget, or begin a fresh --run with "
-                "other beams or search_seconds in targets.lattices"
+                f"{said}, such as {loss.utterance}: {ledgers}raise loss_budget, or begin a fresh "
+                "--run with other beams or search_seconds in targets.lattices"
             )
         may_be_back = {MISSING_OBJECT, ACCESS_DENIED} & reasons.keys()
         remedy = "once audio is back, megahour retry reads it again; " if may_be_back else ""
@@ -632,14 +634,9 @@ def _fold_group(group: _Group) -> _Fold:
     return _Fold.of(group, commits)
 
 
-@dataclass(frozen=True, slots=True)
-class _LossOnly(Generic[T]):
-    """Runs a task, and returns of its commit what the driver must know."""
-
-    run_task: Callable[[T], Commit | Loss]
-
-    def __call__(self, task: T) -> Loss:
-        return Loss.of(self.run_task(task))
+def _loss_only(run_task: Callable[[T], Commit | Loss], task: T) -> Loss:
+    """Run a task, and return of its commit what the driver must know."""
+    return Loss.of(run_task(task))
 
 
 class _Driver(Generic[T]):
@@ -667,7 +664,7 @@ class _Driver(Generic[T]):
         for first in range(0, len(pending), WAVE_TASKS):
             names = pending[first : first + WAVE_TASKS]
             tasks = list(self.plan.longest_first(names).values())
-            run_task = _watched(_LossOnly(self.plan.run_task), self.watch)
+            run_task = _watched(partial(_loss_only, self.plan.run_task), self.watch)
             description = f"{self.context.step} {names[0]}..{names[-1]}"
             for loss in self.plan.distribute(tasks, run_task, description):
                 if self.watch is not None:

@@ -13,7 +13,7 @@ import re
 import struct
 import tarfile
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -75,13 +75,16 @@ class KaldiFolder:
 
     def finish(self) -> None:
         """Write the scp files and lists in the order of bytes, as Kaldi wants them."""
-        for utterance, speaker in self._lines["utt2spk"].items():
+        for utterance, speaker in _ordered(self._lines["utt2spk"]):
             said = self._lines["spk2utt"].get(speaker, "")
             self._lines["spk2utt"][speaker] = f"{said} {utterance}".strip()
         for name, lines in self._lines.items():
-            ordered = sorted(lines.items(), key=lambda each: each[0].encode())
-            text = "".join(f"{key} {value}".rstrip() + "\n" for key, value in ordered)
+            text = "".join(f"{key} {value}".rstrip() + "\n" for key, value in _ordered(lines))
             (self._folder / name).write_text(text, encoding="utf-8")
+
+
+def _ordered(lines: Mapping[str, str]) -> list[tuple[str, str]]:
+    return sorted(lines.items(), key=lambda each: each[0].encode())
 
 
 def matrix_bytes(matrix: Float32[np.ndarray, "rows columns"]) -> bytes:

@@ -101,13 +101,6 @@ def test_no_speakers_make_no_files() -> None:
     assert Balance().imbalance == Balance().shared_imbalance == 1.0
 
 
-@pytest.mark.parametrize("file_hours", [0.0, -1.0, float("nan")])
-def test_a_file_has_a_positive_length(file_hours: float) -> None:
-    """The error names the value."""
-    with pytest.raises(ValueError, match=f"file_hours = {file_hours}: need more than 0"):
-        pack_speakers({"a": 1}, file_hours)
-
-
 def test_a_group_is_closed_when_it_makes_40_files() -> None:
     """Files of an hour: 40 hours are a group, a millisecond less is none; a rest joins the last."""
     enough = 40 * HOUR_MS

@@ -173,7 +173,14 @@ def test_missing_data_is_explained(run_job: RunJob, tmp_path: Path) -> None:
         run_job(*usual("ingest", tmp_path)), 2, "--kaldi-dir nowhere is not a directory"
     )
     said = run_job(*usual("select_utterances", tmp_path))
-    require_message(said, 1, "holds no *.jsonl metadata: run jobs/ingest.py")
+    require_message(said, 1, "holds no *.jsonl metadata: run megahour ingest")
+
+
+def test_a_run_lies_outside_its_corpus(run_job: RunJob, tmp_path: Path) -> None:
+    """Within it, verify could not tell the run's objects from foreign ones."""
+    within = usual("select_utterances", tmp_path / "runs" / "one")
+    said = run_job(*within, "--set", f"corpus.uri='{tmp_path}'")
+    require_message(said, 2, f"--run {tmp_path}/runs/one lies in corpus.uri = {tmp_path}: need ")
 
 
 @pytest.mark.parametrize("step", STEPS)

@@ -10,7 +10,7 @@ from itertools import islice
 from typing import Any, ClassVar, TypeAlias, TypeGuard
 
 from infra.settings import shown
-from infra.store.object_store import ObjectInfo, ObjectStore
+from infra.store.object_store import ObjectStore
 from pipeline.records import MAX_START_S, PRED_TEXT, Quarantined
 from pipeline.steps.ingestion import IGNORE_COLUMNS, RECORDINGS
 from pipeline.steps.ingestion.manifest_format import (
@@ -210,9 +210,8 @@ class Shar(ManifestFormat):
 
     def rows(self, store: ObjectStore, piece: Piece) -> Iterator[Row | Quarantined]:
         """Yield each cut as the member with its id."""
-        cuts, tar = piece.uris
+        tar = piece.uris[1]
         members = _members(store, tar)
-        only_cuts = whole([ObjectInfo(cuts, 0, "")], piece.folder)
 
         def placed(cut: Row) -> Row | Quarantined:
             if (member := members.get(str(cut.fields.get("id")))) is None:
@@ -221,7 +220,7 @@ class Shar(ManifestFormat):
             place = {"audio_uri": tar, "duration_s": duration_s, **member}
             return _accepted(cut, tar, place)
 
-        return each_row(placed, cut_rows(store, only_cuts, self.options.ignored))
+        return each_row(placed, cut_rows(store, piece, self.options.ignored))  # the first URI's
 
 
 def _members(store: ObjectStore, uri: str) -> dict[str, dict[str, int]]:
@@ -312,8 +311,8 @@ def _supervised(cut: Fields) -> dict[str, Any]:
     remedy = "cut it by trim_to_supervisions(keep_overlapping=False)"
     about = {"speaker_id": "speaker", "locale": "language"}
     values = {ours: [each.get(name) for each in supervisions] for ours, name in about.items()}
-    if len(speakers := set(map(str, values["speaker_id"]))) > 1:
-        raise _RefusedError(f"{len(speakers)} speakers in a cut: need one: {remedy}")
+    if len(set(map(str, values["speaker_id"]))) > 1:
+        raise _RefusedError(f"speakers {shown(values['speaker_id'])} in a cut: need one: {remedy}")
     languages = {str(each) for each in values["locale"] if each is not None}
     if len(languages) > 1:
         raise _RefusedError(f"{len(languages)} languages in a cut: need one: {remedy}")

@@ -15,8 +15,6 @@ from pipeline.records import (
     MEMBER_FIELDS,
     PRED_TEXT,
     SEGMENT_FIELDS,
-    MetadataError,
-    PartialRecord,
     Quarantined,
 )
 from pipeline.steps.ingestion import IGNORE_COLUMNS
@@ -155,5 +153,5 @@ def _value(name: str, value: object) -> object:
 def refused(row: Row, uri: str, detail: str) -> Quarantined:
     """Make the ledger row of a manifest's row that says what cannot be read."""
     named = row.fields.get("id")
-    partial = PartialRecord(str(named) if isinstance(named, str | int) else "", uri)
-    return Quarantined.from_error(MetadataError("bad_field", detail, partial), row.num_bytes)
+    name = str(named) if isinstance(named, str | int) else ""
+    return Quarantined(name, uri, "bad_field", detail, row.num_bytes, 0)

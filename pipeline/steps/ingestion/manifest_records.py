@@ -243,12 +243,12 @@ def _with_duration(
         detail = f"{column} is absent, and the audio does not state how long it lasts"
     except StoreError as error:
         duration_s, reason, detail = None, refusal(error), str(error)
-    record = PartialRecord(str(row.fields.get("utterance_id", "")), uri)
+    named = str(row.fields.get("utterance_id", "")), uri
     if duration_s is None:
-        return Quarantined.from_error(MetadataError(reason, detail, record), row.num_bytes)
+        return Quarantined(*named, reason, detail, row.num_bytes, 0)
     if not isinstance(start_s, int | float) or not 0 <= start_s <= MAX_START_S:
         detail = f"start_s = {shown(start_s)}: need 0 to {MAX_START_S:.0f}"
-        return Quarantined.from_error(MetadataError("bad_field", detail, record), row.num_bytes)
+        return Quarantined(*named, "bad_field", detail, row.num_bytes, 0)
     return Row({**row.fields, "duration_s": round(duration_s - start_s, 6)}, row.num_bytes)
 
 

@@ -37,7 +37,7 @@ from pipeline.runs.manifest import (
     sha256,
 )
 from pipeline.runs.names import ALL_SUBSETS, INGEST_STEP, METADATA_FOLDER, SUBSETS, bucket_of
-from pipeline.sampling import hash_name, sampling_priority
+from pipeline.sampling import hash_names, sampling_priority
 from pipeline.steps.hash_ranges import is_among
 
 METADATA_SUFFIXES = (".jsonl", ".jsonl.gz")
@@ -99,7 +99,7 @@ def list_metadata(
             )
     if not objects:
         raise ValueError(
-            f"{metadata_uri} holds no *.jsonl metadata: run jobs/ingest.py, or set corpus.uri"
+            f"{metadata_uri} holds no *.jsonl metadata: run megahour ingest, or set corpus.uri"
         )
     buckets = defaultdict(list)
     for found in objects:
@@ -325,7 +325,7 @@ def require_only(
     listed = store.list_each(join_uri(corpus_uri, METADATA_FOLDER))
     uris = (found.uri for found in listed if not is_mark(found))
     while some := list(islice(uris, OBJECTS_AT_A_TIME)):
-        is_ours = is_among(_hashed(some), ours)
+        is_ours = is_among(hash_names(some), ours)
         if not is_ours.all():
             uri = some[int(np.argmin(is_ours))]
             remedy = "use another corpus.uri, or remove the corpus there"
@@ -334,8 +334,4 @@ def require_only(
 
 def hash_uris_of(corpus_uri: str, outputs: Iterable[Output]) -> Hashes:
     """Hash the URIs of some outputs to 64 bits each."""
-    return _hashed(join_uri(corpus_uri, output.key) for output in outputs)
-
-
-def _hashed(uris: Iterable[str]) -> Hashes:
-    return np.fromiter(map(hash_name, uris), np.uint64)
+    return hash_names(join_uri(corpus_uri, output.key) for output in outputs)

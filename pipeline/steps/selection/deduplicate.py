@@ -10,7 +10,6 @@ from array import array
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Int64, UInt64
@@ -97,14 +96,13 @@ class _BucketRecords:
         # Plain columns: 24 bytes an utterance, where objects would take 500.
         priorities, durations_ms, owners = array("Q"), array("q"), array("Q")
         numbers: dict[str, int] = {}
-        quarantined = array("q")
-        rejected: dict[str, Any] = defaultdict(lambda: array("q"))
+        quarantined, rejected = Tally(), defaultdict[str, Tally](Tally)
         for found in task.rules.apply(task.context.store, task.bucket):
             if isinstance(found, Quarantined):
-                quarantined.append(found.duration_ms)
+                quarantined += Tally(1, found.duration_ms)
                 continue
             if isinstance(found, Filtered):
-                rejected[found.rule].append(found.record.duration_ms)
+                rejected[found.rule] += Tally(1, found.record.duration_ms)
                 continue
             priorities.append(found.priority)
             durations_ms.append(found.record.duration_ms)
@@ -115,8 +113,8 @@ class _BucketRecords:
             np.array(durations_ms, np.int64),
             np.array(owners, np.uint64),
             np.array(hashes, np.uint64),
-            _tally(np.array(quarantined, np.int64)),
-            {name: _tally(np.array(rejected[name], np.int64)) for name in sorted(rejected)},
+            quarantined,
+            dict(sorted(rejected.items())),
         )
 
 

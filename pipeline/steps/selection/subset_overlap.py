@@ -28,7 +28,7 @@ from pipeline.runs.commit import StepContext, read_commits
 from pipeline.runs.engine import Distribute
 from pipeline.runs.manifest import Output, is_finished, read_manifest
 from pipeline.runs.names import ALL_SUBSETS, selection_step
-from pipeline.sampling import hash_name
+from pipeline.sampling import hash_name, hash_names
 from pipeline.steps.hash_ranges import (
     Gathered,
     HashRange,
@@ -190,7 +190,7 @@ def _hash_group(task: tuple[_Group, int]) -> Output:
     names = cut_into_ranges(
         np.array(utterances, np.uint64),
         np.array(durations_ms, np.int64),
-        np.array([hash_name(speaker) for speaker in speakers], np.uint64),
+        hash_names(speakers),
         num_parts,
     )
     order = np.argsort(np.array(audio, np.uint64))

@@ -22,10 +22,10 @@ from pipeline.runs.manifest import Output
 from tests.pipeline.runs.small_commits import INPUTS, record
 
 
-def test_a_fingerprint_is_the_digest_of_configuration_and_inputs() -> None:
+def test_a_fingerprint_is_the_digest_of_configuration_inputs_and_versions() -> None:
     """SHA-256 of canonical JSON, so the order of keys does not matter."""
-    text = b'[{"k": 20, "m": 1}, {"selection/x": "0123"}]'
-    assert fingerprint({"m": 1, "k": 20}, INPUTS) == hashlib.sha256(text).hexdigest()
+    text = b'[{"k": 20, "m": 1}, {"selection/x": "0123"}, {"v": "1"}]'
+    assert fingerprint({"m": 1, "k": 20}, INPUTS, {"v": "1"}) == hashlib.sha256(text).hexdigest()
 
 
 def test_an_outputs_key_holds_its_digest(context: StepContext) -> None:

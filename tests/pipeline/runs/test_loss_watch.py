@@ -184,6 +184,18 @@ def test_a_budget_is_the_number_that_is_written(thousandths: int, num_utterances
     assert watch.max_lost == thousandths * num_utterances // 1000
 
 
+def test_both_kinds_of_loss_are_named() -> None:
+    """Of utterances without lattice and of ledger rows, each has its count, place and remedy."""
+    both = Loss("0", Counter(teacher_failed=3), "a ledger", Counter(no_path=2), "u1")
+    with pytest.raises(LossBudgetExceededError) as caught:
+        LossWatch(0.01, 100).check(both)
+    assert str(caught.value) == (
+        "5 of 100 utterances quarantined or without a lattice, the loss budget is 1.00%; reasons: "
+        "{'teacher_failed': 3, 'no_path': 2}, such as u1: see the ledgers, such as a ledger; raise "
+        "loss_budget, or begin a fresh --run with other beams or search_seconds in targets.lattices"
+    )
+
+
 def test_audio_outside_the_prefixes_has_its_remedy() -> None:
     """The message names the key that allows its folder; of other reasons it does not."""
     for reason, is_named in (("outside_prefixes", True), ("truncated", False)):

@@ -197,7 +197,7 @@ def test_a_search_that_fails_keeps_the_teachers_own_targets(
     assert [each for each in checked.findings if each.object.startswith("targets")] == []
     with pytest.raises(
         LossBudgetExceededError,
-        match=r"1 of 11 utterances have no lattice, the loss budget is 5.00%; reasons: .*_fail",
+        match=r"1 of 11 utterances without a lattice, the loss budget is 5.00%; reasons: .*_fail",
     ):
         label(toy_run, loss_budget=0.05)
 
