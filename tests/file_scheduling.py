@@ -29,6 +29,10 @@ LONG_TESTS = ("test_rank_chaos.py",)
 CEPH = "ceph"
 """A mark in the names of the tests on Ceph, whose cluster one process starts for all of them."""
 
+SPARK = "spark"
+SPARK_TESTS = ("test_session.py", "test_manifests_in_s3.py")
+"""Files whose tests take the Spark that their process starts: 12 s of CPU."""
+
 LONG_MARKS = ("cluster", "chaos")
 """The marks of tests that `make test` leaves to `make faults` and `make chaos`."""
 
@@ -43,13 +47,15 @@ class LateScheduling(LoadFileScheduling):
     """LateScheduling keeps a file until a process begins the last test that it has.
 
     xdist hands it out a test earlier, so that it waits behind two tests of minutes. All tests on
-    Ceph count as one file.
+    Ceph count as one file, and so do those on one process's Spark.
     """
 
     def _split_scope(self, nodeid: str) -> str:
         file = super()._split_scope(nodeid)
         if CEPH in nodeid:
             return CEPH
+        if file.endswith(SPARK_TESTS):
+            return SPARK
         return nodeid if file.endswith(LONG_TESTS) else file
 
     def _reschedule(self, node: WorkerController) -> None:

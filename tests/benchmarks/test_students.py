@@ -70,8 +70,9 @@ def of_an4(an4_dir: Path, folder: Path) -> Experiment:
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
 def test_each_row_is_a_recipe_of_its_own(experiment: str, an4_dir: Path, tmp_path: Path) -> None:
     """All overrides are settings that the recipe has; rows differ, and their names do."""
+    of_corpus = of_an4(an4_dir, tmp_path)
     of_rows = {
-        row.name: read_recipe(recipe_path("recorded"), of_an4(an4_dir, tmp_path).settings(row))
+        row.name: read_recipe(recipe_path("recorded"), of_corpus.settings(row))
         for row in EXPERIMENTS[experiment]
     }
     assert len(of_rows) == len(EXPERIMENTS[experiment])

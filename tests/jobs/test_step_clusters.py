@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,7 @@ def files_of(step: str) -> list[str]:
     return [each for each in names if each == step or each.startswith(f"{step}_")]
 
 
+@cache
 def recipes() -> Mapping[str, Recipe]:
     """Read all shipped recipes, and one by which steps write all that they ever do."""
     found = {each.name: read_recipe(str(each)) for each in RECIPES.iterdir()}

@@ -15,8 +15,6 @@ import boto3
 import kubernetes_validate
 import pytest
 import yaml
-from databricks.sdk.service.jobs import SubmitTask
-from google.cloud.dataproc_v1 import WorkflowTemplate
 from google.protobuf.json_format import ParseDict
 
 from infra.cluster import load_cluster
@@ -144,6 +142,8 @@ def test_unknown_platforms_are_refused(tmp_path: Path, run_job: RunJob) -> None:
 @pytest.mark.parametrize("step", spark_steps())
 def test_databricks_takes_runs(run_job: RunJob, step: str) -> None:
     """Its SDK knows every field; the cluster has dedicated access, and installs no Spark."""
+    from databricks.sdk.service.jobs import SubmitTask  # noqa: PLC0415 - 3.5 s of CPU
+
     document = printed(run_job, "databricks", step)
     assert document.keys() == {"run_name", "tasks"}
     (task,) = document["tasks"]
@@ -179,6 +179,8 @@ def test_a_task_of_databricks_fails_only_where_its_step_does(
 @pytest.mark.parametrize("step", WITHOUT_GPUS)
 def test_dataproc_takes_workflows(run_job: RunJob, step: str) -> None:
     """Google's messages have every field; the driver runs in the cluster, which reads S3."""
+    from google.cloud.dataproc_v1 import WorkflowTemplate  # noqa: PLC0415 - 1.2 s of CPU
+
     template = printed(run_job, "dataproc", step)
     ParseDict(template, WorkflowTemplate.pb(WorkflowTemplate()))
     (job,) = template["jobs"]

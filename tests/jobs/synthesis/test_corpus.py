@@ -4,6 +4,7 @@ import hashlib
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -286,6 +287,7 @@ def test_command_exits_with_2_for_bad_values(
     assert printed.out == ""
 
 
+@cache
 def tiny_acoustics(seed: int = 0) -> Acoustics:
     generator = np.random.default_rng(seed)
     noises = tuple(generator.normal(size=(3, 16_000)).astype(np.float32))

@@ -49,6 +49,8 @@ def last_state(folder: Path, what: Fit, rank: int) -> dict[str, Any]:
 def test_validation_changes_no_bit_of_a_training(tmp_path: Path, trainer: str) -> None:
     """Model, optimizer, trainer, random numbers, bytes sent; the curve has two numbers more."""
     what = small_fit(trainer, student=True, group_size=2)
+    # Of both kinds of targets, in chunks and on whole utterances.
+    what = replace(what, sub_epochs=what.sub_epochs[:2] + what.sub_epochs[-2:])
     curves, states = [], []
     for name in ("without", "with"):
         store, run_uri = write_run(tmp_path / name)

@@ -70,6 +70,8 @@ EVALUATION = EvaluationConfig(
 SEARCH = TargetsSearch((GRAPH_STEP,), {})
 # Rescoring parts states by words, and leaves out of these what is beyond the beam: here nothing is.
 LATTICES = LatticeTargetsConfig(weight=1.0, beam=40.0, lattice_beam=25.0)
+NARROW = replace(LATTICES, beam=13.0, lattice_beam=6.0)
+"""The beams of recipes, which take a sixth of the time."""
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +90,7 @@ def score(run_uri: str) -> Score:
 
 def label(
     folder: Path,
-    lattices: LatticeTargetsConfig = LATTICES,
+    lattices: LatticeTargetsConfig = NARROW,
     config: TargetsConfig = CONFIG,
     distribute: Callable = serially,
     loss_budget: float = 0.0,
@@ -157,7 +159,7 @@ def test_targets_are_those_of_each_utterances_lattice(toy_run: Path) -> None:
 def test_weight_0_writes_the_logits_targets(toy_run: Path) -> None:
     """All shards have the bytes that the source "logits" gives, and statistics are the same."""
     own = from_logits(toy_run)
-    found = label(toy_run, replace(LATTICES, weight=0.0))
+    found = label(toy_run, replace(NARROW, weight=0.0))
     assert digests(found) == digests(own)
     assert found.statistics == own.statistics
     assert digests(label(toy_run)) != digests(own)
@@ -219,8 +221,8 @@ def test_bytes_do_not_depend_on_the_distribution(toy_run: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         label(toy_run, distribute=only_one)
     store, run_uri = ObjectStore((str(toy_run),)), str(toy_run / "run")
-    settings = search_settings(store, run_uri, EVALUATION, LATTICES)
-    teacher = open_lattice_teacher(store, run_uri, score(run_uri), K, LATTICES, settings)
+    settings = search_settings(store, run_uri, EVALUATION, NARROW)
+    teacher = open_lattice_teacher(store, run_uri, score(run_uri), K, NARROW, settings)
     resumed = generate_targets(store, run_uri, CONFIG, teacher, serially, search=SEARCH)
     assert resumed.manifest.to_bytes() == first.to_bytes()
 
@@ -244,6 +246,6 @@ def test_tuned_settings_decide_what_the_recipe_leaves_open(
 def test_lattices_are_rescored(toy_run: Path) -> None:
     """By another order of the language model, targets are others; 0 stands for the evaluation's."""
     by_order = {
-        order: digests(label(toy_run, replace(LATTICES, ngram_order=order))) for order in (0, 1, 2)
+        order: digests(label(toy_run, replace(NARROW, ngram_order=order))) for order in (0, 1, 2)
     }
     assert by_order[0] == by_order[2] != by_order[1]

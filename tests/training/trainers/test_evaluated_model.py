@@ -1,6 +1,7 @@
 """Evaluate within a training: the model that leaving would leave, and no other training."""
 
 from collections.abc import Collection
+from functools import cache
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from training.distributed.simulated_group import SimulatedGroup, SimulatedLink, 
 from training.trainers import AdPsgd, Trainer
 
 NUM_RANKS, NUM_STEPS = 4, 10
+EVALUATED = (1, 2, 6, NUM_STEPS - 1)
 NAMES = [*TRAINERS, "ad_psgd"]
 LINK = SimulatedLink(latency_s=1 / 16)
 STEP_S = (64 / 64, 69 / 64, 75 / 64, 87 / 64)
@@ -78,14 +80,19 @@ def assert_same(one: object, other: object, where: str = "") -> None:
         assert one == other, where
 
 
+@cache
+def trained(
+    name: str, evaluated: Collection[int]
+) -> list[tuple[dict[int, Tensor], Tensor, dict[str, Any]]]:
+    # AD-PSGD's exchanges depend on times, so none is under way, and all ranks wait for each other.
+    awaited = EVALUATED if name == "ad_psgd" else ()
+    return simulate_ranks(NUM_RANKS, train, name, evaluated, awaited, link=LINK)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_training_is_the_same_with_evaluations(name: str) -> None:
     """Weights, momenta, residuals, blocks, bytes sent and random numbers: at all ranks."""
-    steps = (1, 2, 6, NUM_STEPS - 1)
-    # AD-PSGD's exchanges depend on times, so none is under way, and all ranks wait for each other.
-    awaited = steps if name == "ad_psgd" else ()
-    without = simulate_ranks(NUM_RANKS, train, name, (), awaited, link=LINK)
-    beside = simulate_ranks(NUM_RANKS, train, name, steps, awaited, link=LINK)
+    without, beside = trained(name, ()), trained(name, EVALUATED)
     for (_, model, state), (_, same_model, same_state) in zip(without, beside, strict=True):
         assert torch.equal(model, same_model)
         assert_same(state, same_state)
@@ -94,7 +101,7 @@ def test_training_is_the_same_with_evaluations(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_the_evaluated_model_is_what_leaving_leaves(name: str) -> None:
     """On all ranks; to the bit, but where exchanges go on, or leaving would compress."""
-    for models, left, _ in simulate_ranks(NUM_RANKS, train, name, (NUM_STEPS - 1,)):
+    for models, left, _ in trained(name, EVALUATED):
         if name == "ad_psgd":
             torch.testing.assert_close(models[NUM_STEPS - 1], left)
         elif not (name.endswith("top-k") or name == "sparse_loco"):
