@@ -341,7 +341,7 @@ def certificate(
                 **form_figures(steps, reader, config, order.seed),
             }
     if not document:
-        raise ValueError("no sub-epoch has two steps: lower student.minibatch_frames, or --ranks")
+        raise ValueError("no sub-epoch has two steps: lower minibatch_frames, or the ranks")
     # In a uniform order of the whole run, files occur in proportion to their hours.
     uniform = 1 / expected_effective_number(np.array(sources.durations_ms()))
     document["uniform_run"] = {

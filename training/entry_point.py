@@ -3,6 +3,7 @@
 import difflib
 import importlib
 import inspect
+import keyword
 import traceback
 import types
 import typing
@@ -94,6 +95,8 @@ class EntryPoint:
         for name, each in taken.items():
             if name not in given and each.default is inspect.Parameter.empty:
                 raise self.error(f"settings: {name} is missing: the factory has no default for it")
+        if named := [name for name in self.settings if keyword.iskeyword(name)]:
+            raise self.error(f"settings: {named[0]} is a word of Python: need another name")
         hints = _hints(factory)
         # A setting whose annotation is not a plain type is checked by its own type.
         kept = [

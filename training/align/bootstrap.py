@@ -250,8 +250,11 @@ def _draw(context: StepContext, max_hours: float) -> list[FeatureRow]:
     def read(output: Output) -> list[FeatureRow]:
         return read_features(read_output(context.store, context.run_uri, output))
 
-    outputs = read_manifest(context.store, context.run_uri, features_step(LABELLED)).outputs
-    shards = (rows for _, rows in prefetch(read, outputs, READ_AHEAD))
+    labelled = read_manifest(context.store, context.run_uri, features_step(LABELLED))
+    if not labelled.tally_out.utterances:
+        need = "need transcribed speakers who are neither held out nor for development"
+        raise ValueError(f"{labelled.step} has no utterance: {need}")
+    shards = (rows for _, rows in prefetch(read, labelled.outputs, READ_AHEAD))
     rows = draw_rows(shards, max_hours)
     if not rows:
         raise ValueError(

@@ -192,11 +192,12 @@ class FiniteCheck:
     """FiniteCheck looks at what ranks have exchanged, so that it costs no exchange of its own.
 
     A NaN of one rank is in every rank's sum, and all ranks raise together: at once on a CPU, a step
-    later on a GPU.
+    later on a GPU. Errors number the ranks from `first_rank` on, that of the group's rank 0.
     """
 
-    def __init__(self, group: ProcessGroup, device: torch.device) -> None:
+    def __init__(self, group: ProcessGroup, device: torch.device, first_rank: int = 0) -> None:
         self._group = group
+        self._first_rank = first_rank
         self._device = device
         self._is_late = not is_read_at_once(device)
         self._pending: tuple[int, Arrival] | None = None
@@ -229,7 +230,7 @@ class FiniteCheck:
         found = [(first, rank) for rank, first in enumerate(faults) if first]
         if found:
             first, rank = min(found)
-            raise not_finite(rank, first)
+            raise not_finite(self._first_rank + rank, first)
         raise FloatingPointError(
             f"what the ranks exchanged at step {step} overflows, though each rank's gradient is "
             "finite: lower the learning rate, and resume from a checkpoint"

@@ -87,7 +87,7 @@ def rendezvous(
         if prefix and store.check([f"{prefix}/members"]):
             listed = json.loads(store.get(f"{prefix}/members"))
             processes = tuple(Member(**json.loads(member)) for member in listed)
-            if processes[rank] == own:
+            if rank < len(processes) and processes[rank] == own:
                 return Members(prefix, processes)
         time.sleep(_POLL_INTERVAL_S)
     keys = _member_keys(prefix, world_size)

@@ -33,7 +33,10 @@ from training.models.precision import training_precision, without_tf32
 from training.settings.model_training import Precision, TrainingSettings
 
 VALIDATION = SubEpoch(True, 0, 1, 0, False, 0.0, is_validation=True)
-"""The speakers left out, in chunks, always at offset 0: losses of epochs are comparable."""
+"""The speakers left out, always at offset 0, so that losses of epochs are comparable.
+
+In chunks, but for models that are trained on whole utterances alone.
+"""
 
 NO_DEVELOPMENT = (
     "no utterance of the development speakers is aligned: need at least one for newbob's loss: "
@@ -232,7 +235,8 @@ def validate(model: AcousticModel, dataset: Dataset, group: ProcessGroup) -> dic
     model.eval()
     running = RunningTotals()
     # Lattices are of the labelled partitions alone, and neither measure needs one.
-    plan = replace(dataset, lattices=None).plan(VALIDATION, 0)
+    sub_epoch = replace(VALIDATION, whole_utterances=model.config.whole_utterances)
+    plan = replace(dataset, lattices=None).plan(sub_epoch, 0)
     minibatches = device_copies(plan.minibatches(), model.device)
     with torch.no_grad(), without_tf32(), closing(minibatches):
         for minibatch in minibatches:

@@ -88,8 +88,9 @@ def decode_with_reference(
 
 
 def candidate_beams(config: LatticeConfig) -> Float64[np.ndarray, " beams"]:
-    """Return the beams of which a density chooses one: multiples of 1/8 up to `lattice_beam`."""
-    return np.arange(1, math.ceil(8 * config.lattice_beam) + 1) / 8
+    """Return the beams of which a density chooses one: multiples of 1/8, and `lattice_beam`."""
+    steps = np.arange(1, math.ceil(8 * config.lattice_beam)) / 8
+    return np.append(steps, config.lattice_beam)
 
 
 def arcs_by_beam(

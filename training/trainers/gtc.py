@@ -48,8 +48,13 @@ class ExactMessages:
     rank's elements that reached the threshold, in all steps of this object.
     """
 
-    def __init__(self, residual: Float[Tensor, " elements"], gradient_threshold: float) -> None:
-        self._gradient_threshold = gradient_threshold
+    def __init__(
+        self,
+        residual: Float[Tensor, " elements"],
+        gradient_threshold: float,
+        first_rank: int = 0,
+    ) -> None:
+        self._gradient_threshold, self._first_rank = gradient_threshold, first_rank
         self._counts: Tensor | None = None
         self._num_steps = 0
         self.num_sent = 0
@@ -72,7 +77,8 @@ class ExactMessages:
         # This exchange at every minibatch ends GTC's speed-up beyond 32 ranks (000 4.1).
         messages = gather_ragged(message, group, "gradients")
         self._num_steps += 1
-        _check_finite([int(message[0]) for message in messages], self._num_steps)
+        encodings = [int(message[0]) for message in messages]
+        _check_finite(encodings, self._num_steps, self._first_rank)
         self.num_sent += int(message[1])
         if self._counts is None:  # once: new memory is slower than the work on it
             self._counts = torch.empty_like(residual, dtype=torch.int32)
@@ -102,8 +108,14 @@ class FixedMessages:
     step later.
     """
 
-    def __init__(self, residual: Float[Tensor, " elements"], gradient_threshold: float) -> None:
+    def __init__(
+        self,
+        residual: Float[Tensor, " elements"],
+        gradient_threshold: float,
+        first_rank: int = 0,
+    ) -> None:
         self._gradient_threshold = residual.new_tensor(gradient_threshold)
+        self._first_rank = first_rank
         self._num_elements = len(residual)
         # Messages take blocks round the model from here, so no element waits without bound.
         self._first_block = torch.zeros((), dtype=torch.int32, device=residual.device)
@@ -149,7 +161,7 @@ class FixedMessages:
             return
         encodings, wanted = self._arrival.values().T.tolist()
         self._arrival = None
-        _check_finite(encodings, self._num_steps)
+        _check_finite(encodings, self._num_steps, self._first_rank)
         # A fixed N / 16 would send 6.25 MB a rank at 25 M elements where 0.1 MB do.
         self.capacity = capacity_for(max(wanted), self._num_elements)
 
@@ -172,8 +184,8 @@ def capacity_for(num_wanted: int, num_elements: int) -> int:
     return min(max(doubled, MIN_CAPACITY), num_map_words(num_elements))
 
 
-def _check_finite(encodings: Sequence[int], step: int) -> None:
-    for rank, found in enumerate(encodings):
+def _check_finite(encodings: Sequence[int], step: int, first_rank: int) -> None:
+    for rank, found in enumerate(encodings, first_rank):
         if found == Encoding.NOT_FINITE:
             raise not_finite(rank, step)
 
@@ -182,20 +194,26 @@ class ThresholdedSum:
     """ThresholdedSum adds what ranks send of their gradients; the rest stays in its residual.
 
     With gradient_threshold 0 the sum is that of the gradients, unquantized, and nothing stays.
+    Errors number a group's ranks from `first_rank` on, that of its rank 0 among all.
     """
 
-    def __init__(self, residual: Float[Tensor, " elements"], gradient_threshold: float) -> None:
+    def __init__(
+        self,
+        residual: Float[Tensor, " elements"],
+        gradient_threshold: float,
+        first_rank: int = 0,
+    ) -> None:
         if gradient_threshold > 0 and len(residual) > MAX_ELEMENTS:
             raise ValueError(
                 f"{len(residual)} parameters: need at most {MAX_ELEMENTS}, a message's 31-bit index"
             )
         self.residual = residual
-        self.gradient_threshold = gradient_threshold
+        self.gradient_threshold, self._first_rank = gradient_threshold, first_rank
         # A GPU stalls where its host waits for a message's length, so there the length is fixed.
         self._messages: ExactMessages | FixedMessages = (
-            FixedMessages(residual, gradient_threshold)
+            FixedMessages(residual, gradient_threshold, first_rank)
             if residual.is_cuda
-            else ExactMessages(residual, gradient_threshold)
+            else ExactMessages(residual, gradient_threshold, first_rank)
         )
         self._finite: FiniteCheck | None = None
         self._num_steps = 0
@@ -216,7 +234,7 @@ class ThresholdedSum:
             counts = self._messages.sum_signs(self.residual, gradients, group)
             # Signs are summed as integers and meet tau once, so the order of ranks changes no bit.
             return gradients.copy_(counts).mul_(self.gradient_threshold)
-        self._finite = self._finite or FiniteCheck(group, gradients.device)
+        self._finite = self._finite or FiniteCheck(group, gradients.device, self._first_rank)
         self._finite.check()
         self._num_steps += 1
         fault = FirstFault(gradients.device)
@@ -269,7 +287,7 @@ class ThresholdedSum:
     ) -> "ThresholdedSum":
         """Return a sum for the `new` parameters, which takes over the residual by their names."""
         residual = new.carry_over(self.residual, old)
-        carried = ThresholdedSum(residual, self.gradient_threshold)
+        carried = ThresholdedSum(residual, self.gradient_threshold, self._first_rank)
         carried.restore(residual, {"num_steps": num_steps})
         carried._num_elements = self._num_elements
         carried._num_sent_before = self._num_sent()
@@ -284,7 +302,13 @@ class ThresholdTrainer(Trainer):
     def set_up(self) -> None:
         """Begin with an empty residual."""
         super().set_up()
-        self._sum = ThresholdedSum(self.parameters.zeros(), self.config.gradient_threshold)
+        threshold = self.config.gradient_threshold
+        self._sum = ThresholdedSum(self.parameters.zeros(), threshold, self.first_rank)
+
+    @property
+    def first_rank(self) -> int:
+        """Return the number, among all ranks, of the first one that shares this one's gradients."""
+        return 0
 
     def carry_over(self, old: FlatParameters) -> None:
         """Keep the residual of tensors that are still trained; that of frozen ones is dropped."""

@@ -43,6 +43,11 @@ class Htm(ThresholdTrainer, Bmuf):
         """Number this rank's group."""
         return self.group.rank() // self.config.group_size
 
+    @property
+    def first_rank(self) -> int:
+        """Return the number of the group's first rank."""
+        return self.part * self.config.group_size
+
     def shared_tensors(self) -> Mapping[str, Tensor]:
         """Return BMUF's block state; with one group, the parameters, as GTC does."""
         return Trainer.shared_tensors(self) if self._is_one_tier else super().shared_tensors()

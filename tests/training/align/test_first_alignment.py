@@ -145,6 +145,8 @@ def test_a_bound_shorter_than_an_utterance_is_refused(tmp_path: Path) -> None:
     place = write_labelled(tmp_path, parts)
     with pytest.raises(ValueError, match=r"bootstrap\.max_hours = 0\.001: need more"):
         bootstrapped(place, max_hours=0.001)
+    with pytest.raises(ValueError, match="features/labelled has no utterance: need transcribed"):
+        bootstrapped(write_labelled(tmp_path / "none", []), max_hours=0.0)
 
 
 def with_a_wasp(parts: list[list[FeatureRow]], chosen: str) -> list[list[FeatureRow]]:

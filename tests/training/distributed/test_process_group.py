@@ -120,6 +120,15 @@ def test_an_early_rank_does_not_take_an_earlier_start_for_its_own() -> None:
     assert start(store, 0, 1, 2)[0].prefix != first.prefix
 
 
+def test_a_rank_that_an_earlier_start_did_not_have_waits() -> None:
+    """The store's list is of two ranks; rank 2 of three is in none before rank 0 comes."""
+    store = dist.HashStore()
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(lambda rank: rendezvous(store, rank, 2, TIME_LIMIT_S), range(2)))
+    with pytest.raises(TimeoutError, match=r"ranks \[0\] of 3 did not come within"):
+        start(store, 1, 2, time_limit_s=0.2)
+
+
 @pytest.mark.parametrize("present", [(0, 1), (0, 2), (1, 2), (0,)])
 def test_absent_ranks_are_named(present: tuple[int, ...]) -> None:
     """Within the time limit, the ranks that came name those that did not."""

@@ -11,17 +11,19 @@ from infra.store.object_store import ObjectStore
 from pipeline.runs.manifest import Output, read_manifest
 from pipeline.runs.names import ALIGNMENT_STEP, DEV_ALIGNMENT_STEP
 from pipeline.shards import read_partition, write_partition
+from tests.training.data.partition_rows import row
 from tests.training.fit.small_fits import fit, partition, small_fit, write_run, write_step
+from tests.training.models.test_contract import own
 from tests.training.trainers.test_evaluated_model import assert_same
 from training.data.dataset import Dataset
 from training.data.minibatch import Minibatch
-from training.data.row_order import spread_rows
+from training.data.row_order import CHUNK_FRAMES, spread_rows
 from training.data.sub_epochs import Place, newest_place
 from training.distributed.simulated_group import simulate_ranks
 from training.fit.model_specs import Fit
 from training.fit.steps import VALIDATION, validate
 from training.fit.train_model import NOT_VALIDATED
-from training.models.store import load_model
+from training.models.store import load_model, make_model
 from training.settings.trainers import TRAINERS
 from training.tensor_encoding import decode_state
 
@@ -151,3 +153,19 @@ def test_validation_is_bounded_and_evenly_from_the_speakers(tmp_path: Path) -> N
         )
         read += dataset.plan(VALIDATION, 0).minibatches()
     assert sum(each.num_frames for each in read) == 5 * 30  # of 0.9 s, the first above 4 s
+
+
+def test_a_model_of_whole_utterances_is_validated_on_them(tmp_path: Path) -> None:
+    """Its network never sees a piece of one; another's sees chunks alone."""
+    store, run_uri = write_run(tmp_path)
+    write_step(store, run_uri, DEV_ALIGNMENT_STEP, write_partition([row(20, 150)]), 1)
+    outputs = tuple(read_manifest(store, run_uri, DEV_ALIGNMENT_STEP).outputs)
+    dataset = Dataset(
+        store, run_uri, (), (), 1, 64, 1, 0, 1, development=outputs, validation_ms=10_000
+    )
+    for is_whole in (False, True):
+        seen: set[int] = set()
+        model = make_model(own("tdnn", 2, whole_utterances=is_whole), 150)
+        model.register_forward_pre_hook(lambda _, given, seen=seen: seen.update(given[1].tolist()))
+        simulate_ranks(1, lambda group, model=model: validate(model, dataset, group))
+        assert (max(seen) > CHUNK_FRAMES) == is_whole

@@ -74,6 +74,7 @@ def test_right_models_pass(config: ModelConfig, precision: Any) -> None:
         (own("tdnn", settings={"num_units": 0}), r"num_units = 0: need 1\.\.512"),
         (own("tdnn", settings={"num_units": True}), "num_units = True: need a whole number"),
         (own("tdnn", settings={"scale": "a"}), "scale = 'a': need a finite number"),
+        (own("untyped", settings={"lambda": 1}), "settings: lambda is a word of Python: need ano"),
         (own("Tdnn", settings={"context": 1}), "settings: num_units is missing: the factory has"),
         (own("tdnn", settings={"context": -3}), "RuntimeError.*: correct the settings, or the"),
     ],

@@ -161,3 +161,24 @@ def test_a_minibatch_counts_the_same_on_any_rank(settings: dict[str, Any]) -> No
     ]
     assert all_equal([final for finals in moved for final in finals])
     assert moved[0][0] > 0
+
+
+@pytest.mark.parametrize("tau", [0.0, TAU])
+def test_a_nan_has_its_rank_among_all(tau: float) -> None:
+    """Rank 1 of the second group of two is rank 3."""
+
+    def scenario(group: ProcessGroup) -> str:
+        model = small_model()
+        optimizer = sgd(model)
+        try:
+            with Htm(model, optimizer, group=group, **htm(2, tau)):
+                model(torch.ones(1, 5)).sum().backward()
+                if group.rank() == 3:
+                    model[0].weight.grad[0, 0] = torch.nan
+                optimizer.step()
+        except (FloatingPointError, RuntimeError) as error:
+            return str(error)
+        return "left"
+
+    of_group = simulate_ranks(4, scenario)[2:]
+    assert all(each.startswith("the gradient of rank 3 holds a NaN") for each in of_group), of_group
