@@ -111,7 +111,7 @@ RULES: Mapping[str, LanguageRules] = {
         numbered={"no.": "number", "nos.": "numbers", "p.": "page", "pp.": "pages"}
         | {"mar.": "march"},
         units=_table(
-            "am a m, pm p m, k thousand|k, K thousand|k, km kilometers|kilometer|k m, "
+            "am a m, pm p m, bn billion, k thousand|k, K thousand|k, km kilometers|kilometer|k m, "
             "km/h kilometers per hour|kilometers an hour|k m h, m meters|meter|m, "
             "cm centimeters|centimeter|c m, mm millimeters|millimeter|m m, "
             "kg kilograms|kilogram|kilos|k g, g grams|gram|g, l liters|liter|l, "
@@ -168,7 +168,8 @@ RULES: Mapping[str, LanguageRules] = {
         units=_table(
             "km kilometer, km/h kilometer pro stunde|stundenkilometer|k m h, m meter, "
             "cm zentimeter, mm millimeter, kg kilogramm|kilo, g gramm, l liter, ml milliliter, "
-            "mb megabyte, gb gigabyte, ghz gigahertz"
+            "mb megabyte, gb gigabyte, ghz gigahertz, mio millionen|million, "
+            "mrd milliarden|milliarde"
         ),
         symbols=_table(
             "& und, % prozent, + plus, = gleich, § paragraf, ° grad, °c grad celsius|grad, "
@@ -273,6 +274,7 @@ _APART = re.compile(
     rf"(?<=[{_SIGNS}§№#])\s+(?=\d)|(?<=\d)(?:,[-\u2013]\s*|\s+)(?=[{_SIGNS}%](?!\d))"
 )
 _GROUPED = re.compile(r"\b\d{1,3}(?:[ \u00a0\u202f]\d{3})+\b")
+_TIGHT = re.compile(r"\b\d{1,3}(?:[\u00a0\u202f]\d{3})+\b")
 _DATE = re.compile(r"\b(\d{1,2})\.(\d{1,2})\.(?=\d{4}\b)")
 _ROMAN = r"(?=[XVI]{2}|[LXVIC]{3}|Ier|[XV]e)(?P<roman>(?:XC|XL|L?X{0,3})(?:IX|IV|V?I{0,3}))"
 """Without C and two letters with L, which often are acronyms, as CD and XL."""
@@ -344,7 +346,7 @@ class Normalizer:
         units = "|".join(map(re.escape, self._rules.units)) or "(?!)"
         scales = "|".join(map(re.escape, self._rules.scales)) or "(?!)"
         self._attached = re.compile(
-            rf"(?<=\d)(?=(?:{units})\b|°)|(?P<money>[{_SIGNS}]\d[\d.,]*)(?=(?:{scales})\b)",
+            rf"(?<=\d)(?=(?:{units})\b|°)|(?P<money>[{_SIGNS}]\d[\d.,]*)-?(?=(?:{scales})\b)",
             re.IGNORECASE,
         )
         self._scaled = re.compile(
@@ -372,7 +374,7 @@ class Normalizer:
             if numbered and following[:1].isdecimal():
                 # "No. 20 people" may begin with the word.
                 read.append(tuple(dict.fromkeys((self._spoken(numbered), *self._word(alone)))))
-            elif first[:1] in self._rules.currencies and following in self._rules.scales:
+            elif following in self._rules.scales and self._is_money(first):
                 # "$5 million" are five million dollars.
                 tokens.popleft()
                 read += self._amount(first, self._rules.scales[following])
@@ -391,6 +393,10 @@ class Normalizer:
                 read[place] = self._maybe(self._rules.to, read[place])
             before = first
         return read
+
+    def _is_money(self, token: str) -> bool:
+        found = self._number.fullmatch(_stripped(token))
+        return found is not None and found["unit"] in self._rules.currencies
 
     def _unit(self, token: str) -> Sequence[str]:
         """Return how a unit is said; a letter is one in its own case alone: 5g is not 5G."""
@@ -417,8 +423,8 @@ class Normalizer:
         spoken = _APART.sub("", text)
         if self._rules.dotted:
             spoken = _DATE.sub(r"\1. \2. ", spoken)
-        if self._marks[0] == ",":
-            spoken = _GROUPED.sub(lambda found: "".join(found[0].split()), spoken)
+        grouped = _GROUPED if self._marks[0] == "," else _TIGHT
+        spoken = grouped.sub(lambda found: "".join(found[0].split()), spoken)
         spoken = self._hours.sub(lambda found: f"{found[1]}:{found[2] or '00'}", spoken)
         spoken = self._scaled.sub(r"\g<unit>\g<amount> \g<scale>", _CODE.sub(self._sign, spoken))
         spoken = _RANGE.sub(_as_range, spoken)
@@ -564,6 +570,10 @@ class Normalizer:
         if not (found := self._number.fullmatch(core)):
             return None
         readings = self._kept(self._said(found))
+        return self._with_sign(found, readings)
+
+    def _with_sign(self, found: re.Match[str], readings: Readings | None) -> Readings | None:
+        """Return the readings of a number, with "minus" before them where it has a sign."""
         if readings and self._rules.minus and (found["sign"] or found["sign_within"]):
             return self._maybe(self._rules.minus, readings)
         return readings
@@ -659,15 +669,13 @@ class Normalizer:
         return [*alone, *(f"{each} {also} {small}" for each in said), *joined, *short]
 
     def _amount(self, token: str, scale: str) -> Iterator[Readings]:
-        _, several, _, _ = self._rules.currencies[token[0]]
         found = self._number.fullmatch(_stripped(token))
-        if not found or found["ordinal"]:
-            yield from self._token(token, has_lower_case=True)
-            yield from self._token(scale, has_lower_case=True)
-            return
+        assert found is not None, "money"
+        _, several, _, _ = self._rules.currencies[found["unit"]]
         digits = re.sub(r"\D", "", found["whole"])
         numbers = self._cardinals(digits, found["part"], is_grouped=True)
-        yield self._kept([f"{number} {scale} {several}" for number in numbers])
+        readings = self._kept([f"{number} {scale} {several}" for number in numbers])
+        yield self._with_sign(found, readings)
 
     def _times(self, hours: int, minutes: int) -> list[str]:
         one, several = self._rules.clock

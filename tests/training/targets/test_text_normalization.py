@@ -271,6 +271,15 @@ def test_numbers_are_read_whatever_their_size(number: int) -> None:
         ("en", '<font color="#E5E5E5">a</font> a<b and c>d x<5', "a a b and c d x five"),
         ("en", "a \u2012 b 10\u201220 the XIXth", "a b ten to twenty the nineteenth"),
         ("en", "-3°C", "minus three degrees celsius"),
+        (
+            "en",
+            "-$5 million, $-5m, -£5bn, a $5-million a",
+            "minus five million dollars minus five million dollars minus five billion pounds a "
+            "five million dollars a",
+        ),
+        ("en", "5 bn a, 1\u202f000 a", "five billion a one thousand a"),
+        ("de", "-5 Mio. €, 3 Mio. Menschen", "minus fünf millionen euro drei millionen menschen"),
+        ("fr", "-3 millions €", "moins trois millions euros"),
         ("de", "HR-Abteilung 2.0", "hr abteilung zwei punkt null"),
         (
             "es",
