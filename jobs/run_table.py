@@ -268,7 +268,7 @@ def _models(section: str, recipe: "Recipe") -> list[Written]:
 
 def _targets(recipe: "Recipe") -> list[Written]:
     from training.settings.decoding import (  # noqa: PLC0415 - imports NumPy
-        labelling_settings,
+        search_of_targets,
         transcripts_tuning_settings,
     )
 
@@ -288,7 +288,7 @@ def _targets(recipe: "Recipe") -> list[Written]:
         searched = (GRAPH_STEP, TARGETS_TUNING_STEP)
     labelled = partial(
         Written,
-        settings=labelling_settings(recipe.targets, recipe.evaluation),
+        settings=recipe.targets.settings | search_of_targets(recipe.targets, recipe.evaluation),
         hours_of=features,
         in_increment="extended",
     )

@@ -39,7 +39,6 @@ from training.array_encoding import decode_arrays, encode_arrays
 from training.decode.corpus_lexicon import CorpusLexicon, UnknownWords
 from training.decode.lexicon import Lexicon
 from training.settings.decoding import (
-    NO_TEXT,
     BootstrapConfig,
     SpelledText,
     TreeConfig,
@@ -63,7 +62,7 @@ class TextWords:
     digests: Mapping[str, str]
 
 
-NO_WORDS_OF_TEXT = TextWords(NO_TEXT, (), {})
+NO_WORDS_OF_TEXT = TextWords(SpelledText(), (), {})
 
 
 def bootstrap(

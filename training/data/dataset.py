@@ -295,7 +295,7 @@ class SubEpochReader:
         if not cursor.counts:
             count = torch.tensor([opened.plan.num_minibatches()], dtype=torch.int32)
             counts = gather_ragged(count, self.group, "sub_epoch")
-            cursor = cursor.sharded([int(each) for each in counts])
+            cursor = replace(cursor, counts=tuple(int(each) for each in counts))
         then = partial(self._open, cursor.next_sub_epoch())
         minibatches = opened.plan.minibatches(
             cursor.num_steps, self.buffers_ahead, opened.first, then

@@ -112,16 +112,10 @@ class BufferFrames:
         """Delay the targets by `delay`, repeat the last frames as often, pad at the ends."""
         # Alone, the rows of each of the demo's minibatches took 1 % of its step.
         for first in range(0, len(batches), _LOCATED_TOGETHER):
-            for rows in self._locate(batches[first : first + _LOCATED_TOGETHER], delay):
-                yield Minibatch(
-                    torch.from_numpy(self.features.take(rows.inputs, axis=0)).float(),
-                    torch.from_numpy(rows.lengths),
-                    self.targets.take(rows.labelled),
-                    rows.num_early,
-                )
+            yield from self._gathered(batches[first : first + _LOCATED_TOGETHER], delay)
 
-    def _locate(self, batches: Sequence[Segments], delay: int) -> Iterator["MinibatchRows"]:
-        """Yield the rows of each of some minibatches, found for all in one computation."""
+    def _gathered(self, batches: Sequence[Segments], delay: int) -> Iterator[Minibatch]:
+        """Yield some minibatches, whose rows are found for all in one computation."""
         segments = concatenated(batches)
         lengths = segments.stops - segments.starts
         steps = np.arange(lengths.max())
@@ -139,20 +133,10 @@ class BufferFrames:
             end = begin + len(batch.starts)
             own = lengths[begin:end]
             width = own.max()
-            yield MinibatchRows(
-                inputs[begin:end, :width],
-                labelled[begin:end, :width],
-                own,
+            yield Minibatch(
+                torch.from_numpy(self.features.take(inputs[begin:end, :width], axis=0)).float(),
+                torch.from_numpy(own),
+                self.targets.take(labelled[begin:end, :width]),
                 int(num_early[begin:end].sum()),
             )
             begin = end
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class MinibatchRows:
-    """MinibatchRows: the rows of a shuffle buffer that are a minibatch's inputs and targets."""
-
-    inputs: Int64[np.ndarray, "batch frames"]
-    labelled: Int64[np.ndarray, "batch frames"]
-    lengths: Int64[np.ndarray, " batch"]
-    num_early: int

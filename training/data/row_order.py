@@ -111,10 +111,6 @@ def read_lengths(file: BinaryIO | io.IOBase, augmenter: Augmenter) -> Lengths:
     return Lengths(num_frames, index.offsets, are_read)
 
 
-LeftOut = Mapping[str, Bool[np.ndarray, " rows"]]
-"""By a partition's key, which of its rows training leaves out."""
-
-
 def validation_speakers(speakers: Iterable[str], one_in: int) -> list[str]:
     """Return one speaker in `one_in`, at least one: those of the lowest hashes; not the only one.
 
@@ -127,8 +123,8 @@ def validation_speakers(speakers: Iterable[str], one_in: int) -> list[str]:
 @cache  # the same for all sub-epochs of a training, whose partitions do not change
 def left_out_rows(
     store: ObjectStore, run_uri: str, labelled: tuple[Output, ...], one_in: int
-) -> LeftOut:
-    """Find the rows of the validation speakers; read one column of each labelled partition.
+) -> Mapping[str, Bool[np.ndarray, " rows"]]:
+    """Find the rows of the validation speakers, by their partition's key; read one column of each.
 
     Of a single speaker, rows 0, n, 2n, ... of each partition are left out, n = `one_in`.
     """

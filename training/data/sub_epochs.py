@@ -158,10 +158,6 @@ class DataCursor:
         taken = sum(min(self.num_steps, count) for count in self.counts)
         return (before + taken) / max(before + sum(self.counts), 1)
 
-    def sharded(self, counts: Sequence[int]) -> "DataCursor":
-        """Return the same place, where each rank has so many minibatches."""
-        return replace(self, counts=tuple(counts))
-
     def stepped(self, num_minibatches: int = 1) -> "DataCursor":
         """Return the place one step later, in which each rank took so many minibatches, if left."""
         return replace(self, num_steps=self.num_steps + min(num_minibatches, self.num_steps_left))

@@ -39,11 +39,6 @@ class MinibatchSelection:
     num_frames: int
     accuracies: Mapping[int, float]
 
-    def to_json(self) -> dict[str, dict[str, float | None]]:
-        """Convert the accuracies to plain values; null is a trial that diverged."""
-        found = {str(size): None if isnan(each) else each for size, each in self.accuracies.items()}
-        return {"accuracies": found}
-
 
 def largest_harmless(accuracies: Mapping[int, float], harmless: float = HARMLESS) -> int:
     """Return the largest size within `harmless` points of the best accuracy of a smaller or equal.
@@ -149,7 +144,12 @@ class SelectingFitting(Fitting):
         self.trainer.__enter__()
         # What trials sent is undone, and not counted as the sub-epoch's.
         self.statistics = self.trainer.statistics()
-        trials = [*self.progress.minibatch.trials, {"frames": found.num_frames, **found.to_json()}]
+        # Null is a trial that diverged.
+        accuracies = {
+            str(size): None if isnan(each) else each for size, each in found.accuracies.items()
+        }
+        trial = {"frames": found.num_frames, "accuracies": accuracies}
+        trials = [*self.progress.minibatch.trials, trial]
         self.progress.minibatch = SelectedMinibatch(found.num_frames // frames, 0, trials)
         return chain(tried, minibatches)
 

@@ -79,15 +79,12 @@ class SpelledText:
     num_text_words: int = 0
 
 
-NO_TEXT = SpelledText()
-
-
 def bootstrap_settings(
     bootstrap: BootstrapConfig,
     senones: TreeConfig,
     versions: Versions,
     rule: UnknownWordsRule,
-    text: SpelledText = NO_TEXT,
+    text: SpelledText,
 ) -> dict[str, Any]:
     """Return what the bootstrap's manifest states; the text's settings if any words are of it."""
     of_records = {"bootstrap": plain(bootstrap), "senones": plain(senones)}
@@ -443,11 +440,6 @@ def transcripts_tuning_settings(
     if config.needs_graph:
         found |= {"lattices": plain(config.lattices), **search_of_targets(config, evaluation)}
     return found
-
-
-def labelling_settings(config: LabellingConfig, evaluation: EvaluationConfig) -> dict[str, Any]:
-    """Return all that decides the targets, besides the inputs."""
-    return {**config.settings, **search_of_targets(config, evaluation)}
 
 
 def search_of_targets(config: LabellingConfig, evaluation: EvaluationConfig) -> dict[str, Any]:

@@ -318,10 +318,6 @@ class AdaGrad:
     __post_init__ = check_ranges
 
 
-ON_AGGREGATE = AdaGrad()
-"""The paper's choice (004 5.3)."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OneBitConfig(_Trainer):
     """1-bit SGD: each rank sends one bit an element; its optimizer is SGD without momentum.
@@ -331,7 +327,7 @@ class OneBitConfig(_Trainer):
 
     name: Literal["one_bit"] = "one_bit"
     momentum: Annotated[float, Range(0, 1, below=True)] = 0.9
-    adagrad: AdaGrad = ON_AGGREGATE
+    adagrad: AdaGrad = AdaGrad()  # the paper's choice, of the aggregate (004 5.3)
     num_unquantized_steps: Annotated[int, Range(0, 1_000_000_000)] = 0
     double_buffering: bool = False
 

@@ -125,16 +125,14 @@ class OwnModels(Trainer):
 
     def set_evaluated(self) -> None:
         """Set the parameters to the mean of all ranks' models."""
-        mean = self._start_total().wait() / self.group.size()
-        self.parameters.set_weights(mean.to(self.parameters.device))
+        self.parameters.set_weights(self._mean())
 
     def _start_total(self) -> PendingExchange:
         return start_sum(self.own_model(), self.group, "models")
 
     def _mean(self) -> Float[Tensor, " elements"]:
-        mean = self.own_model()
-        collectives.all_reduce_mean(mean, self.group)
-        return mean
+        mean = self._start_total().wait() / self.group.size()
+        return mean.to(self.parameters.device)
 
     def state_dict(self) -> dict[str, Any]:
         """Add the number of models, and the names of what each rank has of its own."""
@@ -187,18 +185,13 @@ class RingMixing(OwnModels):
     """
 
     def set_up(self) -> None:
-        """Count the rounds."""
+        """Begin without a round."""
         super().set_up()
-        self.num_rounds = 0
         self._pending: PendingMixture | None = None
 
     @abstractmethod
     def ring(self, round_index: int) -> Ring:
         """Return the ring of a mixing round."""
-
-    def settings(self) -> dict[str, object]:
-        """Name what must be equal on all ranks."""
-        return super().settings() | {"num_rounds": self.num_rounds}
 
     def connect(self) -> None:
         """Restart the round that a checkpoint interrupted: its input is the model."""
@@ -220,7 +213,6 @@ class RingMixing(OwnModels):
 
     def end_step(self) -> None:
         """Start the next round, which runs beside the next gradient."""
-        self.num_rounds += 1
         self._start_round()
 
     def conclude(self) -> None:
@@ -241,15 +233,6 @@ class RingMixing(OwnModels):
         super().carry_over(old)
         self._pending = None
 
-    def state_dict(self) -> dict[str, Any]:
-        """Add the number of rounds; the pending round starts from the model itself."""
-        return super().state_dict() | {"num_rounds": self.num_rounds}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore `state_dict()`."""
-        super().load_state_dict(state)
-        self.num_rounds = state["num_rounds"]
-
     @classmethod
     def resharding_plan(cls, state: State) -> ReshardingPlan:
         """Average the models within the training, where they differ; elsewhere they are equal."""
@@ -258,7 +241,7 @@ class RingMixing(OwnModels):
         return ReshardingPlan(trainer["num_models"], {("model", name): "mean" for name in names})
 
     def _start_round(self) -> None:
-        ring = self.ring(self.num_rounds)
+        ring = self.ring(self.num_steps)
         self._pending = PendingMixture(self.own_model(), ring, self.group, self._tag)
 
 
@@ -384,17 +367,11 @@ class D1dPsgd(OwnModelBeside):
         self._own = self.parameters.flatten(state["own_model"])
 
     def _start_total(self) -> PendingExchange:
+        # W_k T_u, whose sum is pending and may be asked for more than once.
         return super()._start_total() if self._pending is None else self._pending
 
     def _start_sum(self) -> None:
         self._pending = start_sum(self.own_model(), self.group, "models")
-
-    def _mean(self) -> Float[Tensor, " elements"]:
-        """Return W_k T_u, whose sum is pending."""
-        if self._pending is None:
-            return super()._mean()
-        # A pending sum may be asked for more than once.
-        return self._pending.wait() / self.group.size()
 
 
 @dataclass(slots=True)
@@ -518,7 +495,7 @@ class AdPsgd(OwnModelBeside):
         self._offer: Offer | None = None
         self._threads: list[CommunicationThread] = []
         rank, num_ranks = self.group.rank(), self.group.size()
-        self._partners = partners(rank, num_ranks) if num_ranks > 1 else ()
+        self._partners = partners(rank, num_ranks)
         self._is_active = is_active(rank)
 
     def groups(self) -> set[ProcessGroup]:

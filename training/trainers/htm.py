@@ -3,9 +3,7 @@
 from collections.abc import Mapping
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
-from torch.distributed import ProcessGroup
 
 from training.distributed import collectives
 from training.settings.trainers import HtmConfig
@@ -70,21 +68,19 @@ class Htm(ThresholdTrainer, Bmuf):
         """Replace each gradient by the sum of what this rank's group sent."""
         assert self._tiers is not None
         # Fig. 1(a) of 000: GTC joins a group's gradients at every minibatch.
-        if self._tiers.lower is None:
+        if (lower := self._tiers.lower) is None:
             super().exchange_gradients()
-        else:
-            self.parameters.set_gradients(self._sum_of_group(self._tiers.lower))
-
-    def _sum_of_group(self, lower: ProcessGroup) -> Float[Tensor, " elements"]:
+            return
         gradients = self.parameters.gradients()
         try:
-            return self._sum.of(gradients, lower)
+            gradients = self._sum.of(gradients, lower)
         except FloatingPointError:
             if not self._is_group_on_trial:
                 raise
             # An error would leave the other groups waiting: NaNs reach them at the block's end.
             self._fault.note(self.num_steps + 1, self.parameters.present_gradients())
-            return gradients.fill_(torch.nan)
+            gradients.fill_(torch.nan)
+        self.parameters.set_gradients(gradients)
 
     @property
     def _is_group_on_trial(self) -> bool:

@@ -126,7 +126,7 @@ def test_every_frame_is_seen_once(
 
 def test_other_ranks_take_over_what_is_left() -> None:
     """The cursor keeps what each rank took, at most what it had; the rest is counted again."""
-    cursor = DataCursor(sub_epoch=3).sharded([5, 2])
+    cursor = DataCursor(sub_epoch=3, counts=(5, 2))
     for _ in range(4):
         cursor = cursor.stepped()
     assert cursor.num_steps_left == 1
@@ -134,6 +134,6 @@ def test_other_ranks_take_over_what_is_left() -> None:
     taken_over = cursor.resumed(3)
     assert taken_over == DataCursor(3, ((4, 2),))
     assert taken_over.resumed(4) == taken_over  # killed before the rest was sharded
-    later = taken_over.sharded([1, 0, 0]).stepped().resumed(1)
+    later = replace(taken_over, counts=(1, 0, 0)).stepped().resumed(1)
     assert later == DataCursor(3, ((4, 2), (1, 0, 0)))
     assert later.next_sub_epoch() == DataCursor(4)
