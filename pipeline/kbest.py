@@ -12,7 +12,8 @@ from pipeline.tail_samples import draw_tail
 TAIL_TOLERANCE = 0.01
 """How far from 1 the stored weights of a frame may sum: log Z and logits up to 16 have 11 bits."""
 
-_LOWEST = np.finfo(np.float16).min
+LOWEST = float(np.finfo(np.float16).min)
+"""The logit of a senone without probability: its exponential is 0, and the store can hold it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -110,13 +111,13 @@ def select_kbest(
     largest = kept[:, :1]
     weights = np.exp(logits - largest)
     log_z = np.log(weights.sum(axis=1)).astype(np.float16)
-    relative = np.maximum(kept - largest, _LOWEST).astype(np.float16)
+    relative = np.maximum(kept - largest, LOWEST).astype(np.float16)
     best = KBest(senones.astype(np.uint16), relative, log_z)
     if not tail_samples:
         return best
     tail = draw_tail(weights, senones, tail_samples, seed)
     with np.errstate(divide="ignore"):
-        of_tail = np.maximum(np.log(tail.weights), _LOWEST).astype(np.float16)
+        of_tail = np.maximum(np.log(tail.weights), LOWEST).astype(np.float16)
     return KBest(
         np.concatenate([best.senones, tail.senones.astype(np.uint16)], axis=1),
         np.concatenate([best.logits, of_tail], axis=1),
@@ -184,7 +185,7 @@ def check_kbest(kbest: KBest, where: str) -> None:
 
 def _check_tail(kbest: KBest, where: str) -> None:
     best, tail = np.split(kbest.senones, [kbest.num_best], axis=1)
-    is_weighted = kbest.logits[:, kbest.num_best :] > _LOWEST
+    is_weighted = kbest.logits[:, kbest.num_best :] > LOWEST
     rises = tail[:, 1:] > tail[:, :-1]
     # A draw that repeats another is merged into it, and its own column has no weight.
     if not (rises | ((tail[:, 1:] == tail[:, :-1]) & ~is_weighted[:, 1:])).all():

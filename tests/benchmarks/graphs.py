@@ -152,7 +152,7 @@ def build(lexicon: Path, run_uri: str, files: Files, pruning: float) -> str:
     arpa_mb = files.path("arpa").stat().st_size / 1e6
     for name, fst in (("grammar", grammar), ("first_pass", small), ("graph", graph.fst)):
         with files.path(name).open("wb") as file:
-            fst.write(file)
+            file.write(fst.to_bytes())
         said.append(
             f"{name} of {len(fst.states):,} states, {len(fst.arcs):,} arcs, "
             f"{files.path(name).stat().st_size / 1e6:.0f} MB"

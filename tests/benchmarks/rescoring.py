@@ -71,7 +71,7 @@ def figures(num_words: int, num_successors: int, beam: float, num_rounds: int) -
         paths = [Path(folder, name) for name in ("first.fst", "large.fst")]
         for path, successors in zip(paths, (2, num_successors), strict=True):
             with path.open("wb") as file:
-                grammar(num_words, successors, seed=successors).write(file)
+                file.write(grammar(num_words, successors, seed=successors).to_bytes())
         first, large = map(ConstFst.mapped, paths)
         own_before, _ = megabytes()
         rescoring, confidence, arcs = [], [], []

@@ -65,7 +65,7 @@ def build_graph(store: ObjectStore, run_uri: str, num_sentences: int, folder: Pa
     graph = decoding_graph(lexicon, read_tree(store, run_uri, BOOTSTRAP_STEP), arpa)
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "graph.fst").open("wb") as file:
-        graph.searchable.fst.write(file)
+        file.write(graph.searchable.fst.to_bytes())
     (folder / "words.txt").write_text("\n".join(graph.words) + "\n", encoding="utf-8")
 
 

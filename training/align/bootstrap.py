@@ -235,7 +235,7 @@ def _trained(
         num_states = len(trained.monophones.mixtures)
         matrix = estimate_lda_mllt(frames, num_states).matrix
     state = {"monophones": trained.monophones.to_state(), LDA_MLLT_STATISTIC: matrix}
-    tally = Tally(len(rows), sum(row.duration_ms for row in rows))
+    tally = Tally.of(rows)
     record = Commit(
         task=name,
         fingerprint=context.fingerprint,

@@ -105,8 +105,7 @@ def commit_aligned(
     for row in rows:
         found = alignments[row.utterance_id]
         if isinstance(found, Unaligned):
-            why = (found.reason, found.detail, 0, row.duration_ms)
-            failed.append(Quarantined(row.utterance_id, row.audio_uri, *why))
+            failed.append(Quarantined.of(row, found.reason, found.detail))
             continue
         aligned.append(
             PartitionRow(
@@ -121,7 +120,7 @@ def commit_aligned(
             )
         )
         counts.update(found.tolist())
-    tally = Tally(len(aligned), sum(row.duration_ms for row in aligned))
+    tally = Tally.of(aligned)
     outputs = (
         (context.put_output(name, ".parquet", write_partition(aligned), tally),) if aligned else ()
     )

@@ -83,14 +83,12 @@ class AlignmentSettings:
 
 @dataclass(frozen=True, slots=True)
 class AlignmentTask:
-    """AlignmentTask is one feature shard to align by the network `aligner`."""
+    """AlignmentTask is one feature shard to align by the network."""
 
     context: StepContext
-    settings: AlignmentSettings
     name: str
     features: Output
-    corpus_uri: str
-    aligner: str
+    network: "StoredNetwork"
 
 
 def realign(
@@ -109,10 +107,10 @@ def realign(
     if settings.regrown is not None and subset != LABELLED:
         reads.append(ALIGNMENT_STEP)
     stored = read_lexicon(store, run_uri, corpus_uri, reads)
+    network = StoredNetwork(corpus_uri, settings, aligner)
 
     def align_senones(step: StepRun) -> Manifest:
         if settings.regrown is not None and subset == LABELLED:
-            network = StoredNetwork(corpus_uri, settings, aligner)
             phones = stored.parse().phones
             return align_and_grow(step, network, phones, settings.regrown, loss_budget, distribute)
         shards = read_manifest(store, run_uri, features)
@@ -121,7 +119,7 @@ def realign(
         )
 
         def task(name: str, output: Output) -> AlignmentTask:
-            return AlignmentTask(step.context, settings, name, output, corpus_uri, aligner)
+            return AlignmentTask(step.context, name, output, network)
 
         plan = TaskPlan(
             NumberedTasks(shards.outputs, task),
@@ -213,19 +211,19 @@ class NetworkAligner:
 @once
 def align_shard(task: AlignmentTask) -> Commit:
     """Align the utterances of one shard, on a worker that reads lexicon, tree and network."""
-    context, settings = task.context, task.settings
-    network = StoredNetwork(task.corpus_uri, settings, task.aligner).load(context)
+    context, settings = task.context, task.network.settings
+    network = task.network.load(context)
     rows = read_features(read_output(context.store, context.run_uri, task.features))
     heard = heard_versions(rows, settings.versions)
+    heard_once = distinct(heard)
     found: Mapping[str, Senones | Unaligned]
     if settings.regrown is None:
-        heard_once = distinct(heard)
         found = network_alignments(
             heard_once, network.trained, network.lexicon, network.tree, settings.acoustic_scale
         )
     else:
         tree = read_tree(context.store, context.run_uri)
-        found = senones_of(network.align(distinct(heard)), tree)
+        found = senones_of(network.align(heard_once), tree)
     return commit_aligned(context, task.name, rows, shared_by_versions(rows, heard, found))
 
 

@@ -185,7 +185,7 @@ def align_shard_phones(task: PhonesTask) -> Commit:
     aligned = {name: each for name, each in found.items() if isinstance(each, PhoneAlignment)}
     features = {name: aligner.tree_features.of(cepstra[name]) for name in aligned}
     statistics = triphone_statistics(features, aligned)
-    tally = Tally(len(rows), sum(row.duration_ms for row in rows))
+    tally = Tally.of(rows)
     outputs = (
         context.put_output(task.name, ".phones", encode_phones(found), tally),
         context.put_output(task.name, ".statistics", statistics.to_bytes(), Tally()),

@@ -36,7 +36,6 @@ Labels = tuple[int, ...]
 def _lexicon_transducer(
     lexicon: Lexicon,
     spoken: Lexicon,
-    words: tuple[str, ...],
     labels_of: Callable[[int], Labels],
     num_labels: int,
 ) -> tuple[ConstFst, range]:
@@ -47,7 +46,7 @@ def _lexicon_transducer(
     other words, one for the end of a silence. Without them L o G cannot be determinized.
     """
     phone_labels = {phone: labels_of(number) for phone, number in lexicon.phone_ids.items()}
-    word_ids, spellings = list[int](), list[Labels]()
+    words, word_ids, spellings = word_table(spoken), list[int](), list[Labels]()
     for word_id, word in enumerate(words):
         for spelled in spoken.pronunciations.get(word, ()):
             word_ids.append(word_id)
@@ -203,13 +202,12 @@ def require_room(grammar: ConstFst, remedy: str) -> None:
 
 def grammar_graph(lexicon: Lexicon, tree: SenoneTree, grammar: ConstFst) -> DecodingGraph:
     """Build HCLG of a grammar over the lexicon's words."""
-    return senone_graph(lexicon, lexicon, word_table(lexicon), grammar, tree)
+    return senone_graph(lexicon, lexicon, grammar, tree)
 
 
 def alignment_graph(lexicon: Lexicon, tree: SenoneTree, words: Sequence[str]) -> DecodingGraph:
     """Build HCLG for one known word sequence; raise ValueError for words the lexicon lacks."""
-    spoken, table, grammar = _transcript(lexicon, words)
-    return senone_graph(lexicon, spoken, table, grammar, tree)
+    return senone_graph(lexicon, *_transcript(lexicon, words), tree)
 
 
 def monophone_graph(lexicon: Lexicon, words: Sequence[str], num_states: int) -> DecodingGraph:
@@ -221,29 +219,28 @@ def monophone_graph(lexicon: Lexicon, words: Sequence[str], num_states: int) -> 
     def states(phone: int) -> Labels:
         return tuple(phone * num_states + state + 1 for state in range(num_states))
 
-    spoken, table, grammar = _transcript(lexicon, words)
+    spoken, grammar = _transcript(lexicon, words)
+    table = word_table(spoken)
     num_labels = len(lexicon.phones) * num_states
-    transducer, disambiguation = _lexicon_transducer(lexicon, spoken, table, states, num_labels)
+    transducer, disambiguation = _lexicon_transducer(lexicon, spoken, states, num_labels)
     states_to_words = _determinized(_composed(transducer, grammar, len(table) - 1))
     plain = relabelled(states_to_words, _without(disambiguation))
     return DecodingGraph(add_self_loops(plain), table, num_labels)
 
 
-def _transcript(
-    lexicon: Lexicon, words: Sequence[str]
-) -> tuple[Lexicon, tuple[str, ...], ConstFst]:
-    """Return the lexicon and table of a transcript's words, and the transcript as a grammar."""
+def _transcript(lexicon: Lexicon, words: Sequence[str]) -> tuple[Lexicon, ConstFst]:
+    """Return the lexicon of a transcript's words, and the transcript as a grammar."""
     if not words:
         raise ValueError(NO_WORDS)
     words = lexicon.transcript(words)
     spoken = lexicon.restricted_to(words)
-    table = word_table(spoken)
+    ids = word_ids(spoken)
     arcs = np.zeros(len(words), ARC)
-    arcs["input_label"] = arcs["output_label"] = [table.index(word) for word in words]
+    arcs["input_label"] = arcs["output_label"] = [ids[word] for word in words]
     arcs["target"] = np.arange(1, len(words) + 1)
     final_costs = np.full(len(words) + 1, np.inf, np.float32)
     final_costs[-1] = 0.0
-    return spoken, table, ConstFst.of(np.arange(len(words)), arcs, final_costs, 0)
+    return spoken, ConstFst.of(np.arange(len(words)), arcs, final_costs, 0)
 
 
 def word_table(lexicon: Lexicon) -> tuple[str, ...]:
@@ -257,21 +254,18 @@ def word_ids(lexicon: Lexicon) -> dict[str, int]:
 
 
 def senone_graph(
-    lexicon: Lexicon,
-    spoken: Lexicon,
-    words: tuple[str, ...],
-    grammar: ConstFst,
-    tree: SenoneTree,
+    lexicon: Lexicon, spoken: Lexicon, grammar: ConstFst, tree: SenoneTree
 ) -> DecodingGraph:
     """Build HCLG: the `spoken` words of a lexicon in the order of a grammar, by the tree's senones.
 
-    Labels of the grammar are positions in the table of `words`.
+    Labels of the grammar are the ids of these words.
     """
     if tree.phones != lexicon.phones:
         raise ValueError("the tree was grown for other phones: grow it again for this lexicon")
     transducer, disambiguation = _lexicon_transducer(
-        lexicon, spoken, words, lambda phone: (phone + 1,), len(lexicon.phones)
+        lexicon, spoken, lambda phone: (phone + 1,), len(lexicon.phones)
     )
+    words = word_table(spoken)
     # L o G: phones to words.
     phones_to_words = _determinized(_composed(transducer, grammar, len(words) - 1))
     # C: windows of three phones; each window's senone becomes the input label.

@@ -15,7 +15,7 @@ from jaxtyping import Float32
 
 from training.decode.const_fst import ARC, ConstFst
 from training.decode.grammar import BACKOFF_WORD
-from training.decode.graph import DecodingGraph, senone_graph, word_table
+from training.decode.graph import DecodingGraph, senone_graph, word_ids
 from training.decode.lexicon import SILENCE_ID, Lexicon, Pronunciation
 from training.decode.senones import Node, SenoneTree, Split
 
@@ -89,8 +89,7 @@ class Garbage:
         known = self.lexicon.restricted_to((*words - spelled.keys(), GARBAGE)).pronunciations
         made = {word: (spelled[word],) for word in words & spelled.keys()}
         spoken = Lexicon({**known, **made})
-        table = word_table(spoken)
-        ids = {word: number for number, word in enumerate(table)}
+        ids = word_ids(spoken)
 
         def arc(source: int, target: int, word: str, cost: float) -> _Arc:
             # Without a label where nothing is said, determinization would list all sets of places
@@ -120,7 +119,7 @@ class Garbage:
         final_costs = np.full(next(more), np.inf, np.float32)
         final_costs[end : end + 2] = 0
         grammar = ConstFst.of(np.array(sources), np.array(list(of_sources), ARC), final_costs, 0)
-        return senone_graph(self.lexicon, spoken, table, grammar, self.tree)
+        return senone_graph(self.lexicon, spoken, grammar, self.tree)
 
 
 def _as_silence(node: Node, phone: int) -> Node:

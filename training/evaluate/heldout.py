@@ -38,7 +38,7 @@ from pipeline.splicing import low_rate_alignment
 from training.align.labelled import read_lexicon, read_tree
 from training.align.network_alignment import align_row
 from training.decode.decoder import Span, word_spans
-from training.decode.second_pass import Hypothesis
+from training.decode.rescoring import Hypothesis
 from training.decode.senones import Unaligned
 from training.evaluate.scores import ModelScores, model_scores, speaker_scores, word_error_scores
 from training.evaluate.slices import (
@@ -100,7 +100,9 @@ class _Found:
 def decode_slice(task: HypothesisTask) -> Commit:
     """Decode the utterances of a slice on a worker; its logits never leave the task."""
     context, place = task.context, task.place
-    lexicon, tree = place.lexicon_and_tree()
+    store, run_uri = context.store, context.run_uri
+    lexicon = read_lexicon(store, run_uri, place.corpus_uri, [ALIGNMENT_STEP]).parse()
+    tree = read_tree(store, run_uri)
     second_pass = place.second_pass(task.settings)
     model, rows = place.model(task.model), place.rows(task.rows)
     known: dict[str, tuple[int, ...]] = {}
@@ -130,7 +132,7 @@ def decode_slice(task: HypothesisTask) -> Commit:
         _decoded(row, sorted(found[number], key=lambda each: each.first_frame), known)
         for number, row in enumerate(rows)
     ]
-    tally = Tally(len(rows), sum(row.duration_ms for row in rows))
+    tally = Tally.of(rows)
     output = context.put_output(task.name, ".jsonl", write_decoded(utterances), tally)
     return context.commit(Commit(task.name, context.fingerprint, (output,), tally_in=tally))
 
@@ -187,14 +189,14 @@ def evaluate(
     """
     features = features_step(HELDOUT)
     is_tuned = DEV in subsets_of_run(store, run_uri)
-    reads = [features, ALIGNMENT_STEP, GRAPH_STEP, *map(model_step, models.names)]
+    reads = [features, ALIGNMENT_STEP, GRAPH_STEP, *map(model_step, models.forms)]
     reads += [TUNING_STEP] if is_tuned else []
     lexicon = read_lexicon(store, run_uri, corpus_uri, reads)
 
     def score(step: StepRun) -> Manifest:
         known = BuiltGraphs.of(store, run_uri).searched_words
         unknown = out_of_vocabulary(store, run_uri, features, known)
-        settings = dict.fromkeys(models.names, recipe_settings(config))
+        settings = dict.fromkeys(models.forms, recipe_settings(config))
         settings |= tuned_settings(store, run_uri) if is_tuned else {}
         place = DecodingPlace.of(step, corpus_uri, config, models)
         tasks = ScratchTasks(step.context, models.distribute)
@@ -240,11 +242,11 @@ def decode_all(
         name = f"{model}-{part.name}"
         return HypothesisTask(name, place, part, model, settings[model], labels)
 
-    first = TEACHER if TEACHER in models.names else BASELINE
+    first = TEACHER if TEACHER in models.forms else BASELINE
     aligning = [task(first, each, alignment_scale) for each in parts]
     aligned = scratch.run(aligning, decode_slice, f"decode with {first}")
     labels = [commit.outputs[0] for commit in aligned]
-    others = [name for name in models.names if name != first]
+    others = [name for name in models.forms if name != first]
     tasks = [task(name, *pair) for name in others for pair in zip(parts, labels, strict=True)]
     commits = iter(scratch.run(tasks, decode_slice, f"decode with {', '.join(others)}"))
     return {first: aligned, **{name: [next(commits) for _ in parts] for name in others}}
@@ -287,7 +289,7 @@ def _scored(
             )
     scored = list(errors.values())
     heldout = read_manifest(context.store, context.run_uri, features_step(HELDOUT)).tally_out
-    evaluated = Tally(len(scored), sum(each.duration_ms for each in scored))
+    evaluated = Tally.of(scored)
     assert evaluated == heldout, "every utterance is scored, once"
     files["errors.jsonl"] = context.put_output(
         EVALUATION_ERRORS, ".jsonl", write_errors(scored), heldout

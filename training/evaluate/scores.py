@@ -36,15 +36,13 @@ class SpeakerCounts:
     errors: Mapping[str, Int64[np.ndarray, " speakers"]]
 
     @classmethod
-    def of(
-        cls, utterances: Iterable[UtteranceErrors], models: Sequence[str] = ()
-    ) -> "SpeakerCounts":
+    def of(cls, utterances: Iterable[UtteranceErrors]) -> "SpeakerCounts":
         """Add up utterances by speaker, of several folds, seeds or placements too.
 
-        `models` are those to count; none: all of the first utterance. ValueError for an utterance
-        that one of them did not decode.
+        ValueError for an utterance that one of the first one's models did not decode.
         """
         rows: dict[str, list[int]] = {}
+        models: tuple[str, ...] = ()
         for each in utterances:
             models = models or tuple(each.errors)
             if missing := [name for name in models if name not in each.errors]:
@@ -133,9 +131,7 @@ class Resamples:
         return Estimate(float(ratios[0]), float(low), float(high))
 
 
-def resample(
-    counts: SpeakerCounts, num_resamples: int = NUM_RESAMPLES, seed: int = SEED
-) -> Resamples:
+def resample(counts: SpeakerCounts, seed: int = SEED) -> Resamples:
     """Draw as many speakers as there are, with replacement, and add up their counts.
 
     The draws depend on the number of speakers and the seed alone, so all comparisons share them.
@@ -145,8 +141,8 @@ def resample(
     generator = np.random.default_rng(seed)
     shares = np.full(num_speakers, 1 / num_speakers)
     totals = [table.sum(axis=0, keepdims=True)]
-    for start in range(0, num_resamples, step := max(1, _MAX_DRAWN // num_speakers)):
-        num_drawn = min(step, num_resamples - start)
+    for start in range(0, NUM_RESAMPLES, step := max(1, _MAX_DRAWN // num_speakers)):
+        num_drawn = min(step, NUM_RESAMPLES - start)
         times_drawn = generator.multinomial(num_speakers, shares, size=num_drawn)
         totals.append(times_drawn @ table)
     words, *errors = np.concatenate(totals).T

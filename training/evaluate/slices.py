@@ -17,15 +17,12 @@ from pipeline.filterbank import STACK
 from pipeline.runs.commit import StepContext
 from pipeline.runs.engine import Distribute, StepRun
 from pipeline.runs.manifest import Manifest, Output, read_manifest, read_output
-from pipeline.runs.names import ALIGNMENT_STEP, task_name
+from pipeline.runs.names import task_name
 from pipeline.shards import FeatureRow, read_feature_texts, read_features
 from pipeline.splicing import num_low_rate_frames
-from training.align.labelled import read_lexicon, read_tree
 from training.align.network_alignment import batched_log_likelihoods
 from training.decode.decoder import DecoderConfig, FoundLattice, find_lattice
-from training.decode.lexicon import Lexicon
-from training.decode.second_pass import SecondPass
-from training.decode.senones import SenoneTree
+from training.decode.rescoring import SecondPass
 from training.evaluate.stored_graphs import BuiltGraphs, open_graph
 from training.models.store import TrainedModel, load_model
 from training.settings.decoding import DecodingSettings, EvaluationConfig
@@ -48,11 +45,6 @@ class ModelsToDecode:
     forms: Mapping[str, ModelConfig]
     distribute: Distribute
     device: str = "cpu"
-
-    @property
-    def names(self) -> list[str]:
-        """Return the names of the models, in order."""
-        return list(self.forms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,12 +80,6 @@ class DecodingPlace:
         graphs = BuiltGraphs.of(context.store, context.run_uri)
         decoder = DecoderConfig(config.beam, config.max_active, config.lattice_beam)
         return cls(context, corpus_uri, graphs, decoder, models.forms, models.device)
-
-    def lexicon_and_tree(self) -> tuple[Lexicon, SenoneTree]:
-        """Read what words' times and the transcripts' alignment need."""
-        store, run_uri = self.context.store, self.context.run_uri
-        lexicon = read_lexicon(store, run_uri, self.corpus_uri, [ALIGNMENT_STEP]).parse()
-        return lexicon, read_tree(store, run_uri)
 
     def model(self, name: str) -> TrainedModel:
         """Load a model of the run for this task, which has one core."""

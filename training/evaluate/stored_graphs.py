@@ -19,7 +19,7 @@ from pipeline.runs.names import GRAPH_STEP
 from training.decode.const_fst import ConstFst
 from training.decode.grammar import BACKOFF_WORD, GrammarWeights
 from training.decode.graph import DecodingGraph
-from training.decode.second_pass import SecondPass
+from training.decode.rescoring import SecondPass
 from training.settings import MAX_ORDER
 from training.settings.decoding import DecodingSettings
 

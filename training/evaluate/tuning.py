@@ -144,18 +144,17 @@ def tune(
     model's log-likelihoods once, and keep them in the step's scratch for all settings.
     """
     features = features_step(DEV)
-    reads = [features, ALIGNMENT_STEP, GRAPH_STEP, *map(model_step, models.names)]
+    reads = [features, ALIGNMENT_STEP, GRAPH_STEP, *map(model_step, models.forms)]
     lexicon = read_lexicon(store, run_uri, corpus_uri, reads)
 
     def choose(step: StepRun) -> Manifest:
-        words = lexicon.parse()
-        out_of_vocabulary(store, run_uri, features, words.pronunciations.keys())
+        out_of_vocabulary(store, run_uri, features, ())  # refuses a subset without words
         place = DecodingPlace.of(step, corpus_uri, config, models)
         start, grid = recipe_settings(config), tuning.grid()
         if place.graphs.has_own_order:
             del grid["ngram_order"]
-        count = trials(place, ScratchTasks(step.context, models.distribute), models.names)
-        found = search(start, grid, models.names, count)
+        count = trials(place, ScratchTasks(step.context, models.distribute), models.forms)
+        found = search(start, grid, models.forms, count)
         tally = read_manifest(store, run_uri, features).tally_out
         curves = {name: [point.to_json() for point in curve] for name, curve in found.items()}
         data = json.dumps(curves, indent=1, sort_keys=True).encode()

@@ -33,7 +33,8 @@ from training.decode.decoder import DecoderConfig
 from training.decode.grammar import BACKOFF_WORD, GrammarWeights
 from training.decode.graph import DecodingGraph
 from training.decode.lexicon import require_visible
-from training.decode.second_pass import SecondPass
+from training.decode.rescoring import SecondPass
+from training.decode.search import SearchableGraph
 from training.settings import AcousticScale
 
 NETWORK, WORDS, SETTINGS = "model.onnx", "words.txt", "model.json"
@@ -181,6 +182,4 @@ def _require_room(member: zipfile.ZipInfo) -> None:
 
 
 def _fst(data: bytes, name: str, num_labels: int, num_words: int) -> ConstFst:
-    fst = ConstFst.in_bytes(data, name)
-    fst.require_labels(num_labels, num_words)
-    return fst
+    return SearchableGraph(ConstFst.in_bytes(data, name), num_labels, num_words).fst

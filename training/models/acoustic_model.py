@@ -86,10 +86,9 @@ class AcousticModel(nn.Module, ABC):
     ) -> tuple[Float[Tensor, "outputs senones"], object]:
         """Return the logits that an utterance's next frames complete, and the state after them.
 
-        The state is None before the first frames. Raises ValueError if the model carries none.
+        The state is None before the first frames; only models that carry one are asked.
         """
-        del normalized, state, is_last
-        raise ValueError(f"a {type(self).__name__} takes no pieces: give it whole utterances")
+        raise NotImplementedError
 
     @torch.inference_mode()
     def utterance_logits(
@@ -112,8 +111,10 @@ class AcousticModel(nn.Module, ABC):
     ) -> Iterator[Float[Tensor, "_outputs senones"]]:
         """Yield an utterance's logits as its pieces arrive, of any lengths, 1 frame or more.
 
-        Together they are those of `utterance_logits`.
+        Together they are those of `utterance_logits`. ValueError of a model that carries no state.
         """
+        if not self.carries_state:
+            raise ValueError(f"a {type(self).__name__} takes no pieces: give it whole utterances")
         state: object = None
         num_late = self.config.delay
         last = torch.empty(0, NUM_INPUTS, device=self.device)
@@ -166,10 +167,5 @@ class NetworkModel(AcousticModel):
         self, normalized: Float[Tensor, "frames dim"], state: object, is_last: bool
     ) -> tuple[Float[Tensor, "outputs senones"], object]:
         """Let the network advance."""
-        if not self.carries_state:
-            raise ValueError(
-                f"{type(self.network).__name__} has no method advance(frames, state, is_last): "
-                "need one for pieces of utterances; whole ones need none"
-            )
         logits, after = self.network.advance(normalized, state, is_last)  # type: ignore[operator]
         return logits, after

@@ -149,15 +149,13 @@ class FrequencyFilters(nn.Module):
         return rounded_linear(self.projection, places)
 
 
-def _lstm(
-    config: LstmConfig | ProjectedBlstmConfig, num_inputs: int, bidirectional: bool
-) -> nn.LSTM:
+def _lstm(config: LstmConfig | ProjectedBlstmConfig, num_inputs: int) -> nn.LSTM:
     return nn.LSTM(
         num_inputs,
         config.num_units,
         config.num_layers,
         batch_first=True,
-        bidirectional=bidirectional,
+        bidirectional=config.bidirectional,
         # Dropout is between layers, and torch warns of any beside a single one.
         dropout=config.dropout if config.num_layers > 1 else 0.0,
     )
@@ -170,7 +168,7 @@ class LstmModel(AcousticModel):
         super().__init__(config, num_senones)
         filters, units = config.num_filters, config.num_units
         self.filters = FrequencyFilters(filters, units) if filters else nn.Identity()
-        self.lstm = _lstm(config, units if filters else NUM_INPUTS, config.bidirectional)
+        self.lstm = _lstm(config, units if filters else NUM_INPUTS)
         # 003 V-A counts 78 M parameters for its teacher; five such layers have 67.5 M.
         num_outputs = units * (2 if config.bidirectional else 1)
         self.output = nn.Linear(num_outputs, num_senones)
@@ -201,8 +199,6 @@ class LstmModel(AcousticModel):
     ) -> tuple[Float[Tensor, "outputs senones"], object]:
         """Compute the next frames from the last state; no output waits for more."""
         del is_last
-        if self.lstm.bidirectional:
-            raise ValueError("a bidirectional LSTM has no pieces: give it whole utterances")
         if len(normalized) == 0:
             return normalized.new_empty(0, self.num_senones), state
         hidden, after = self.lstm(self.filters(normalized), state)
@@ -217,7 +213,7 @@ class ProjectedBlstm(nn.Module):
 
     def __init__(self, config: ProjectedBlstmConfig, num_senones: int) -> None:
         super().__init__()
-        self.lstm = _lstm(config, NUM_INPUTS, bidirectional=True)
+        self.lstm = _lstm(config, NUM_INPUTS)
         self.projection = nn.Linear(2 * config.num_units, config.num_projected_units)
         self.output = nn.Linear(config.num_projected_units, num_senones)
 

@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Float, Float32, Float64, Int64
 from scipy.special import softmax
 
-from pipeline.kbest import KBest, select_kbest
+from pipeline.kbest import LOWEST, KBest, select_kbest
 from pipeline.shards import Lattice
 
 
@@ -137,10 +137,6 @@ def _sweep(
         means[level.states] = np.add.reduceat(gains, level.firsts) / sums
 
 
-_LOWEST = float(np.finfo(np.float16).min)
-"""The logit of a senone without probability: its exponential is 0, and the store can hold it."""
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class StatePosteriors:
     """StatePosteriors: the senones that a lattice has at each frame, and their probabilities.
@@ -200,7 +196,7 @@ def interpolated_kbest(
     mixed[lattice.frames, lattice.senones] += weights[lattice.frames] * lattice.probabilities
     with np.errstate(divide="ignore"):
         log_posteriors = np.log(mixed)
-    mixed_logits = np.maximum(log_posteriors, _LOWEST).astype(np.float32)
+    mixed_logits = np.maximum(log_posteriors, LOWEST).astype(np.float32)
     is_own = weights == 0
     mixed_logits[is_own] = logits[is_own]
     return select_kbest(mixed_logits, k, tail_samples, seed)

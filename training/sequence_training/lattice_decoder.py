@@ -14,8 +14,8 @@ from jaxtyping import Float32, Float64, Int64, Integer
 from pipeline.shards import Lattice
 from training.decode.decoder import FoundLattice
 from training.decode.graph import DecodingGraph
+from training.decode.rescoring import SecondPass
 from training.decode.search import Search, TooManyArcsError
-from training.decode.second_pass import SecondPass
 from training.sequence_training.forward_backward import StatePosteriors, state_posteriors
 from training.sequence_training.lattice_paths import (
     LatticeArc,

@@ -206,7 +206,7 @@ def lattice_shard(task: LatticeTask) -> Commit:
     ]
     decoded = [each for each in found if isinstance(each, ReferencedLattice)]
     failed = [each for each in found if isinstance(each, Quarantined)]
-    tally = Tally(len(made), sum(row.duration_ms for row in made))
+    tally = Tally.of(made)
     record = Commit(
         task=task.name,
         fingerprint=context.fingerprint,

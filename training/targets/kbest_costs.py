@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from heapq import nsmallest
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -36,11 +36,6 @@ from training.settings.decoding import LabellingTeacher, TrainedTeacherConfig, k
 from training.settings.models import ModelConfig
 from training.targets.teacher import Member, ensemble_logits
 
-Form: TypeAlias = Literal["renormalized", "ghost", "sampled"]
-"""Renormalized to one; with one class of all others; or with a fifth of the columns drawn."""
-
-FORMS: tuple[Form, ...] = ("renormalized", "ghost", "sampled")
-
 KS = (1, 5, 10, 20, 40)
 
 FrameValues: TypeAlias = Float64[np.ndarray, " frames"]
@@ -51,9 +46,10 @@ KBestCosts: TypeAlias = Mapping[str, CostValues]
 """The costs of k columns by name, frame by frame.
 
 `mass` is the teacher's probability of its k best; `agreement` whether the student's best senone is
-among them. Of each form, `calibration_error_FORM` is the distance from the teacher's best
-probability of that which fits the targets; `angle_FORM` is between the gradient by the student's
-logits and the full one, p - t, in degrees.
+among them. Forms are "renormalized" to one, "ghost" with one class of all others, and "sampled"
+with a fifth of the columns drawn. Of each, `calibration_error_FORM` is the distance from the
+teacher's best probability of that which fits the targets; `angle_FORM` is between the gradient by
+the student's logits and the full one, p - t, in degrees.
 """
 
 
@@ -74,19 +70,15 @@ def kbest_costs(
     kept = np.zeros_like(t)
     np.put_along_axis(kept, best, np.take_along_axis(t, best, axis=1), axis=1)
     mass = kept.sum(axis=1)
-    fitted: Mapping[Form, Callable[[], Distributions]] = {
-        "renormalized": lambda: kept / mass[:, np.newaxis],
-        "ghost": lambda: _with_ghost(kept, p, best),
-        "sampled": lambda: _sampled(teacher, k, seed),
-    }
+    targets = {"renormalized": kept / mass[:, np.newaxis], "ghost": _with_ghost(kept, p, best)}
+    if num_drawn(k):  # a single column is the best senone, and none is left to draw
+        targets["sampled"] = _sampled(teacher, k, seed)
     agrees = (best == p.argmax(axis=1)[:, np.newaxis]).any(axis=1)
     costs: dict[str, CostValues] = {
         "mass": mass,
         "agreement": agrees,
     }
-    # A single column is the best senone, and none is left to draw.
-    for form in FORMS if num_drawn(k) else FORMS[:2]:
-        target = fitted[form]()
+    for form, target in targets.items():
         first = np.take_along_axis(target - t, best[:, :1], axis=1)[:, 0]
         costs[f"calibration_error_{form}"] = np.abs(first)
         costs[f"angle_{form}"] = _angles(p - target, p - t)

@@ -25,7 +25,7 @@ from infra.devices.device_pool import DevicePool
 from infra.devices.messages import PoolRequest
 from infra.store.object_store import ObjectStore, join_uri
 from pipeline.filterbank import NUM_INPUTS
-from pipeline.kbest import KBest, TeacherFailure, select_kbest
+from pipeline.kbest import LOWEST, KBest, TeacherFailure, select_kbest
 from pipeline.runs.increment import read_bases
 from pipeline.runs.names import MODELS_FOLDER, STEP_RECORDS_FOLDER, TEACHER
 from pipeline.settings import MAX_SENONES, TargetsConfig
@@ -38,8 +38,6 @@ from training.settings.models import read_form
 _SENONE_BITS = 16
 _ROWS = 16_384
 """Frames that are selected from at a time: their keys are 0.4 GB at 3,183 senones."""
-
-_LOWEST = float(np.finfo(np.float16).min)
 
 
 def select_on_device(
@@ -88,7 +86,7 @@ def _select(
     kept = logits.gather(1, best)
     largest = kept[:, :1]
     log_z = (logits - largest).exp_().sum(dim=1).log_().half()
-    relative = (kept - largest).clamp_(min=_LOWEST).half()
+    relative = (kept - largest).clamp_(min=LOWEST).half()
     return best, relative, log_z, logits.isfinite().all(dim=1)
 
 

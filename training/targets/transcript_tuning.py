@@ -87,6 +87,10 @@ class TrialTask:
     num_utterances: int
 
 
+TUNED = ("garbage_cost", "min_confidence", "weight")
+"""The settings that are chosen."""
+
+
 def candidates(config: TranscriptsConfig) -> list[TranscriptsConfig]:
     """Return the recipe's settings first, then others with each garbage cost and confidence."""
     pairs = product(GARBAGE_COSTS, MIN_CONFIDENCES)
@@ -213,15 +217,10 @@ def tune_transcripts(
         sums = np.sum([each.statistics["cross_entropy"] for each in found], axis=0)
         # Of equal ones the first, which is the recipe's.
         best, column = np.unravel_index(int(sums.argmin()), sums.shape)
-        chosen, weight = candidates(config)[best], weights_of(config)[column]
-        best_settings = {
-            "garbage_cost": chosen.garbage_cost,
-            "min_confidence": chosen.min_confidence,
-            "weight": weight,
-        }
+        chosen = replace(candidates(config)[best], weight=weights_of(config)[column])
         means = {"chosen": float(sums.min()), "recipe": float(sums[0, 0])}
         statistics = {
-            "settings": best_settings,
+            "settings": {name: getattr(chosen, name) for name in TUNED},
             "num_frames": num_frames,
             "cross_entropy": {name: value / max(num_frames, 1) for name, value in means.items()},
         }
@@ -241,12 +240,7 @@ def tune_transcripts(
 
 def tuned_transcripts(config: TranscriptsConfig, tuned: Manifest) -> TranscriptsConfig:
     """Return the recipe's settings with what was chosen; ValueError if it is not stated."""
-    chosen = tuned.statistic("settings", dict[str, float])
-    if chosen.keys() != {"garbage_cost", "min_confidence", "weight"}:
+    chosen: dict[str, Any] = tuned.statistic("settings", dict[str, float])
+    if chosen.keys() != {*TUNED}:
         raise ValueError(f"{tuned.step}: settings of {sorted(chosen)}: run the step again")
-    return replace(
-        config,
-        garbage_cost=chosen["garbage_cost"],
-        min_confidence=chosen["min_confidence"],
-        weight=chosen["weight"],
-    )
+    return replace(config, **chosen)

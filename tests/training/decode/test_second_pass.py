@@ -15,7 +15,7 @@ from training.decode.decoder import DecoderConfig, decode, find_lattice
 from training.decode.grammar import GrammarWeights, ngram_grammar
 from training.decode.graph import DecodingGraph, grammar_graph, word_ids
 from training.decode.ngrams import witten_bell
-from training.decode.second_pass import SecondPass
+from training.decode.rescoring import SecondPass
 
 TREE, LEXICON = toy_tree(), toy_lexicon()
 SENTENCES = [["see", "a", "cab"], ["a", "bee"], ["cabs"], ["sake", "a"]]

@@ -41,7 +41,7 @@ from training.decode.decoder import DecoderConfig, FoundLattice, decode
 from training.decode.grammar import GrammarWeights, ngram_grammar
 from training.decode.graph import DecodingGraph, word_ids
 from training.decode.ngrams import witten_bell
-from training.decode.second_pass import SecondPass
+from training.decode.rescoring import SecondPass
 from training.evaluate import slices, tuning
 from training.evaluate.heldout import HypothesisTask, decode_slice, evaluate
 from training.evaluate.slices import ModelsToDecode, scored_pieces

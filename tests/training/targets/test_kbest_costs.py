@@ -26,7 +26,6 @@ from training.settings.decoding import OwnTeacherConfig
 from training.settings.models import LstmConfig
 from training.targets import kbest_costs as kbest_sample
 from training.targets.kbest_costs import (
-    FORMS,
     CostedTeachers,
     kbest_costs,
     measure_kbest_costs,
@@ -110,7 +109,7 @@ def test_all_senones_cost_nothing() -> None:
     found = kbest_costs(teacher, student, SENONES, 5)
     np.testing.assert_allclose(found["mass"], 1)
     assert found["agreement"].all()
-    for form in FORMS:
+    for form in ("renormalized", "ghost", "sampled"):
         assert found[f"angle_{form}"].max() < 0.2
 
 
