@@ -477,7 +477,7 @@ def _read_tagged(members: Sequence[Any], value: object, where: str) -> object:
 
     A table without a name is the dataclass whose name is IMPLIED, unless it has a key of another's.
     """
-    tagged = {typing.get_args(typing.get_type_hints(each)[TAG])[0]: each for each in members}
+    tagged = {typing.get_args(bounds_of(declared(each)[TAG])[0])[0]: each for each in members}
     need = "one of " + ", ".join(map(repr, tagged))
     if not isinstance(value, dict):
         raise ConfigurationError(f"{where} = {shown(value)}: need a table")

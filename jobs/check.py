@@ -36,7 +36,7 @@ from jobs.cli.arguments import (
 )
 from jobs.cli.command_line import fail
 from jobs.cli.host import choose_device, gpus_for
-from jobs.cli.job import Job, job_parser, open_job, require_base, require_prefixes
+from jobs.cli.job import Job, job_of, job_parser, recipe_of, require_base, require_prefixes
 from jobs.cli.megahour import CHECK
 from jobs.lexicon_sources import (
     has_new_lexicon,
@@ -141,9 +141,9 @@ def check(arguments: argparse.Namespace) -> tuple[Job, Sequence[str]]:
     """
     require_source_options(arguments)
     ranks = _ranks(arguments)
-    by_step = {step: open_job(step, arguments) for step in STEPS}
+    recipe = recipe_of(CHECK, arguments)
+    by_step = {step: job_of(step, recipe, arguments) for step in STEPS}
     jobs = list(by_step.values())
-    recipe = jobs[0].recipe
     for section, num_ranks in ranks.items():
         check_ranks(getattr(recipe, section), section, num_ranks, num_ranks)
         if section in recipe.sequence_training.models:

@@ -164,10 +164,19 @@ def job_parser(name: str, description: str, exit_codes: str) -> argparse.Argumen
 
 
 def open_job(name: str, arguments: argparse.Namespace) -> Job:
-    """Read the recipe and confine the store to the prefixes that the job's cluster may use."""
+    """Read the recipe, and make the job."""
+    return job_of(name, recipe_of(name, arguments), arguments)
+
+
+def recipe_of(name: str, arguments: argparse.Namespace) -> Recipe:
+    """Read the recipe; the leader logs what --trainer makes of it."""
+    say = partial(log, step=name) if launched_rank() == 0 else lambda _: None
+    return read_recipe(recipe_path(arguments.recipe), arguments.set, arguments.trainers, say)
+
+
+def job_of(name: str, recipe: Recipe, arguments: argparse.Namespace) -> Job:
+    """Confine the store to the prefixes that the job's cluster may use."""
     is_leader = launched_rank() == 0
-    say = partial(log, step=name) if is_leader else lambda _: None
-    recipe = read_recipe(recipe_path(arguments.recipe), arguments.set, arguments.trainers, say)
     run_uri = normalize_uri(arguments.run)
     if holds_password(run_uri):
         need = "need one without: credentials come from the environment, a profile or a role"
