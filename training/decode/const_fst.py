@@ -77,9 +77,13 @@ class ConstFst:
         """Return OpenFst's file."""
         numbers = self.start, len(self.states), len(self.arcs)
         header = _header(_CONST)
-        parts = [header.pack(_MAGIC, _CONST, _VERSION, _IS_ALIGNED, _EXPANDED, *numbers)]
+        parts: list[bytes | memoryview] = [
+            header.pack(_MAGIC, _CONST, _VERSION, _IS_ALIGNED, _EXPANDED, *numbers)
+        ]
         for array in (self.states, self.arcs):
-            parts += [bytes(-sum(map(len, parts)) % _ALIGNMENT), array.tobytes()]
+            parts.append(bytes(-sum(map(len, parts)) % _ALIGNMENT))
+            # Views: a copy of a large graph's arcs would be gigabytes.
+            parts.append(np.ascontiguousarray(array).data.cast("B") if len(array) else b"")
         return b"".join(parts)
 
     @classmethod

@@ -220,7 +220,9 @@ class Shar(ManifestFormat):
             place = {"audio_uri": tar, "duration_s": duration_s, **member}
             return _accepted(cut, tar, place)
 
-        return each_row(placed, cut_rows(store, piece, self.options.ignored))  # the first URI's
+        return each_row(
+            placed, cut_rows(store, piece, self.options.ignored)
+        )  # it reads the first URI
 
 
 def _members(store: ObjectStore, uri: str) -> dict[str, dict[str, int]]:
