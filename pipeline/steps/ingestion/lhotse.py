@@ -220,9 +220,8 @@ class Shar(ManifestFormat):
             place = {"audio_uri": tar, "duration_s": duration_s, **member}
             return _accepted(cut, tar, place)
 
-        return each_row(
-            placed, cut_rows(store, piece, self.options.ignored)
-        )  # it reads the first URI
+        # Rows are those of a piece's first object.
+        return each_row(placed, cut_rows(store, piece, self.options.ignored))
 
 
 def _members(store: ObjectStore, uri: str) -> dict[str, dict[str, int]]:
