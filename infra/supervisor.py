@@ -149,6 +149,8 @@ def _start(command: list[str], writer: int, ignored: set[signal.Signals]) -> int
 def _end_all(child: int) -> int:
     """End all descendants and return the status of the child, or 0 if it was reaped before.
 
+    A child that does not end, though killed, has the status of a killed one.
+
     The child first, which ends its own in order: a JVM that loses its workers reports them.
     """
     status, begun = 0, time.monotonic()
@@ -156,7 +158,7 @@ def _end_all(child: int) -> int:
     while left := _descendants(os.getpid()):
         waited = time.monotonic() - begun
         if waited > UNKILLABLE_S:  # in a call to a device or file system that does not return
-            break
+            return signal.SIGKILL if child in left else status
         is_late = waited > GRACE_S
         due = left if waited > ORDERLY_S or child not in left else {child}
         for process in left if is_late else due - asked:

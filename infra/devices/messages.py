@@ -122,6 +122,7 @@ def choose_batch(lengths: Sequence[int], max_frames: int) -> list[int]:
 
 _HEADER = struct.Struct("<cQIQ")  # kind, number of the batch, frames, bytes of the body
 
+_PIECE_BYTES = 1 << 20
 MAX_MESSAGE_BYTES = 1 << 32
 """The longest message; the frames of an utterance of 24 hours, the longest, have 2.2 GB."""
 
@@ -168,7 +169,10 @@ def send_message(connection: socket.socket, message: Message) -> None:
         connection.sendall(header + message.body)
         return
     connection.sendall(header)
-    connection.sendall(message.body)
+    body = memoryview(message.body)
+    # A socket's time limit is for a whole sendall, and a server reads 2 GB in more than that.
+    for first in range(0, length, _PIECE_BYTES):
+        connection.sendall(body[first : first + _PIECE_BYTES])
 
 
 def receive_message(connection: socket.socket) -> Message:

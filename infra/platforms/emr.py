@@ -18,6 +18,7 @@ from typing import Annotated, Any, Literal
 
 import boto3
 import botocore.session
+from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 from botocore.validate import ParamValidator
 
@@ -341,12 +342,15 @@ def run_to_end(
     Raises LaunchError where AWS refuses, or where EMR says that the step failed. EC2 does not say
     how a host's command ended: the step's manifests do.
     """
-    client = boto3.client(request.service, region_name=region)
-    service = _Emr(client) if request.service == "emr" else _Ec2(client)
+    kind = _Emr if request.service == "emr" else _Ec2
+    service = kind(boto3.client(request.service, region_name=region))
+    # RunJobFlow has no token of the client: asked again, EMR would launch another cluster.
+    once = Config(retries={"total_max_attempts": 1})
+    launching = kind(boto3.client(request.service, region_name=region, config=once))
     try:
         found = service.find(request.name)
         report(f"{', '.join(found)}: found" if found else f"{request.operation}: sent")
-        ids = found or service.launch(request.parameters)
+        ids = found or launching.launch(request.parameters)
         before = ""
         while True:
             state, is_over = service.state(ids)
@@ -357,5 +361,8 @@ def run_to_end(
                 return
             time.sleep(poll_s)
     except (BotoCoreError, ClientError) as error:
-        remedy = "check the account file, the credentials and their permissions"
+        remedy = (
+            "check the account file, the credentials and their permissions, and give the same "
+            "command again: it waits for the cluster if one was launched"
+        )
         raise LaunchError(f"{request.operation}: {error}: {remedy}") from error

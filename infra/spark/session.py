@@ -27,7 +27,7 @@ from pyspark.sql import SparkSession
 from infra.blas_threads import ONE_THREAD
 from infra.cluster import Cluster, require_dependencies
 from infra.log_lines import progress_bar
-from infra.settings import mebibytes
+from infra.settings import mebibytes, printable
 from infra.spark.host_environment import find_java_home, require_environment, temporary_folder
 from infra.task_metrics import Measured, MeasuredFunction, Observer, TaskTotals, add_summary
 
@@ -40,6 +40,9 @@ LOCAL_SETTINGS: Mapping[str, str] = {
 _MASTER, _DRIVER_MEMORY = "spark.master", "spark.driver.memory"
 _SUBMITTED = "spark.megahour.submitted"
 """Says that a submission named the cluster file's settings. The driver cannot see its command."""
+
+_SECRET = re.compile(r"secret|password|token|credential|access[.]?key", re.IGNORECASE)
+"""Settings whose values are not logged, as Spark's spark.redaction.regex has it."""
 
 _OPTIONS = {
     "--master": _MASTER,
@@ -132,16 +135,23 @@ def settle(conf: SparkConf, cluster: Cluster, command: str, heap_mebibytes: int)
         found = conf.get(key)
         if key in named:
             if found != value:
-                messages.append(f"{key} = {value} of the cluster file loses to --conf: {found}")
+                lost, won = _shown(key, value), _shown(key, found)
+                messages.append(f"{key} = {lost} of the cluster file loses to --conf: {won}")
             continue
         # Without --master spark-submit passes local[*], as if a site had set it.
         if found not in (None, value, "local[*]"):
-            messages.append(f"{key} = {found} of spark-defaults loses to the cluster file: {value}")
+            lost, won = _shown(key, found), _shown(key, value)
+            messages.append(f"{key} = {lost} of spark-defaults loses to the cluster file: {won}")
         conf.set(key, value)
     if (conf.get(_MASTER) or "").startswith("local"):
         for key, value in LOCAL_SETTINGS.items():
             conf.setIfMissing(key, value)
     return messages
+
+
+def _shown(key: str, value: str | None) -> str:
+    """Return a setting's value for a message, but none that may be a secret."""
+    return "***" if _SECRET.search(key) else printable(str(value))
 
 
 def _named_settings(command: str) -> set[str]:

@@ -43,12 +43,14 @@ def host_file(store: ObjectStore, uri: str, sha256: str) -> Path:
     """
     folder = host_files_folder()
     path = folder / sha256
+    # Asked for first: while its digest is computed, another process may remove what is unused.
+    with suppress(FileNotFoundError):
+        os.utime(path)
     if not _is_whole(path, sha256):
         with locked(folder / f"{sha256}.lock", FETCH_LIMIT_S):
             if not _is_whole(path, sha256):
                 _remove_unused(folder)
                 _fetch(store, uri, path)
-    os.utime(path)
     return path
 
 
@@ -97,5 +99,6 @@ def _remove_unused(folder: Path) -> None:
     oldest_s = time.time() - UNUSED_AFTER_S
     for path in list(folder.iterdir()):
         with suppress(FileNotFoundError):  # removed by another process
-            if path.stat().st_mtime < oldest_s:
+            # A lock is as old as its first use, and may be held.
+            if path.suffix != ".lock" and path.stat().st_mtime < oldest_s:
                 path.unlink()

@@ -131,6 +131,16 @@ class CurvePoint(TypedDict):
     trainer: NotRequired[dict[str, float]]
 
 
+def trained_recipe(steps: Mapping[str, Record]) -> dict[str, Any]:
+    """Return the evaluation's recipe, with each section that --trainer changed as it trained."""
+    changed = {
+        section: record["recipe"][section]
+        for record in steps.values()
+        for section in record["trainers"]
+    }
+    return {**steps[EVALUATE]["recipe"], **changed}
+
+
 def build_report(job: Job) -> dict[str, Any]:
     """Collect the contents of report.json."""
     recipe, models = job.recipe, job.evaluated_models
@@ -154,7 +164,7 @@ def build_report(job: Job) -> dict[str, Any]:
     return {
         "run": job.run_uri,
         "code_version": manifests[EVALUATION_STEP].code_version,
-        "recipe": steps[EVALUATE]["recipe"],
+        "recipe": trained_recipe(steps),
         **json.loads(read_output(job.store, job.run_uri, evaluation)),
         "development": development_errors(job.store, job.run_uri),
         "hours": {s: manifests[features_step(s)].tally_out.hours for s in subsets},

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from infra import supervisor
 from infra.supervisor import command_of, describe_end, shell_code, signal_of
 from tests.whole_path.processes import left_behind
 
@@ -171,3 +172,11 @@ def test_the_command_has_the_usual_signals() -> None:
         command_of(["sh", "-c", script]), capture_output=True, text=True, check=True
     )
     assert done.stdout == "141\n"
+
+
+def test_a_command_that_cannot_be_ended_was_not_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one in a call to a device that does not return: its status is that of a killed one."""
+    child = 2**22 + 1  # no process has this number
+    monkeypatch.setattr(supervisor, "_descendants", lambda _: {child})
+    monkeypatch.setattr(supervisor, "UNKILLABLE_S", 0.1)
+    assert os.waitstatus_to_exitcode(supervisor._end_all(child)) == -signal.SIGKILL

@@ -247,6 +247,26 @@ def test_a_message_has_a_longest_length(pool: DevicePool) -> None:
     assert ask(pool, [b"ab"]) == [b"ba"]
 
 
+def test_a_time_limit_is_of_silence_and_not_of_a_long_message() -> None:
+    """A server that reads steadily for longer than the limit is not silent."""
+    near, far = socket.socketpair()
+    num_bytes = 24 << 20
+
+    def read_slowly() -> None:
+        left = num_bytes  # and a header, which fits the buffer
+        while left and (data := far.recv(min(left, 1 << 20))):
+            left -= len(data)
+            time.sleep(0.0125)  # a pipe holds some 0.2 MB: 1.5 s in all
+
+    with near, far, ThreadPoolExecutor(1) as thread:
+        near.settimeout(1.0)
+        reading = thread.submit(read_slowly)
+        began = time.monotonic()
+        send_message(near, Message(Kind.REQUEST, body=bytes(num_bytes)))
+        reading.result()
+        assert time.monotonic() - began > 1.0
+
+
 class Endless:
     """Endless claims one byte more than a message may have."""
 

@@ -5,10 +5,12 @@ import os
 import re
 import shlex
 import subprocess
+import threading
 from collections.abc import Mapping
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import boto3
 import pytest
@@ -16,13 +18,14 @@ import pytest
 import infra
 from infra.cluster import load_cluster
 from infra.platforms.accounts import load_account
-from infra.platforms.emr import CODE, Emr, LaunchRequest, run_to_end, validate
+from infra.platforms.emr import CODE, Emr, LaunchError, LaunchRequest, run_to_end, validate
 from infra.platforms.platform import StepLaunch
 from infra.settings import ConfigurationError
 from jobs.run_table import STEPS
 from tests.infra.platforms.account_files import account_file, account_text
 from tests.infra.platforms.service_models import require_valid
 from tests.job_programs import RunJob, Said
+from tests.s3_server import set_endpoint
 
 ACCOUNT = account_file("emr")
 RUN = "s3://megahour-bucket/runs/1"
@@ -273,6 +276,39 @@ def test_emr_clusters_are_found_again_and_their_ends_are_known(s3_bucket: str) -
     run_to_end(request, "us-east-1", terminate, poll_s=0.01)
     assert said[0] == f"{alive}: found"
     assert len(emr.list_clusters()["Clusters"]) == 1
+
+
+class LosingServer(BaseHTTPRequestHandler):
+    """LosingServer knows no cluster, and takes launches without an answer."""
+
+    launches: ClassVar[list[str]] = []
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        operation = self.headers["X-Amz-Target"].rpartition(".")[2]
+        if operation == "RunJobFlow":
+            self.launches.append(operation)
+            return
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b'{"Clusters": []}')
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+def test_a_launch_whose_answer_is_lost_is_not_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """EMR may have launched a cluster: the remedy is the same command, which finds it."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), LosingServer)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    set_endpoint(f"http://127.0.0.1:{server.server_port}", monkeypatch)
+    try:
+        with pytest.raises(LaunchError, match="same command again: it waits for the cluster if"):
+            run_to_end(launch_request("realign"), "us-east-1", lambda _: None)
+    finally:
+        server.shutdown()
+        server.server_close()
+    assert LosingServer.launches == ["RunJobFlow"]
 
 
 def test_hosts_are_launched_once_and_waited_for(s3_bucket: str) -> None:

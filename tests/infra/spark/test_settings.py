@@ -34,6 +34,16 @@ def test_a_site_loses_by_name() -> None:
     assert conf.get("spark.ui.enabled") is None, "a setting of local masters"
 
 
+def test_secrets_are_not_said() -> None:
+    """Neither the site's nor the cluster file's, as Spark redacts them."""
+    key = "spark.hadoop.fs.s3a.secret.key"
+    ours = replace(EXTRACTION, spark={key: "our-own"})
+    for site, options in (({key: "the-site"}, ""), ({key: "given"}, f"--conf {key}=given")):
+        _, (message,) = settled(site, options, cluster=ours)
+        assert message.startswith(f"{key} = *** of ")
+        assert message.endswith(": ***")
+
+
 def test_the_number_of_executors_is_the_cluster_files() -> None:
     """A site that allocates them dynamically, as EMR does, does not win; a cluster file does."""
     site = {"spark.dynamicAllocation.enabled": "true"}

@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import re
 import time
+from io import BufferedIOBase
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -93,6 +94,26 @@ def test_unused_files_are_removed_by_a_fetch(stored: tuple[ObjectStore, str, str
     assert {"new", path.name} <= names
     os.utime(path, (0, 0))
     assert host_file(*stored).stat().st_mtime > time.time() - 60
+
+
+def test_a_file_that_is_asked_for_is_in_use_while_its_digest_is_computed(
+    stored: tuple[ObjectStore, str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process's fetch removes neither it nor its lock."""
+    path = host_file(*stored)
+    of_lock = path.with_name(f"{path.name}.lock")
+    for each in (path, of_lock):
+        os.utime(each, (0, 0))
+    digest = host_files._digest
+
+    def digest_beside_a_fetch(file: BufferedIOBase) -> str:
+        host_files._remove_unused(path.parent)
+        return digest(file)
+
+    monkeypatch.setattr(host_files, "_digest", digest_beside_a_fetch)
+    monkeypatch.setattr(host_files, "_fetch", None)
+    assert host_file(*stored).exists()
+    assert of_lock.exists()
 
 
 def test_processes_share_what_they_map(stored: tuple[ObjectStore, str, str]) -> None:
