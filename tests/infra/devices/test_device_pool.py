@@ -258,7 +258,7 @@ def test_a_time_limit_is_of_silence_and_not_of_a_long_message() -> None:
             left -= len(data)
             time.sleep(0.0125)  # a pipe holds some 0.2 MB: 1.5 s in all
 
-    with near, far, ThreadPoolExecutor(1) as thread:
+    with ThreadPoolExecutor(1) as thread, far, near:
         near.settimeout(1.0)
         reading = thread.submit(read_slowly)
         began = time.monotonic()
