@@ -38,6 +38,7 @@ _KBIT_PER_S = {
 }
 _RATES_HZ = {3: (44_100, 48_000, 32_000), 2: (22_050, 24_000, 16_000), 0: (11_025, 12_000, 8_000)}
 _COUNT_MARKS = (b"Xing", b"Info")
+_COUNT_OFFSET = 8  # behind mark and flags, of which the lowest bit says that there is a count
 _TAGS_AT_END = (b"TAG", b"APETAGEX", b"LYRICSBEGIN")
 _ID3_HEADER_BYTES = 10
 _UNPROTECTED = 0x00010000  # no checksum before the side information
@@ -92,8 +93,12 @@ def counted_mp3(data: bytes) -> tuple[bytes, int]:
     if stated > num_frames + 1:  # some writers count the "Info" frame itself
         raise AudioError("truncated", f"{num_frames} of the {stated} frames that the file states")
     num_samples = num_frames * first.num_samples
-    if stated in {num_frames, num_frames + 1} or first.kind[1] != _LAYER_III:
+    if stated == num_frames or first.kind[1] != _LAYER_III:
         return data, num_samples
+    if stated == num_frames + 1:  # libsndfile would expect a frame more; LAME's tag stays
+        place = first.side_end + _COUNT_OFFSET
+        counted = num_frames.to_bytes(4, "big")
+        return data[:place] + counted + data[place + len(counted) :], num_samples
     sound = data[first.num_bytes :] if has_count else data
     return _info_frame(data, num_frames) + sound, num_samples
 
@@ -146,9 +151,9 @@ def _require_end(data: bytes, position: int, num_frames: int) -> None:
 
 
 def _stated_count(data: bytes, first: Header) -> int:
-    flags = first.side_end + 7
-    has_count = int.from_bytes(data[flags : flags + 1], "big") & 1  # 0 where the file ends before
-    return int.from_bytes(data[flags + 1 : flags + 5], "big") if has_count else 0
+    place = first.side_end + _COUNT_OFFSET
+    has_count = int.from_bytes(data[place - 1 : place], "big") & 1  # 0 where the file ends before
+    return int.from_bytes(data[place : place + 4], "big") if has_count else 0
 
 
 def _info_frame(data: bytes, num_frames: int) -> bytes:

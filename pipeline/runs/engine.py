@@ -412,7 +412,8 @@ class LossWatch:
                 "--run with other beams or search_seconds in targets.lattices"
             )
         may_be_back = {MISSING_OBJECT, ACCESS_DENIED} & reasons.keys()
-        remedy = "once audio is back, megahour retry reads it again; " if may_be_back else ""
+        again = "once audio is back, megahour retry reads it again, or of ingest another --run; "
+        remedy = again if may_be_back else ""
         if OUTSIDE_PREFIXES in reasons:
             remedy += "name the audio's folders in corpus.audio_prefixes and use another --run; "
         raise LossBudgetExceededError(

@@ -14,7 +14,7 @@ import struct
 import tarfile
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
@@ -134,6 +134,7 @@ def write_shar(folder: Path, number: int, rows: Sequence[FeatureRow | PartitionR
     for row in rows:
         # Of whole frames, as lhotse compares a cut's duration with its features'.
         duration_s = round(len(row.features) * FRAME_SHIFT_S, 2)
+        _require_member(row.utterance_id)
         cuts.append(_cut(row, duration_s))
         features = np.asarray(row.features, np.float32)
         fields["features"].append((row.utterance_id, features, _features(row, duration_s)))
@@ -155,6 +156,13 @@ def write_shar(folder: Path, number: int, rows: Sequence[FeatureRow | PartitionR
     lines = "".join(f"{json.dumps(cut, ensure_ascii=False)}\n" for cut in cuts)
     packed = gzip.compress(lines.encode(), mtime=0)
     (folder / f"cuts.{number:06d}.jsonl.gz").write_bytes(packed)
+
+
+def _require_member(name: str) -> None:
+    """Raise ValueError for an id that lhotse does not read back of a tar member's name."""
+    path = PurePosixPath(f"{name}.npy")
+    if str(path.parent / path.stem) != name:
+        raise ValueError(f"{name!r}: no path of a tar's member: export to Kaldi archives")
 
 
 def _targets(row: FeatureRow | PartitionRow) -> dict[str, np.ndarray]:

@@ -11,7 +11,7 @@ asked for again, all together, beside an object of the task that was read.
 import hashlib
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias
@@ -362,14 +362,20 @@ class AudioObjects:
     stream. The second reading waits for each decision, and so needs no third.
     """
 
-    def __init__(self, store: ObjectStore, wanted: Sequence[WantedAudio], in_flight: int) -> None:
+    def __init__(
+        self,
+        store: ObjectStore,
+        wanted: Sequence[WantedAudio],
+        in_flight: int,
+        neighbour: str = "",
+    ) -> None:
         self._store = store
         self._reads = plan_reads(store, wanted)
         self._num_wanted = len(wanted)
         self._in_flight = in_flight
         self._refused: dict[str, Refusal] = {}
         self._lost: dict[str, Refusal] = {}
-        self._neighbour = ""
+        self._neighbour = neighbour
         self._is_repeated = False
         self.must_be_repeated = False
 
@@ -427,6 +433,11 @@ class AudioObjects:
             raise StoreError(f"{found}; it answered a moment ago: check the store, then run again")
         return found
 
+    def decided_lost(self, refused: Mapping[str, Refusal]) -> Collection[str]:
+        """Decide about objects that were refused elsewhere; return those that are lost."""
+        self._decide(refused)
+        return self._lost.keys()
+
     def _decide(self, refused: Mapping[str, Refusal]) -> bool:
         """Ask until each object answers, or is refused after all waits; True if one answers."""
         pending, waited_s, num_refusals = dict(refused), 0.0, 0
@@ -473,6 +484,17 @@ class AudioObjects:
             "moved, or closed to these credentials? The task is not committed: restore access, "
             "then run the step again"
         )
+
+
+def lost_objects(
+    store: ObjectStore, refused: Mapping[str, Refusal], neighbour: str
+) -> Collection[str]:
+    """Return those of some refused objects that remain so; StoreError while no object answers.
+
+    `neighbour` is one that did, if any.
+    """
+    objects = AudioObjects(store, (), _NUM_PROBES, neighbour)
+    return objects.decided_lost(refused)
 
 
 def _answers(found: object) -> bool:

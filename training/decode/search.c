@@ -194,11 +194,14 @@ int64_t check_graph(const Graph *graph, int64_t *where) {
     *where = graph->start;
     if (graph->num_states > INT32_MAX || graph->num_arcs >= FINAL) return BAD_ARCS;
     if (graph->start < 0 || graph->start >= graph->num_states) return BAD_START;
-    int64_t num_epsilons = 0;
+    int64_t num_epsilons = 0, num_arcs = 0;
     for (int64_t number = 0; number < graph->num_states; number++) {
         const State *state = graph->states + number;
         *where = number;
-        if ((int64_t)state->first_arc + state->num_arcs > graph->num_arcs) return BAD_ARCS;
+        /* Arcs that states share could be counted beyond 32 bits below. */
+        if ((int64_t)state->first_arc != num_arcs) return BAD_ARCS;
+        num_arcs += state->num_arcs;
+        if (num_arcs > graph->num_arcs) return BAD_ARCS;
         if (state->num_input_epsilons > state->num_arcs) return BAD_ARCS;
         if (isnan(state->final_cost) || state->final_cost == -INFINITY) return BAD_COST;
         num_epsilons += state->num_input_epsilons;
@@ -212,6 +215,7 @@ int64_t check_graph(const Graph *graph, int64_t *where) {
             if ((arc->input_label == 0) != (i < state->num_input_epsilons)) return BAD_ORDER;
         }
     }
+    if (num_arcs != graph->num_arcs) return BAD_ARCS;
     if (!num_epsilons) return OK;
     int32_t *degrees = malloc((size_t)graph->num_states * sizeof *degrees);
     int32_t *queue = malloc((size_t)graph->num_states * sizeof *queue);

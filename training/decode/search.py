@@ -125,6 +125,7 @@ class Search:
         lattice_beam: float | None = None,
     ) -> None:
         self._graph, self._c = graph, _library()
+        self._keeps_lattice, self._has_ended = lattice_beam is not None, False
         of_lattice = -1.0 if lattice_beam is None else lattice_beam
         self._pointer = self._c.new_search(
             ctypes.byref(graph.address), beam, max_active, of_lattice, MAX_LATTICE_ARCS
@@ -139,8 +140,10 @@ class Search:
 
         Memory bounds the lattice: where it has too many arcs, its beam is halved, and where that
         does not help there is a TooManyArcsError. Raises ValueError for scores that are not the
-        graph's, or not finite.
+        graph's, or not finite, and after `end_lattice`.
         """
+        if self._has_ended:
+            raise ValueError("the search has ended: begin another for more frames")
         num_columns = scores.shape[1]
         if num_columns != self._graph.num_senones:
             raise ValueError(f"{num_columns} senones: need {self._graph.num_senones}, the graph's")
@@ -172,8 +175,12 @@ class Search:
 
         An arc is there if the best path through it is within the beam of the best of all. If no
         path ends in a final state, all may end; without any path there is no arc. Raises ValueError
-        for a cycle of arcs that read no frame.
+        for a cycle of arcs that read no frame, without a lattice, and the second time.
         """
+        if not self._keeps_lattice or self._has_ended:
+            said = "ended before" if self._has_ended else "no lattice_beam, and so no lattice"
+            raise ValueError(f"a search with {said}: begin another with a lattice_beam")
+        self._has_ended = True
         arcs = np.empty(self._check(self._c.end_lattice(self._pointer)), SEARCH_ARC)
         self._c.read_lattice(self._pointer, arcs.ctypes.data)
         return arcs[np.lexsort((arcs["word"], arcs["label"], arcs["target"], arcs["source"]))]

@@ -581,7 +581,10 @@ class Normalizer:
     def _said(self, found: re.Match[str]) -> list[str]:
         digits = re.sub(r"\D", "", found["whole"])
         if found["ordinal"]:
-            said = [self._say(int(digits), "ordinal")] if len(digits) <= MAX_DIGITS else []
+            # .5th and 3.5th are none.
+            is_ordinal = digits and not (found["part"] or found["cents"])
+            is_said = is_ordinal and len(digits) <= MAX_DIGITS
+            said = [self._say(int(digits), "ordinal")] if is_said else []
             is_feminine = found["ordinal"].endswith("ª")
             return [re.sub(r"o\b", "a", each) if is_feminine else each for each in said]
         unit = found["unit"] or found["after"]
@@ -673,7 +676,7 @@ class Normalizer:
         assert found is not None, "money"
         _, several, _, _ = self._rules.currencies[found["unit"]]
         digits = re.sub(r"\D", "", found["whole"])
-        numbers = self._cardinals(digits, found["part"], is_grouped=True)
+        numbers = self._cardinals(digits, found["part"] or found["cents"], is_grouped=True)
         readings = self._kept([f"{number} {scale} {several}" for number in numbers])
         yield self._with_sign(found, readings)
 

@@ -132,7 +132,7 @@ class Lhotse(ManifestFormat):
             def joined(row: Row, recordings: Fields = recordings) -> Row | Quarantined:
                 named = row.fields.get("recording_id")
                 if (recording := recordings.get(str(named))) is None:
-                    said = f"recording_id = {named!r}: no such recording"
+                    said = f"recording_id = {named!r}: no such recording, or two"
                     return refused(row, piece.uri, said)
                 # Its start is within the recording, as a cut's is; a cut's supervisions have
                 # theirs within the cut.
@@ -146,12 +146,13 @@ class Lhotse(ManifestFormat):
         """Read the recordings of a batch of supervisions, by their ids."""
         rows = [row for row in batch if isinstance(row, Row)]
         wanted = {str(row.fields.get("recording_id")) for row in rows}
-        found: dict[str, Any] = {}
+        found, twice = dict[str, Any](), set[str]()
         for piece in json_pieces(store, self.options.recordings_uri) if wanted else ():
             for row in json_rows(store, piece):
                 if isinstance(row, Row) and (named := str(row.fields.get("id"))) in wanted:
-                    found[named] = {**row.fields, "folder": piece.folder}
-        return found
+                    recording = {**row.fields, "folder": piece.folder}
+                    twice |= {named} if found.setdefault(named, recording) != recording else set()
+        return {name: each for name, each in found.items() if name not in twice}
 
 
 def cut_rows(
@@ -215,7 +216,8 @@ class Shar(ManifestFormat):
 
         def placed(cut: Row) -> Row | Quarantined:
             if (member := members.get(str(cut.fields.get("id")))) is None:
-                return refused(cut, tar, f"{tar} has no plain file with the id of this cut")
+                said = f"{tar} has no plain file with the id of this cut, or two"
+                return refused(cut, tar, said)
             duration_s = cut.fields.get("duration")
             place = {"audio_uri": tar, "duration_s": duration_s, **member}
             return _accepted(cut, tar, place)
@@ -226,7 +228,8 @@ class Shar(ManifestFormat):
 
 def _members(store: ObjectStore, uri: str) -> dict[str, dict[str, int]]:
     """Read where the members of a tar lie, by their names without suffix."""
-    members = {}
+    members: dict[str, dict[str, int]] = {}
+    twice: set[str] = set()
     try:
         with closing(store.open(uri)) as file, tarfile.open(fileobj=file, mode="r:") as archive:
             for member in archive:
@@ -234,11 +237,12 @@ def _members(store: ObjectStore, uri: str) -> dict[str, dict[str, int]]:
                 # A sparse member's bytes lie there without its zeros.
                 is_whole = member.isreg() and not member.issparse()
                 if is_whole and f".{suffix}" not in _WITHOUT_AUDIO:
+                    twice |= {stem} & members.keys()
                     size = {"member_offset": member.offset_data, "member_bytes": member.size}
                     members[stem] = size
     except tarfile.TarError as error:
         raise ValueError(f"{uri}: no whole tar: {error}; write it again") from error
-    return members
+    return {stem: each for stem, each in members.items() if stem not in twice}
 
 
 def _accepted(row: Row, uri: str, place: Fields | None = None) -> Row | Quarantined:

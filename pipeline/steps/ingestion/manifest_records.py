@@ -10,7 +10,7 @@ import hashlib
 import re
 import threading
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -23,7 +23,9 @@ from infra.prefetch import prefetch
 from infra.settings import shown
 from infra.store.object_store import (
     IN_FLIGHT_BYTES,
+    ObjectDenied,
     ObjectInfo,
+    ObjectNotFound,
     ObjectStore,
     PrefixError,
     StoreError,
@@ -44,7 +46,7 @@ from pipeline.records import (
 from pipeline.runs.manifest import Output, sha256
 from pipeline.runs.names import DEV, LABELLED, OUTSIDE_PREFIXES, UNLABELLED
 from pipeline.sampling import NUM_PRIORITIES, hash_name
-from pipeline.steps.audio_reads import ObjectRanges, refusal
+from pipeline.steps.audio_reads import ObjectRanges, Refusal, lost_objects, refusal
 from pipeline.steps.ingestion.manifest_format import CHANNEL
 from pipeline.steps.ingestion.manifest_rows import Row, each_row
 
@@ -208,8 +210,9 @@ def with_durations(
         if not any(_lacks_duration(row) for row in batch):
             yield from batch
             continue
-        for _, found in prefetch(partial(_with_duration, store, column, one_large), batch):
-            yield found
+        read = partial(_with_duration, store, column, one_large)
+        found = [each for _, each in prefetch(read, batch)]
+        yield from map(partial(_confirmed, read, _lost(store, batch, found)), batch, found)
 
 
 def _lacks_duration(row: Row | Quarantined) -> bool:
@@ -222,9 +225,45 @@ LARGE_BYTES = IN_FLIGHT_BYTES // 16
 """Of larger files that are read whole, one at a time is in memory."""
 
 
+def _lost(
+    store: ObjectStore,
+    batch: Sequence[Row | Quarantined],
+    found: Sequence[Row | Quarantined | Refusal],
+) -> Collection[str]:
+    """Return the objects that are lost; StoreError where none of a batch's can be read."""
+    pairs = [
+        (str(row.fields["audio_uri"]), each)
+        for row, each in zip(batch, found, strict=True)
+        if isinstance(row, Row) and _lacks_duration(row)
+    ]
+    refused = {uri: each for uri, each in pairs if isinstance(each, Refusal)}
+    if not refused:
+        return ()
+    return lost_objects(store, refused, next((uri for uri, _ in pairs if uri not in refused), ""))
+
+
+def _confirmed(
+    read: Callable[[Row | Quarantined], Row | Quarantined | Refusal],
+    lost: Collection[str],
+    row: Row | Quarantined,
+    found: Row | Quarantined | Refusal,
+) -> Row | Quarantined:
+    """Return what was found; of a refused object a ledger row, or what is there after all."""
+    if not isinstance(found, Refusal):
+        return found
+    assert isinstance(row, Row), "an object was asked for"
+    uri: str = row.fields["audio_uri"]
+    if uri in lost:
+        named = str(row.fields.get("utterance_id", "")), uri
+        return Quarantined(*named, refusal(found), str(found), row.num_bytes, 0)
+    if isinstance(again := read(row), Refusal):
+        raise StoreError(f"{again}; it answered a moment ago: check the store, then run again")
+    return again
+
+
 def _with_duration(
     store: ObjectStore, column: str, one_large: threading.RLock, row: Row | Quarantined
-) -> Row | Quarantined:
+) -> Row | Quarantined | Refusal:
     if isinstance(row, Quarantined) or not _lacks_duration(row):
         return row
     uri, start_s = row.fields["audio_uri"], row.fields.get("start_s", 0.0)
@@ -241,6 +280,8 @@ def _with_duration(
             duration_s = stated_duration_s(read, head.object_bytes)
         reason = "missing_field"
         detail = f"{column} is absent, and the audio does not state how long it lasts"
+    except (ObjectNotFound, ObjectDenied) as error:
+        return error
     except StoreError as error:
         duration_s, reason, detail = None, refusal(error), str(error)
     named = str(row.fields.get("utterance_id", "")), uri

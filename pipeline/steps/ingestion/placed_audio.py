@@ -41,7 +41,7 @@ from pipeline.runs.names import (
 )
 from pipeline.sampling import sampling_priority
 from pipeline.settings import NO_CONVERSION, AudioConversion
-from pipeline.steps.audio_reads import FoundAudio, read_audio, require_audio
+from pipeline.steps.audio_reads import AudioObjects, FoundAudio, require_audio
 from pipeline.steps.features import wanted_audio
 from pipeline.steps.ingestion.manifest_records import output_of
 
@@ -241,7 +241,8 @@ class PlacedAudio:
             )
             for each in simulated
         ]
-        audio = read_audio(self._store, wanted, GETS_IN_FLIGHT)
+        # A ledger row is for ever, so what is refused is confirmed.
+        audio = AudioObjects(self._store, wanted, GETS_IN_FLIGHT).read_decided()
         for each in chosen:
             if isinstance(each, Quarantined):
                 yield each, None

@@ -86,7 +86,7 @@ class Transcripts:
     def require_usable(self) -> None:
         """Raise ValueError if the first lines are of nothing, or cannot be read."""
         rows, why = chain.from_iterable(map(self._rows, self.pieces)), _NEED
-        for fields, keys in islice(rows, _TRIED_ROWS):
+        for fields, keys, _ in islice(rows, _TRIED_ROWS):
             found = self._hypothesis(fields)
             if keys and isinstance(found, Hypothesis):
                 return
@@ -100,7 +100,9 @@ class Transcripts:
         A line without a text is of none. ValueError for a line that is no JSON object.
         """
         among, found = set(wanted), dict[Key, Hypothesis | Unusable]()
-        for fields, keys in chain.from_iterable(map(self._rows, self.pieces)):
+        for fields, keys, of_part in chain.from_iterable(map(self._rows, self.pieces)):
+            if of_part in among and fields.get(PRED_TEXT) is not None:
+                found[of_part] = Unusable("lines of its segments: need one of the whole")
             for key in among.intersection(keys):
                 if (heard := self._hypothesis(fields)) is None:
                     break
@@ -108,12 +110,15 @@ class Transcripts:
                     found[key] = Unusable("two lines: keep one")
         return found
 
-    def _rows(self, piece: Piece) -> Iterator[tuple[Mapping[str, Any], list[Key]]]:
-        """Yield the lines of an object, and what each is of."""
+    def _rows(self, piece: Piece) -> Iterator[tuple[Mapping[str, Any], list[Key], Key | None]]:
+        """Yield the lines of an object, what each is of, and the object that it is a part of."""
         for number, row in enumerate(json_rows(self.store, piece), 1):
             if isinstance(row, Quarantined):
                 raise ValueError(f"{piece.uri}: row {number}: {row.detail}: {_CORRECT}")
-            yield row.fields, list(_keys(row.fields, piece.folder))
+            fields = row.fields
+            uri, start_s = _place(fields, piece.folder)
+            of_part = place_key(uri) if start_s is not None and start_s > 0 else None
+            yield fields, list(_keys(fields, uri, start_s)), of_part
 
     def _hypothesis(self, fields: Mapping[str, Any]) -> Hypothesis | Unusable | None:
         """Return what a line says was heard; None for a line without a text."""
@@ -134,20 +139,26 @@ _NEED = (
 )
 
 
-def _keys(fields: Mapping[str, Any], folder: str) -> Iterator[Key]:
+def _keys(fields: Mapping[str, Any], uri: str, start_s: float | None) -> Iterator[Key]:
     """Yield what a line is of, by its id and by its audio."""
     named = fields.get("utterance_id")
     if isinstance(named, str | int) and not isinstance(named, bool):
         yield "id", str(named)
-    path = next((value for name in _PATHS if isinstance(value := fields.get(name), str)), None)
-    if path:
-        uri = path if is_absolute(path) else join_uri(folder, path.removeprefix("./"))
-        given = next((value for name in _OFFSETS if (value := fields.get(name)) is not None), None)
-        start_s = _number(given)
+    if uri:
         if not start_s:
             yield place_key(uri)
-        if given is not None and 0 <= start_s <= MAX_START_S:
+        if start_s is not None and 0 <= start_s <= MAX_START_S:
             yield place_key(uri, start_s)
+
+
+def _place(fields: Mapping[str, Any], folder: str) -> tuple[str, float | None]:
+    """Return the object that a line names, or "", and the second that it says it begins at."""
+    path = next((value for name in _PATHS if isinstance(value := fields.get(name), str)), None)
+    if not path:
+        return "", None
+    given = next((value for name in _OFFSETS if (value := fields.get(name)) is not None), None)
+    uri = path if is_absolute(path) else join_uri(folder, path.removeprefix("./"))
+    return uri, None if given is None else _number(given)
 
 
 def _number(given: object) -> float:

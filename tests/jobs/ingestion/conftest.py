@@ -82,6 +82,12 @@ def acoustics() -> tuple[Acoustics, Acoustics, Acoustics]:
     return tiny_acoustics(0), tiny_acoustics(1), tiny_acoustics(2)
 
 
+@pytest.fixture(autouse=True)
+def confirmed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Refused objects are asked for again without waits of 7 s."""
+    monkeypatch.setattr("pipeline.steps.audio_reads.CONFIRMING_WAITS_S", (0.0,) * 3)
+
+
 @pytest.fixture
 def small_acoustics(
     acoustics: tuple[Acoustics, Acoustics, Acoustics], monkeypatch: pytest.MonkeyPatch

@@ -117,7 +117,9 @@ def test_a_line_is_known_by_its_id_or_its_audio(corpus: Corpus) -> None:
 )
 def test_a_place_is_its_uri(path: str, folder: str, place: str) -> None:
     """Relative paths begin in the lines' folder; S3's keys stay as they are."""
-    assert list(transcripts._keys({"audio_filepath": path}, folder)) == [("place", place)]
+    fields = {"audio_filepath": path}
+    where = transcripts._place(fields, folder)
+    assert list(transcripts._keys(fields, *where)) == [("place", place)]
     assert transcripts.place_key(place) == ("place", place)
 
 
@@ -219,6 +221,13 @@ ANN = {"utterance_id": "ann-1", "pred_text": "a"}
         ([ANN | {"pred_text": "\u0434" * 90_000}], "ann-1: .* as JSON: need"),
         ([ANN | {"score": "b", "audio_filepath": "AUDIO"}], "need a finite number"),
         ([ANN | {"score": float("nan")}], "need a finite number"),
+        (
+            [
+                {"audio_filepath": "AUDIO", "offset": start, "pred_text": "a"}
+                for start in (0, 0.2, 0.4)
+            ],
+            "lines of its segments: need one of the whole",
+        ),
     ],
 )
 @pytest.mark.parametrize("of_directory", [False, True], ids=["manifest", "directory"])

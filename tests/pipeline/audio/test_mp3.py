@@ -43,6 +43,14 @@ def test_frames_end_where_the_file_ends(rate_hz: int, channels: int, mode: str) 
     assert 0 < num_samples - len(SAMPLES) <= 2 * 1152 + 529
 
 
+@pytest.mark.parametrize("mark", [b"Xing", b"Info"])
+def test_a_count_may_hold_its_own_frame(mark: bytes) -> None:
+    """As some writers have it; libsndfile would expect a frame more than there is."""
+    (count,) = struct.unpack(">I", MP3[MARK + 8 : MARK + 12])
+    data = MP3[:MARK] + mark + MP3[MARK + 4 : MARK + 8] + struct.pack(">I", count + 1)
+    np.testing.assert_array_equal(decode_audio(data + MP3[MARK + 12 :]), decode_audio(MP3))
+
+
 @pytest.mark.parametrize("count", [None, 0, 50])
 def test_a_file_without_its_count_is_decoded_whole(count: int | None) -> None:
     """libsndfile alone decodes a third of it, by the bit rate of its first frame."""

@@ -365,6 +365,33 @@ def test_states_with_foreign_arcs_are_refused() -> None:
             searchable(replace(fst, states=states))
 
 
+def test_states_that_share_arcs_are_refused() -> None:
+    """Their arcs could be counted beyond what a number holds."""
+    arcs = np.array([(1, 0, 0, 1), (1, 0, 0, 1)], ARC)
+    fst = ConstFst.of(np.arange(2, dtype=np.int32), arcs, np.zeros(2, np.float32), 0)
+    states = fst.states.copy()
+    states["first_arc"][1] = 0
+    with pytest.raises(ValueError, match=r"state 1: .*arcs beyond"):
+        searchable(replace(fst, states=states))
+
+
+def test_a_search_ends_once_and_with_a_lattice_alone() -> None:
+    """Otherwise it would write behind its memory."""
+    scores = np.zeros((2, NUM_SENONES), np.float32)
+    with_lattice, without = (
+        Search(searchable(star(3)), 9.0, 9, 5.0),
+        Search(searchable(star(3)), 9.0, 9),
+    )
+    for search in (with_lattice, without):
+        search.advance(scores)
+    with_lattice.end_lattice()
+    for refused in (with_lattice.end_lattice, without.end_lattice):
+        with pytest.raises(ValueError, match="begin another with a lattice_beam"):
+            refused()
+    with pytest.raises(ValueError, match="the search has ended"):
+        with_lattice.advance(scores)
+
+
 def test_lattice_without_end_of_epsilons_is_refused() -> None:
     """A cycle that reads no frame costs something: the best path is found, no lattice has all."""
     arcs = np.array([(1, 1, 0, 1), (0, 0, 0.5, 0)], ARC)

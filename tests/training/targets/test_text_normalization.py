@@ -278,6 +278,8 @@ def test_numbers_are_read_whatever_their_size(number: int) -> None:
             "five million dollars a",
         ),
         ("en", "5 bn a, 1\u202f000 a", "five billion a one thousand a"),
+        ("en", "a .5th, a 5th", "a five th a fifth"),
+        ("fr", "2.50 millions €", "deux virgule cinq zéro millions euros"),
         ("de", "-5 Mio. €, 3 Mio. Menschen", "minus fünf millionen euro drei millionen menschen"),
         ("fr", "-3 millions €", "moins trois millions euros"),
         ("de", "HR-Abteilung 2.0", "hr abteilung zwei punkt null"),

@@ -13,8 +13,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from infra.store.object_store import ObjectStore
+from infra.store.object_store import ObjectStore, StoreError
 from pipeline.records import Quarantined, Utterance
+from pipeline.steps import audio_reads
 from pipeline.steps.ingestion.ingest_manifests import Manifest
 from pipeline.steps.ingestion.kaldi import Kaldi
 from pipeline.steps.ingestion.lhotse import Lhotse, Shar
@@ -209,6 +210,59 @@ def test_a_window_in_a_shar_is_a_ledger_row(tmp_path: Path) -> None:
     assert kept.fields["text"] == "A"
     assert isinstance(refused, Quarantined)
     assert "its words are not all spoken there" in refused.detail
+
+
+def test_ids_that_a_shar_or_its_recordings_have_twice_are_ledger_rows(tmp_path: Path) -> None:
+    """Which audio is meant cannot be known; the others are kept."""
+    names = ("c0", "c1", "c0")
+    with tarfile.open(tmp_path / "recording.000000.tar", "w") as archive:
+        for name in names:
+            archive.addfile(tarfile.TarInfo(f"{name}.wav"))
+    cuts = [{"id": name, "start": 0, "duration": 1.0, "supervisions": []} for name in names]
+    write_json(tmp_path / "cuts.000000.jsonl", cuts)
+    store = ObjectStore((str(tmp_path),))
+    [piece] = Shar().pieces(store, str(tmp_path))
+    rows = list(Shar().rows(store, piece))
+    assert [isinstance(each, Quarantined) for each in rows] == [True, False, True]
+    source = {"type": "file", "channels": [0], "source": "r.wav"}
+    recordings = [
+        {"id": name, "sources": [source], "duration": duration}
+        for name, duration in (("r", 9.0), ("r", 8.0), ("s", 9.0), ("s", 9.0))
+    ]
+    write_json(tmp_path / "recordings.jsonl", recordings)
+    said = [supervision(0, 9, recording_id=name, speaker="ann") for name in ("r", "s")]
+    write_json(tmp_path / "supervisions.jsonl", said)
+    form = Lhotse(FormatOptions(recordings_uri=str(tmp_path / "recordings.jsonl")))
+    [piece] = form.pieces(store, str(tmp_path / "supervisions.jsonl"))
+    of_r, of_s = form.rows(store, piece)
+    assert isinstance(of_r, Quarantined)
+    assert "no such recording, or two" in of_r.detail
+    assert not isinstance(of_s, Quarantined)
+
+
+def test_audio_that_is_away_for_a_moment_is_no_ledger_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where no object answers, access has failed: nothing is committed. One that is lost is one."""
+    monkeypatch.setattr(audio_reads, "CONFIRMING_WAITS_S", (0.01,) * 3)
+    monkeypatch.setattr(audio_reads, "PATIENCE_S", 0.05)
+    audio = tmp_path / "audio"
+    audio.mkdir()
+    for number in range(3):
+        (audio / f"{number}.wav").write_bytes(wav(tone(number, 0.5)))
+    write_json(
+        tmp_path / "m.jsonl", [{"audio_filepath": f"audio/{n}.wav", "text": "A"} for n in range(3)]
+    )
+    audio.rename(tmp_path / "away")
+    with pytest.raises(StoreError, match="restore access, then run the step again"):
+        found_in(tmp_path, Nemo(), "m.jsonl")
+    (tmp_path / "away").rename(audio)
+    (audio / "1.wav").unlink()
+    first, lost, last = found_in(tmp_path, Nemo(), "m.jsonl")
+    assert isinstance(first, Utterance)
+    assert isinstance(lost, Quarantined)
+    assert lost.reason == "missing_object"
+    assert isinstance(last, Utterance)
 
 
 @pytest.mark.parametrize("shards", [("000000.", "000001."), ("",)])
