@@ -4,15 +4,18 @@ Each rank has a GPU of its own where its host has one, else the CPU.
 """
 
 import argparse
+import json
 import os
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from functools import partial
 
 import torch
 
 from infra.log_lines import log
 from infra.settings import ConfigurationError, Range
+from infra.task_metrics import REQUESTS, RequestCounts
 from infra.torchrun import is_launched, launched_local_rank, launched_ranks_per_host
 from jobs.cli.arguments import add_device_argument, number_in
 from jobs.cli.command_line import Step, StepResults, fail, main
@@ -21,6 +24,7 @@ from jobs.cli.job import Job
 from jobs.run_table import STEPS
 from pipeline.runs.names import ALIGNER, section_of
 from training.distributed import process_group
+from training.distributed.collectives import gather_text
 from training.distributed.process_group import CPU, ProcessGroup
 from training.fit.model_specs import Fit, sequence_fit
 from training.fit.train_model import fit_model
@@ -82,11 +86,24 @@ def training_step(name: str, description: str, due_fits: Callable[[Job], Sequenc
         group, device = process_group.default_world(), own_device(job.arguments.device)
         if group.rank() == 0:
             report_device(job.name, device, group.size())
+        before = REQUESTS.total()
         with process_group.reporting_failure():
-            return [made for fit in due for made in _trained(job, fit, group, device)]
+            made = [each for fit in due for each in _trained(job, fit, group, device)]
+            others = requests_of_others(REQUESTS.total() - before, group, device)
+        job.tasks.requests += others
+        return made
 
     of_sequences = "" if STEPS[name].trains == ALIGNER else HOW_SEQUENCES_TRAIN
     return Step(name, description + HOW_MODELS_TRAIN + of_sequences, run)
+
+
+def requests_of_others(
+    own: RequestCounts, group: ProcessGroup, device: torch.device
+) -> RequestCounts:
+    """Return, on rank 0, what the other ranks asked of the store, which its record counts too."""
+    texts = gather_text(json.dumps(asdict(own)), group, "requests", device)
+    found = [RequestCounts(**json.loads(text)) for text in texts[1:]]
+    return sum(found, RequestCounts()) if group.rank() == 0 else RequestCounts()
 
 
 def _trained(job: Job, fit: Fit, group: ProcessGroup, device: torch.device) -> StepResults:
