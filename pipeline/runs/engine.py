@@ -635,9 +635,14 @@ def _fold_group(group: _Group) -> _Fold:
     return _Fold.of(group, commits)
 
 
-def _loss_only(run_task: Callable[[T], Commit | Loss], task: T) -> Loss:
-    """Run a task, and return of its commit what the driver must know."""
-    return Loss.of(run_task(task))
+@dataclass(frozen=True, slots=True)
+class _LossOnly(Generic[T]):
+    """Runs a task, and returns of its commit what the driver must know; equal where its task is."""
+
+    run_task: Callable[[T], Commit | Loss]
+
+    def __call__(self, task: T) -> Loss:
+        return Loss.of(self.run_task(task))
 
 
 class _Driver(Generic[T]):
@@ -665,7 +670,7 @@ class _Driver(Generic[T]):
         for first in range(0, len(pending), WAVE_TASKS):
             names = pending[first : first + WAVE_TASKS]
             tasks = list(self.plan.longest_first(names).values())
-            run_task = _watched(partial(_loss_only, self.plan.run_task), self.watch)
+            run_task = _watched(_LossOnly(self.plan.run_task), self.watch)
             description = f"{self.context.step} {names[0]}..{names[-1]}"
             for loss in self.plan.distribute(tasks, run_task, description):
                 if self.watch is not None:
