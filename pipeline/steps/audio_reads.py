@@ -459,7 +459,10 @@ class AudioObjects:
 
     def _has_access(self, pending: Mapping[str, Refusal]) -> bool:
         """Return whether an object that was read before answers; without one, look for one."""
-        probes = [self._neighbour] if self._neighbour else list(pending)[:_NUM_PROBES]
+        # Those that were not read yet come first: the task may begin with what is lost.
+        unread = (each.request.uri for each in self._reads if each.request.uri not in pending)
+        some = list(dict.fromkeys((*unread, *pending)))[:_NUM_PROBES]
+        probes = [self._neighbour] if self._neighbour else some
         found = self._ask(probes)
         self._neighbour = next((uri for uri in probes if _answers(found[uri])), self._neighbour)
         return any(map(_answers, found.values()))
