@@ -162,7 +162,7 @@ def _require_member(name: str) -> None:
     """Raise ValueError for an id that lhotse does not read back of a tar member's name."""
     path = PurePosixPath(f"{name}.npy")
     if str(path.parent / path.stem) != name:
-        raise ValueError(f"{name!r}: no path of a tar's member: export to Kaldi archives")
+        raise ValueError(f"{name!r}: lhotse reads another id from a tar: export to Kaldi archives")
 
 
 def _targets(row: FeatureRow | PartitionRow) -> dict[str, np.ndarray]:

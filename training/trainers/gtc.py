@@ -6,7 +6,7 @@ which no host waits. `training.algorithms.gtc` writes and reads them.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from jaxtyping import Float, Int32
@@ -40,6 +40,9 @@ from training.trainers.trainer import (
 
 MIN_CAPACITY = 2**13
 
+Elements: TypeAlias = Float[Tensor, " elements"]
+"""A number of each element of all trained parameters in a row."""
+
 
 class ExactMessages:
     """ExactMessages are as long as they need to be: the host waits for their lengths.
@@ -48,12 +51,7 @@ class ExactMessages:
     rank's elements that reached the threshold, in all steps of this object.
     """
 
-    def __init__(
-        self,
-        residual: Float[Tensor, " elements"],
-        gradient_threshold: float,
-        first_rank: int = 0,
-    ) -> None:
+    def __init__(self, residual: Elements, gradient_threshold: float, first_rank: int = 0) -> None:
         self._gradient_threshold, self._first_rank = gradient_threshold, first_rank
         self._counts: Tensor | None = None
         self._num_steps = 0
@@ -65,8 +63,8 @@ class ExactMessages:
 
     def sum_signs(
         self,
-        residual: Float[Tensor, " elements"],
-        gradients: Float[Tensor, " elements"],
+        residual: Elements,
+        gradients: Elements,
         group: ProcessGroup,
     ) -> Int32[Tensor, " elements"]:
         """Count, for each element, the ranks that sent plus less those that sent minus.
@@ -108,12 +106,7 @@ class FixedMessages:
     step later.
     """
 
-    def __init__(
-        self,
-        residual: Float[Tensor, " elements"],
-        gradient_threshold: float,
-        first_rank: int = 0,
-    ) -> None:
+    def __init__(self, residual: Elements, gradient_threshold: float, first_rank: int = 0) -> None:
         self._gradient_threshold = residual.new_tensor(gradient_threshold)
         self._first_rank = first_rank
         self._num_elements = len(residual)
@@ -131,8 +124,8 @@ class FixedMessages:
 
     def sum_signs(
         self,
-        residual: Float[Tensor, " elements"],
-        gradients: Float[Tensor, " elements"],
+        residual: Elements,
+        gradients: Elements,
         group: ProcessGroup,
     ) -> Int32[Tensor, " elements"]:
         """Do what `ExactMessages` does, but raise FloatingPointError for the step before.
@@ -197,12 +190,7 @@ class ThresholdedSum:
     Errors number a group's ranks from `first_rank` on, that of its rank 0 among all.
     """
 
-    def __init__(
-        self,
-        residual: Float[Tensor, " elements"],
-        gradient_threshold: float,
-        first_rank: int = 0,
-    ) -> None:
+    def __init__(self, residual: Elements, gradient_threshold: float, first_rank: int = 0) -> None:
         if gradient_threshold > 0 and len(residual) > MAX_ELEMENTS:
             raise ValueError(
                 f"{len(residual)} parameters: need at most {MAX_ELEMENTS}, a message's 31-bit index"
@@ -220,9 +208,7 @@ class ThresholdedSum:
         self._num_elements = 0
         self._num_sent_before = 0
 
-    def of(
-        self, gradients: Float[Tensor, " elements"], group: ProcessGroup
-    ) -> Float[Tensor, " elements"]:
+    def of(self, gradients: Elements, group: ProcessGroup) -> Elements:
         """Exchange one step's gradients, which are overwritten.
 
         Raises FloatingPointError, on all ranks, where one rank's gradient is not finite: the
@@ -275,7 +261,7 @@ class ThresholdedSum:
         self.check()
         return self._messages.state()
 
-    def restore(self, residual: Float[Tensor, " elements"], state: Mapping[str, Any]) -> None:
+    def restore(self, residual: Elements, state: Mapping[str, Any]) -> None:
         """Resume from a residual and `state()`."""
         self.residual = residual
         self._finite = None

@@ -132,7 +132,7 @@ class Lhotse(ManifestFormat):
             def joined(row: Row, recordings: Fields = recordings) -> Row | Quarantined:
                 named = row.fields.get("recording_id")
                 if (recording := recordings.get(str(named))) is None:
-                    said = f"recording_id = {named!r}: no such recording, or two"
+                    said = f"recording_id = {named!r}: no such recording, or several"
                     return refused(row, piece.uri, said)
                 # Its start is within the recording, as a cut's is; a cut's supervisions have
                 # theirs within the cut.
@@ -216,7 +216,7 @@ class Shar(ManifestFormat):
 
         def placed(cut: Row) -> Row | Quarantined:
             if (member := members.get(str(cut.fields.get("id")))) is None:
-                said = f"{tar} has no plain file with the id of this cut, or two"
+                said = f"{tar} has no plain file with the id of this cut, or several"
                 return refused(cut, tar, said)
             duration_s = cut.fields.get("duration")
             place = {"audio_uri": tar, "duration_s": duration_s, **member}

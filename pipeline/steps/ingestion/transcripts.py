@@ -102,7 +102,9 @@ class Transcripts:
         among, found = set(wanted), dict[Key, Hypothesis | Unusable]()
         for fields, keys, of_part in chain.from_iterable(map(self._rows, self.pieces)):
             if of_part in among and fields.get(PRED_TEXT) is not None:
-                found[of_part] = Unusable("lines of its segments: need one of the whole")
+                found[of_part] = Unusable(
+                    "there are lines for its segments: need one for all of it"
+                )
             for key in among.intersection(keys):
                 if (heard := self._hypothesis(fields)) is None:
                     break

@@ -226,7 +226,7 @@ ANN = {"utterance_id": "ann-1", "pred_text": "a"}
                 {"audio_filepath": "AUDIO", "offset": start, "pred_text": "a"}
                 for start in (0, 0.2, 0.4)
             ],
-            "lines of its segments: need one of the whole",
+            "there are lines for its segments: need one for all of it",
         ),
     ],
 )

@@ -236,7 +236,7 @@ def test_ids_that_a_shar_or_its_recordings_have_twice_are_ledger_rows(tmp_path: 
     [piece] = form.pieces(store, str(tmp_path / "supervisions.jsonl"))
     of_r, of_s = form.rows(store, piece)
     assert isinstance(of_r, Quarantined)
-    assert "no such recording, or two" in of_r.detail
+    assert "no such recording, or several" in of_r.detail
     assert not isinstance(of_s, Quarantined)
 
 
