@@ -29,6 +29,16 @@ VARIANCE_FLOOR = 0.01  # of cepstra with variance 1
 SPLIT_DISTANCE = 0.2  # standard deviations, as HTK's
 MIN_FRAMES = 2.0  # a Gaussian with fewer keeps its mean and variance
 
+TRAINING_BEAM = 500.0
+"""Nats that paths of a training pass may be behind the best; what monophones align, is exact.
+
+Of 44,000 frames of LibriSpeech none changes at 100 already, with the first pass's monophones and
+with the last's; at 500 a search takes 2.3 us a frame with the last's, and 21.9 without a beam.
+"""
+
+_NO_WEIGHT = 1e-300  # 0 beside another Gaussian's in single precision; its logarithm is finite
+_BLOCK_FRAMES = 256  # 1 MB of 123 states of 8 Gaussians: near a core's cache
+
 
 @dataclass(frozen=True)
 class Mixture:
@@ -59,7 +69,8 @@ class Mixture:
     def reestimate(self, frames: Float32[np.ndarray, "frames dimension"]) -> "Mixture":
         """Take one step of expectation maximization; a Gaussian with too few frames is kept."""
         # Expectation: the posterior of each Gaussian for each frame.
-        joint = _log_densities(frames, self)
+        form, constants = _log_density_form(self)
+        joint = form @ _with_squares(frames) + constants
         joint -= joint.max(axis=0)
         posteriors = np.exp(joint)
         posteriors /= posteriors.sum(axis=0)
@@ -77,19 +88,22 @@ class Mixture:
         )
 
 
-def _log_densities(
-    frames: Float32[np.ndarray, "frames dimension"], mixture: Mixture
-) -> Float32[np.ndarray, "gaussians frames"]:
-    """Return log(weight x density) of each Gaussian for each frame."""
+def _log_density_form(
+    mixture: Mixture,
+) -> tuple[Float32[np.ndarray, "gaussians twice"], Float32[np.ndarray, "gaussians 1"]]:
+    """Return A and b, where A (x, x^2) + b is log(weight x density) of each Gaussian at x."""
     precisions = 1 / mixture.variances
     constants = np.log(mixture.weights) - 0.5 * (
         np.log(2 * np.pi * mixture.variances) + mixture.means**2 * precisions
     ).sum(axis=1)
-    linear = (mixture.means * precisions).astype(np.float32)
-    quadratic = (-0.5 * precisions).astype(np.float32)
-    scores: Float32[np.ndarray, "gaussians frames"] = linear @ frames.T + quadratic @ frames.T**2
-    scores += constants.astype(np.float32)[:, np.newaxis]
-    return scores
+    form = np.concatenate([mixture.means * precisions, -0.5 * precisions], axis=1)
+    return form.astype(np.float32), constants.astype(np.float32)[:, np.newaxis]
+
+
+def _with_squares(
+    frames: Float32[np.ndarray, "frames dimension"],
+) -> Float32[np.ndarray, "twice frames"]:
+    return np.concatenate([frames, frames**2], axis=1).T
 
 
 def log_likelihoods(
@@ -101,15 +115,26 @@ def log_likelihoods(
         np.concatenate([mixture.means for mixture in mixtures]),
         np.concatenate([mixture.variances for mixture in mixtures]),
     )
-    sizes = [len(mixture.weights) for mixture in mixtures]
-    first = np.cumsum([0, *sizes[:-1]])
-    joint = _log_densities(frames, joined)
-    # Gaussians are rows, so that the sums over a state's rows are contiguous.
-    largest = np.maximum.reduceat(joint, first, axis=0)
-    joint -= np.repeat(largest, sizes, axis=0)
-    np.exp(joint, out=joint)
-    totals = largest + np.log(np.add.reduceat(joint, first, axis=0))
-    return np.ascontiguousarray(totals.T)
+    sizes = np.array([len(mixture.weights) for mixture in mixtures])
+    # Row g has Gaussian g of every state: sums over rows take a third of the time of sums over
+    # parts of one axis (9 us a frame of 123 states of 8 Gaussians, for 25). A state with fewer has
+    # its first one again.
+    rows = np.arange(sizes.max())[:, np.newaxis]
+    chosen = (np.cumsum(sizes) - sizes + np.where(rows < sizes, rows, 0)).ravel()
+    weights = np.where((rows < sizes).ravel(), joined.weights[chosen], _NO_WEIGHT)
+    stacked = Mixture(weights, joined.means[chosen], joined.variances[chosen])
+    form, constants = _log_density_form(stacked)
+    totals = np.empty((len(frames), len(mixtures)), np.float32)
+    for first in range(0, len(frames), _BLOCK_FRAMES):
+        block = slice(first, first + _BLOCK_FRAMES)
+        joint = form @ _with_squares(frames[block])
+        joint += constants
+        joint = joint.reshape(len(rows), len(mixtures), -1)
+        largest = joint.max(axis=0)
+        joint -= largest
+        np.exp(joint, out=joint)
+        totals[block] = (largest + np.log(joint.sum(axis=0))).T
+    return totals
 
 
 NUM_CEPSTRA = 13
@@ -244,7 +269,7 @@ def train_monophones(
             mixtures[state] = larger.reestimate(own).reestimate(own)
         # Viterbi: the new path assigns each frame to a state for the next iteration.
         paths = {
-            name: align(graph, log_likelihoods(cepstra[name], mixtures))
+            name: align(graph, log_likelihoods(cepstra[name], mixtures), TRAINING_BEAM)
             for name, graph in graphs.items()
         }
     return TrainedMonophones(Monophones(tuple(mixtures)), paths)

@@ -135,18 +135,24 @@ def decode(
 
 
 def align(
-    graph: DecodingGraph, log_likelihoods: Float32[np.ndarray, "frames senones"]
+    graph: DecodingGraph,
+    log_likelihoods: Float32[np.ndarray, "frames senones"],
+    beam: float = ALIGNMENT_BEAM,
 ) -> Int64[np.ndarray, " frames"]:
     """Return the senone of every frame on the best complete path.
 
-    Raises AlignmentError if the frames are too few for the graph's shortest word sequence.
+    A narrower `beam` may miss that path for another complete one; where it finds none, all paths
+    are searched. Raises AlignmentError if the frames are too few for the graph's shortest word
+    sequence.
     """
-    search = StreamingSearch(graph, DecoderConfig(ALIGNMENT_BEAM, 2**31 - 1))
-    search.advance(log_likelihoods)
-    path = search.best(ends_sentence=True) if search.has_complete_path else None
-    if path is None:
-        raise AlignmentError(f"{len(log_likelihoods)} frames: too few for the words to align")
-    return path.senones
+    for width in dict.fromkeys((beam, ALIGNMENT_BEAM)):
+        search = StreamingSearch(graph, DecoderConfig(width, 2**31 - 1))
+        search.advance(log_likelihoods)
+        if search.has_complete_path:
+            path = search.best(ends_sentence=True)
+            assert path is not None, "a complete path is one"
+            return path.senones
+    raise AlignmentError(f"{len(log_likelihoods)} frames: too few for the words to align")
 
 
 class Span(NamedTuple):

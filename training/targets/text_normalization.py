@@ -111,7 +111,8 @@ RULES: Mapping[str, LanguageRules] = {
         numbered={"no.": "number", "nos.": "numbers", "p.": "page", "pp.": "pages"}
         | {"mar.": "march"},
         units=_table(
-            "am a m, pm p m, bn billion, k thousand|k, K thousand|k, km kilometers|kilometer|k m, "
+            "am a m, pm p m, bn billion, k thousand|k, K thousand|k, M m|million, B b|billion, "
+            "km kilometers|kilometer|k m, "
             "km/h kilometers per hour|kilometers an hour|k m h, m meters|meter|m, "
             "cm centimeters|centimeter|c m, mm millimeters|millimeter|m m, "
             "kg kilograms|kilogram|kilos|k g, g grams|gram|g, l liters|liter|l, "
@@ -211,11 +212,14 @@ RULES: Mapping[str, LanguageRules] = {
             "£": ("une livre", "livres", "un penny", "pence"),
             "€": ("un euro", "euros", "un centime", "centimes"),
         },
-        scales={each: each for each in ("million", "millions", "milliard", "milliards")},
+        scales={
+            f"{each}{s}": f"{each}{s} de" for each in ("million", "milliard") for s in ("", "s")
+        }
+        | {"m": "millions de", "md": "milliards de", "k": "mille"},
         minus="moins",
         to="à",
         dot="point",
-        ordinals=r"ers?|res?|e|ème|èmes|nde?",
+        ordinals=r"ers?|[èe]?res?|e|ème|èmes|nde?",
         clock=("une heure", "heures"),
         hours=r"\s?h(?:eures?)?(?:\s?([0-5]\d))?\b",
         compounds=False,
@@ -229,11 +233,14 @@ RULES: Mapping[str, LanguageRules] = {
             "$": ("un dólar", "dólares", "un centavo", "centavos"),
             "€": ("un euro", "euros", "un céntimo", "céntimos"),
         },
+        scales={"millón": "millón de", "millones": "millones de", "mil": "mil"},
         minus="menos",
         to="a",
         dot="punto",
         ordinals=r"\.?[ºª]",
         point="coma",
+        # "Un" and "veintiún", of which the lexicon's spelling has an accent or none.
+        shorter=("uno$", "ún"),
         compounds=False,
     ),
 }
@@ -251,10 +258,11 @@ MAX_LETTERS = 1000
 
 _NOT_SPOKEN = re.compile(
     r"\[[^\[\]]*\]|<(?!\d)[\w/|][^<>\s]*>|<\d[\d:.]*>|<[a-z]+ [a-z]+>|"
-    r"<(?:v|c|font|span|lang)\b[^<>]*>|\([^()\d]{0,30}\)|[♪♫]+|^\s*speaker[_ ]?\d+:",
+    r"<(?:v|c|font|span|lang)\b[^<>]*>|(?!(?<=\d)\([a-z]\))\([^()\d]{0,30}\)|[♪♫]+|"
+    r"^\s*speaker[_ ]?\d+:",
     re.IGNORECASE,
 )
-"""What recognizers write of noise, music and speakers; long parentheses are speech."""
+"""What recognizers write of noise, music and speakers; long parentheses and 401(k) are speech."""
 
 _ENTITY = re.compile(r"&#?\w{1,31};")
 _PLAIN = str.maketrans(
@@ -271,11 +279,17 @@ _CODE = re.compile(
 """Such as US$5, USD 5 and 5 euros."""
 
 _APART = re.compile(
-    rf"(?<=[{_SIGNS}§№#])\s+(?=\d)|(?<=\d)(?:,[-\u2013]\s*|\s+)(?=[{_SIGNS}%](?!\d))"
+    rf"(?<!\d[{_SIGNS}])(?<!\d\s[{_SIGNS}])(?<=[{_SIGNS}§№#])\s+(?=\d)|"
+    rf"(?<=\d)(?:,[-\u2013]\s*|\s+)(?=[{_SIGNS}%](?!\d))"
 )
+"""The blanks of "$ 5" and "5 €", but not that behind "5 €"."""
+
+_POINT_OF_MONEY = re.compile(rf"(?<=[{_SIGNS}]\d)\.(?=\d(?![\d.,]*\d))")
+_EXACT_HOUR = re.compile(r"\b(\d{1,2}):00(?=\s?[ap]\.?m\b)", re.IGNORECASE)
+_NUMERO = re.compile(r"\b(n\.?[°º])(?=\d)", re.IGNORECASE)
 _GROUPED = re.compile(r"\b\d{1,3}(?:[ \u00a0\u202f]\d{3})+\b")
 _TIGHT = re.compile(r"\b\d{1,3}(?:[\u00a0\u202f]\d{3})+\b")
-_DATE = re.compile(r"\b(\d{1,2})\.(\d{1,2})\.(?=\d{4}\b)")
+_DATE = re.compile(r"\b(0?[1-9]|[12]\d|3[01])\.(0?[1-9]|1[0-2])\.(?=\d{4}\b|\s|$)")
 _ROMAN = r"(?=[XVI]{2}|[LXVIC]{3}|Ier|[XV]e)(?P<roman>(?:XC|XL|L?X{0,3})(?:IX|IV|V?I{0,3}))"
 """Without C and two letters with L, which often are acronyms, as CD and XL."""
 
@@ -419,13 +433,20 @@ class Normalizer:
         return self._in_one_form(spoken) if re.search(r"\d", spoken) else spoken
 
     def _in_one_form(self, text: str) -> str:
-        """Write 1 000, 10.30 am, USD 5 and 5 million € as 1000, 10:30 am, $5 and €5 million."""
+        """Write 1 000, 10.30 am, 10:00 am, USD 5 and 5 million € in one form.
+
+        These are 1000, 10:30 am, 10 am, $5 and €5 million.
+        """
         spoken = _APART.sub("", text)
         if self._rules.dotted:
             spoken = _DATE.sub(r"\1. \2. ", spoken)
         grouped = _GROUPED if self._marks[0] == "," else _TIGHT
         spoken = grouped.sub(lambda found: "".join(found[0].split()), spoken)
         spoken = self._hours.sub(lambda found: f"{found[1]}:{found[2] or '00'}", spoken)
+        spoken = _NUMERO.sub(r"\1 ", _EXACT_HOUR.sub(r"\1", spoken))
+        if self._marks[0] == ",":
+            # A group has three digits: "$1.5" has a decimal point, as Mexico writes it.
+            spoken = _POINT_OF_MONEY.sub(",", spoken)
         spoken = self._scaled.sub(r"\g<unit>\g<amount> \g<scale>", _CODE.sub(self._sign, spoken))
         spoken = _RANGE.sub(_as_range, spoken)
         return self._attached.sub(lambda found: f"{found['money'] or ''} ", spoken)
@@ -585,8 +606,8 @@ class Normalizer:
             is_ordinal = digits and not (found["part"] or found["cents"])
             is_said = is_ordinal and len(digits) <= MAX_DIGITS
             said = [self._say(int(digits), "ordinal")] if is_said else []
-            is_feminine = found["ordinal"].endswith("ª")
-            return [re.sub(r"o\b", "a", each) if is_feminine else each for each in said]
+            feminine = _FEMININE.get(found["ordinal"].rstrip("s")[-2:].casefold(), ("(?!)", ""))
+            return [re.sub(*feminine, each) for each in said]
         unit = found["unit"] or found["after"]
         if unit in self._rules.currencies:
             part = found["part"] or found["cents"]
@@ -615,7 +636,8 @@ class Normalizer:
         number = int(digits)
         cardinal = self._say(number, "cardinal")
         said = [cardinal]
-        if number in self._rules.in_pairs and not is_grouped:
+        in_pairs = self._rules.in_pairs if self._language not in _NAMES_YEARS else ()
+        if number in in_pairs and not is_grouped:
             said.insert(0 if number in YEARS else 1, self._say(number, "year"))
         said.append(re.sub(*self._rules.shorter, cardinal))
         without = [
@@ -677,12 +699,18 @@ class Normalizer:
         _, several, _, _ = self._rules.currencies[found["unit"]]
         digits = re.sub(r"\D", "", found["whole"])
         numbers = self._cardinals(digits, found["part"] or found["cents"], is_grouped=True)
-        readings = self._kept([f"{number} {scale} {several}" for number in numbers])
+        amounts = (f"{number} {scale} {several}" for number in numbers)
+        if self._rules.elides:
+            amounts = (re.sub(r"\bde (?=[aeiou])", "d' ", each) for each in amounts)
+        readings = self._kept(amounts)
         yield self._with_sign(found, readings)
 
     def _times(self, hours: int, minutes: int) -> list[str]:
         one, several = self._rules.clock
         hour = self._say(hours, "cardinal")
+        if hours > 1 and one:
+            # French's hours are feminine: "vingt et une heures".
+            hour = re.sub(rf"\b{self._say(1, 'cardinal')}$", one.split()[0], hour)
         exact = one if hours == 1 and one else f"{hour} {several}"
         if not minutes:
             return [exact, hour]
@@ -741,21 +769,28 @@ class Normalizer:
         return tuple(words)
 
     def _compound(self, word: str) -> list[str]:
-        """Cut a number that is one word into the lexicon's, the longest first; empty if it cannot.
+        """Cut a number that is one word into the lexicon's, the longest last; empty if it cannot.
 
-        Such as German's "achtzehnhundertdrei".
+        Such as German's "achtzehnhundertdrei". From its beginning on "einhunderteins" would be
+        "ein", "hunderte" and "ins".
         """
         if not word:
             return []
-        for end in range(len(word), 2, -1):
-            found = self._spellings.get(word[:end])
-            if found and (end == len(word) or (rest := self._compound(word[end:]))):
-                return [found[0], *(rest if end < len(word) else [])]
+        for begin in range(len(word) - 2):
+            found = self._spellings.get(word[begin:])
+            if found and (begin == 0 or (before := self._compound(word[:begin]))):
+                return [*(before if begin else []), found[0]]
         return []
 
 
-_INEXACT = frozenset({"fa", "tr", "vi"})
+_FEMININE = {"ª": (r"o\b", "a"), ".ª": (r"o\b", "a"), "re": (r"er\b", "ère")}
+"""What follows a feminine ordinal's digits, and what its ending becomes."""
+
+_INEXACT = frozenset({"ar", "bn", "fa", "tr", "vi"})
 """Languages of which num2words says another decimal number than it is given."""
+
+_NAMES_YEARS = frozenset({"bn", "ja", "ko"})
+"""Languages of which num2words says a year's era, or that it is one."""
 
 
 @lru_cache(maxsize=4096, typed=True)

@@ -330,8 +330,15 @@ def _supervised(cut: Fields) -> dict[str, Any]:
         _require_within_cut(cut, each)
     in_order = sorted(spoken, key=lambda each: float(each["start"]))
     found = {name: next((v for v in some if v is not None), None) for name, some in values.items()}
-    texts = [str(each["text"]) for each in in_order]
+    texts = [_text(each["text"]) for each in in_order]
     return {**found, **({"text": " ".join(texts)} if texts else {}), **_heard(cut, supervisions)}
+
+
+def _text(value: object) -> str:
+    """Return a text to join with others, which would make words of anything else."""
+    if not isinstance(value, str):
+        raise _RefusedError(f"text = {shown(value)}: need text")
+    return value
 
 
 def _heard(cut: Fields, supervisions: Sequence[Fields]) -> dict[str, Any]:
@@ -349,10 +356,13 @@ def _heard(cut: Fields, supervisions: Sequence[Fields]) -> dict[str, Any]:
     customs = [each["custom"] for each in spoken]
     if len(customs) < 2:
         return {name: own.get(name) for own in customs for name in (PRED_TEXT, "score")}
-    texts = [str(own[PRED_TEXT]) for own in customs]
+    texts = [_text(own[PRED_TEXT]) for own in customs]
     heard: dict[str, Any] = {PRED_TEXT: " ".join(texts)}
     lengths, scores = [len(text.split()) for text in texts], [own.get("score") for own in customs]
-    if sum(lengths) and all(map(_is_number, scores)):
+    for score in scores:
+        if score is not None and not _is_number(score):
+            raise _RefusedError(f"score = {shown(score)}: need a finite number")
+    if sum(lengths) and None not in scores:
         heard["score"] = sum(map(operator.mul, lengths, scores)) / sum(lengths)
     return heard
 

@@ -151,8 +151,10 @@ def test_lhotses_custom_fields_carry_a_recognizers_text(spoken: Corpus) -> None:
 
     late = cut("ann-3", None, {"pred_text": "not all here"})
     late["supervisions"][0]["duration"] = 2.0
+    no_text = cut("bob-2", None, {"pred_text": ["a"]}, {"pred_text": "b"})
+    no_score = cut("bob-3", None, {"pred_text": "a", "score": "-1"}, {"pred_text": "b"})
     rows = [
-        late,
+        *(late, no_text, no_score),
         cut("ann-1", {"pred_text": "Hi.", "score": -0.5, "snr": 3}),
         cut("ann-2", {"snr": 3}, {"pred_text": "Yes."}, None),
         cut("bob-1", None, {"pred_text": "a", "score": -1}, {"pred_text": "b c", "score": -0.25}),
@@ -164,8 +166,10 @@ def test_lhotses_custom_fields_carry_a_recognizers_text(spoken: Corpus) -> None:
         "ann-2": (Hypothesis("pred_text", "Yes."),),
         "bob-1": (Hypothesis("pred_text", "a b c", -0.5),),
     }
-    [lost] = spoken.ledger()
-    assert "not all spoken there" in lost["detail"]
+    details = {each["utterance_id"]: each["detail"] for each in spoken.ledger()}
+    assert "not all spoken there" in details["ann-3"]
+    assert "text = ['a']: need text" in details["bob-2"]
+    assert "score = '-1': need a finite number" in details["bob-3"]
 
 
 def test_columns_name_a_recognizers_text(spoken: Corpus) -> None:

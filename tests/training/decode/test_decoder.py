@@ -17,6 +17,7 @@ from tests.training.decode.toy_language import (
 )
 from tests.training.decode.whole_graphs import decoding_graph, witten_bell_arpa
 from training.decode.decoder import (
+    ALIGNMENT_BEAM,
     AlignmentError,
     DecoderConfig,
     Span,
@@ -74,11 +75,12 @@ def test_align_keeps_its_words_against_the_evidence() -> None:
     assert [phone for phone in _spelled(found) if phone != "SIL"] == ["S", "EY", "K"]
 
 
-def test_align_keeps_its_words_however_unlikely() -> None:
+@pytest.mark.parametrize("beam", [1.0, ALIGNMENT_BEAM])
+def test_align_keeps_its_words_however_unlikely(beam: float) -> None:
     """All words are spelled where staying in the first phone is better by any margin a frame."""
     words = ["sake", "cabs"] * 6
     scores = oracle_log_likelihoods(_planted(words, 1)[:1] * 60, TREE.num_senones, 1e4)
-    found = align(alignment_graph(LEXICON, TREE, words), scores)
+    found = align(alignment_graph(LEXICON, TREE, words), scores, beam)
     of_words = ["S", "EY", "K", "K", "AE", "B", "S"] * 6
     spelled = [phone for phone, _ in itertools.groupby(of_words)]
     assert [phone for phone in _spelled(found) if phone != "SIL"] == spelled

@@ -191,6 +191,13 @@ def test_what_may_be_said_otherwise(language: str, text: str, others: set[str]) 
     assert others <= {" ".join(each) for each in readings[1:]}
 
 
+def test_one_may_be_shorter_before_a_noun() -> None:
+    """Spanish's 21 and 1 may be said as before a masculine noun, with an accent or without."""
+    normalizer = Normalizer(lexicon_of("uno un veintiuno veintiún años"), "es")
+    said = [{" ".join(each) for each in readings} for readings in normalizer("21 años 1")]
+    assert said == [{"veintiuno", "veintiún"}, {"años"}, {"uno", "un"}]
+
+
 def test_an_acronym_may_be_a_word_or_letters() -> None:
     """Where lower case is beside it; "US" is no "us" then."""
     normalizer = Normalizer(lexicon_of("THE US U S"), "en")
@@ -279,9 +286,31 @@ def test_numbers_are_read_whatever_their_size(number: int) -> None:
         ),
         ("en", "5 bn a, 1\u202f000 a", "five billion a one thousand a"),
         ("en", "a .5th, a 5th", "a five th a fifth"),
-        ("fr", "2.50 millions €", "deux virgule cinq zéro millions euros"),
+        ("en", "401(k), 501(c)(3), item(s)", "four oh one k five oh one c three item"),
+        ("en", "costs 20 € 5 times, $ 5", "costs twenty euros five times five dollars"),
+        ("en", "7:00 p.m. 5M", "seven p m five m"),
+        ("fr", "2.50 millions €", "deux virgule cinq zéro millions d' euros"),
+        (
+            "fr",
+            "5 M€, 20 k€, $3 millions",
+            "cinq millions d' euros vingt mille euros trois millions de dollars",
+        ),
+        ("fr", "n°5, 1ère, 1re, 1er", "numéro cinq première première premier"),
+        ("fr", "21h30 31", "vingt et une heures trente trente et un"),
+        (
+            "es",
+            "$1.5 millones, $1.5, nº5",
+            "uno coma cinco millones de dólares uno coma cinco dólares número cinco",
+        ),
+        ("de", "101 hunderte ins", "ein hundert eins hunderte ins"),
+        ("de", "am 24.12. um", "am vierundzwanzigsten zwölften um"),
+        ("ja", "1500 円", "千五百 円"),
+        ("ko", "1990", "천구백구십"),
+        ("bn", "1500", "এক হাজার পাঁচশত"),
+        ("bn", "1.05", "এক দশমিক শূন্য পাঁচ"),
+        ("ar", "0.05", "صفر صفر خمسة"),
         ("de", "-5 Mio. €, 3 Mio. Menschen", "minus fünf millionen euro drei millionen menschen"),
-        ("fr", "-3 millions €", "moins trois millions euros"),
+        ("fr", "-3 millions €", "moins trois millions d' euros"),
         ("de", "HR-Abteilung 2.0", "hr abteilung zwei punkt null"),
         (
             "es",
