@@ -61,9 +61,8 @@ def text_words(
         return NO_WORDS_OF_TEXT
     name = settings.language_model_text
     file = LanguageModelFile.read(store, corpus_uri, name)
-    counts = file.unknown_words(lexicon.pronunciations)
-    words = sorted(counts, key=lambda word: (-counts[word], word))[: settings.num_text_words]
-    log(f"{name}: {len(words)} of {len(counts)} words that {LEXICON_FILE} lacks are pronounced too")
+    words = [*file.spellable_words(lexicon.pronunciations, settings.num_text_words)]
+    log(f"{name}: {len(words)} words that {LEXICON_FILE} lacks are pronounced too")
     return TextWords(settings, words, {"language_model_text": sha256(file.data)})
 
 

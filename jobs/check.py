@@ -268,8 +268,8 @@ def _missing_words(
         missing = file.restricted_arpa(words).num_missing_words
         said = f"{missing} of the {len(words)} words of {LEXICON_FILE} are not in it"
     else:
-        spelled = file.unknown_words(words).most_common(num_spelled) if num_spelled else []
-        missing = num_unknown(file.sentences(words)) - sum(count for _, count in spelled)
+        spelled = file.spellable_words(words, num_spelled) if num_spelled else {}
+        missing = num_unknown(file.sentences(words)) - sum(spelled.values())
         nor = f" or among the {len(spelled)} that letters pronounce" if spelled else ""
         said = f"{missing} of its words are not in {LEXICON_FILE}{nor}"
     return f"{said}, and will be in no hypothesis" if missing else ""

@@ -116,7 +116,8 @@ def measure(arguments: argparse.Namespace) -> dict[str, object]:
     )
     for damage, cost, agreement, rule in trials:
         config = TranscriptsConfig(garbage_cost=cost, max_garbage=1.0, max_unknown=1.0)
-        aligner = TranscriptAligner.of(lexicon, tree, config, rule)
+        letters = stored.letters() if rule == "letters" else None
+        aligner = TranscriptAligner.of(lexicon, tree, config, letters)
         frames = own_right = right = 0
         garbage, seconds, lost, failed = 0.0, 0.0, 0.0, 0
         for position, scores in scored.items():

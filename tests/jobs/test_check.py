@@ -226,7 +226,7 @@ def test_a_language_model_that_evaluation_cannot_use_is_named(
 def test_words_that_no_hypothesis_can_have_are_counted(run_job: RunJob, kaldi_dir: Path) -> None:
     """Of an ARPA and of a text; --quiet says so too, as the run would not know otherwise."""
     (kaldi_dir / "language_model.arpa").write_text(ARPA)
-    (kaldi_dir / "language_model.txt").write_text("A B\nD A\nE D\n")
+    (kaldi_dir / "language_model.txt").write_text("A B\nAB A\nBA AB\n")
     directory = ("--kaldi-dir", str(kaldi_dir), "--quiet", "--set")
     said = check(run_job, *directory, "evaluation.arpa='language_model.arpa'")
     assert (said.code, said.out) == (0, "")

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from infra.store.object_store import ObjectStore, join_uri
 from pipeline.runs.engine import LossBudgetExceededError, LossWatch
@@ -19,6 +20,9 @@ from training.decode.lexicon import (
     require_visible,
 )
 from training.settings.decoding import UnknownWordsRule
+
+if TYPE_CHECKING:
+    from training.decode.letter_to_sound import LetterToSound
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,17 +69,20 @@ class CorpusLexicon:
         """
         if self.unknown_words != "letters":
             return self
-        lexicon = self.parse()
-        missing = sorted({*words} - lexicon.pronunciations.keys() - RESERVED_WORDS)
+        missing = sorted({*words} - self.parse().pronunciations.keys() - RESERVED_WORDS)
         missing = [word for word in missing if _is_visible(word)]
         if not missing:
             return self
-        from training.decode.letter_to_sound import LetterToSound  # noqa: PLC0415 - imports NumPy
-
-        model = LetterToSound.of(lexicon)
-        spelled = {word: model.pronounce(word) for word in missing}
+        letters = self.letters()
+        spelled = {word: letters.pronounce(word) for word in missing}
         made = {word: phones for word, phones in spelled.items() if phones}
         return replace(self, made={**self.made, **made})
+
+    def letters(self) -> "LetterToSound":
+        """Return what lexicon.txt alone says of letters: words made by them teach nothing new."""
+        from training.decode.letter_to_sound import LetterToSound  # noqa: PLC0415 - imports NumPy
+
+        return LetterToSound.of(replace(self, made={}).parse())
 
 
 def _is_visible(word: str) -> bool:

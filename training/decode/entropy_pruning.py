@@ -16,6 +16,13 @@ from training.decode.ngrams import END, START, BackoffModel, ngram_keys
 _LEAST = 1e-12
 """Less than this is the rounding error of a sum of probabilities."""
 
+FULL = 0.9
+"""Words listed after a history that have this share of what backing off says hardly have others.
+
+Whichever of them is removed then takes its old probability from the new back-off weight, and seems
+worth nothing, though all together are: of a grammar of digits all bigrams went at 1e-7.
+"""
+
 _SMALLEST = np.finfo(np.float64).tiny
 
 
@@ -25,19 +32,24 @@ def pruned(
     """Remove each n-gram without which perplexity rises by less than a share, `threshold`.
 
     `histories` is the model of P(h), of the same words and without pruning; by default the same.
-    What one n-gram's removal changes is computed by the whole model. Unigrams stay, and so do the
-    histories of n-grams that stay. What the probabilities after a history that is listed sum to,
-    which is one in an estimated model, does not change. With 0 the model stays as it is.
+    What one n-gram's removal changes is computed by the whole model; a history that is `FULL` keeps
+    all of its n-grams if those to be removed together change more than the threshold of each.
+    Unigrams stay, and so do the histories of n-grams that stay. What the probabilities after a
+    history that is listed sum to, which is one in an estimated model, does not change. With 0 the
+    model stays as it is.
     """
     if threshold == 0:
         return model
     masses = Masses.of(model)
     is_kept = np.expm1(masses.relative_entropies(histories or model)) >= threshold
     is_kept[: model.starts[2]] = True
+    history = model.ngrams["history"]
+    num_removed = np.bincount(history[~is_kept], minlength=len(history))
+    together = np.expm1(masses.joint_entropies(histories or model, ~is_kept))
+    is_kept |= (masses.is_full & (together >= threshold * num_removed))[history]
     for length in range(model.order, 2, -1):
         some = model.of_length(length)
         is_kept[model.ngrams["history"][some][is_kept[some]]] = True
-    history = model.ngrams["history"]
     removed = ~is_kept
     removed_mass = np.bincount(
         history[removed], masses.probabilities[removed], minlength=len(history)
@@ -54,8 +66,8 @@ class Masses:
     """Masses of a model, by n-gram hw: P(w | h) and, but for unigrams, P(w | h less a word).
 
     By n-gram as a history: what all words' probabilities after it sum to, `totals`; by the history
-    to which it backs off, those of words not listed after it, `shorter_unlisted`; and by itself,
-    `unlisted`.
+    to which it backs off, those of words not listed after it, `shorter_unlisted`; by itself,
+    `unlisted`; and whether those listed have the share `FULL`.
     """
 
     model: BackoffModel
@@ -64,6 +76,7 @@ class Masses:
     totals: np.ndarray
     shorter_unlisted: np.ndarray
     unlisted: np.ndarray
+    is_full: np.ndarray
 
     @classmethod
     def of(cls, model: BackoffModel) -> "Masses":
@@ -81,14 +94,34 @@ class Masses:
         listed_shorter = np.bincount(history[1:], shorter[1:], minlength=len(ngrams))
         weights = 10 ** ngrams["log_backoff"]
         totals = listed.copy()  # of the empty history, all unigrams
-        shorter_unlisted = np.zeros(len(ngrams))
+        shorter_unlisted, is_full = np.zeros(len(ngrams)), np.zeros(len(ngrams), np.bool_)
         for length in range(1, model.order + 1):
             some = model.of_length(length)
             rest = np.maximum(totals[suffixes[some]] - listed_shorter[some], 0)
             totals[some] += weights[some] * rest
             shorter_unlisted[some] = rest
+            is_full[some] = listed_shorter[some] >= FULL * totals[suffixes[some]]
         unlisted = weights * shorter_unlisted
-        return cls(model, probabilities, shorter, totals, shorter_unlisted, unlisted)
+        return cls(model, probabilities, shorter, totals, shorter_unlisted, unlisted, is_full)
+
+    def joint_entropies(self, histories: BackoffModel, removed: np.ndarray) -> np.ndarray:
+        """Return for each history h D(p || p') in nats, if those of its n-grams all are `removed`.
+
+        Unigrams are not.
+        """
+        history = self.model.ngrams["history"][removed]
+        num, p = len(removed), self.probabilities[removed]
+        shorter = np.maximum(self.shorter_probabilities[removed], _SMALLEST)
+        mass = np.bincount(history, p, num)
+        rest = np.maximum(self.shorter_unlisted + np.bincount(history, shorter, num), _SMALLEST)
+        log_weight = np.log(np.maximum(self.unlisted + mass, _SMALLEST) / rest)
+        log_ratio = self.model.ngrams["log_probability"][removed] * np.log(10) - np.log(shorter)
+        old_log_weight = self.model.ngrams["log_backoff"] * np.log(10)
+        divergence = np.bincount(history, p * log_ratio, num) - mass * log_weight
+        divergence += self.unlisted * (old_log_weight - log_weight)
+        entropies: np.ndarray
+        entropies = np.exp(_log_history_probabilities(self.model, histories)) * divergence
+        return entropies
 
     def relative_entropies(self, histories: BackoffModel) -> np.ndarray:
         """Return for each n-gram hw D(p || p') in nats, if it alone of those after h is removed.

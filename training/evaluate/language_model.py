@@ -31,6 +31,9 @@ MAX_BYTES = 640 * 2**20
 MAX_TEXT_BYTES = 128 * 2**20
 """The largest text that a model is estimated from, some 24 million words."""
 
+_NO_LETTERS = frozenset("<[!")
+"""What begins a word of a lexicon that is none, such as <unk>, [noise] and !SIL."""
+
 _GZIP = b"\x1f\x8b"
 _UNREAD = {
     b"mmap lm ": "give the ARPA text, not KenLM's binary",
@@ -120,10 +123,16 @@ class LanguageModelFile:
                 raise
             raise ValueError(f"{self.uri}: {error}") from error
 
-    def unknown_words(self, words: Collection[str]) -> Counter[str]:
-        """Read it as text, and count the words that a lexicon lacks."""
+    def spellable_words(self, words: Collection[str], most: int) -> dict[str, int]:
+        """Read it as text, and count the most frequent words that a lexicon lacks.
+
+        They have letters of its words alone, which may pronounce them: no numbers or commas.
+        """
+        letters = set().union(*(word for word in words if word[0] not in _NO_LETTERS))
         counts = Counter(chain.from_iterable(self._sentences()))
-        return Counter({word: count for word, count in counts.items() if word not in words})
+        others = (word for word in counts if word not in words and letters.issuperset(word))
+        chosen = sorted(others, key=lambda word: (-counts[word], word))[:most]
+        return {word: counts[word] for word in chosen}
 
     def sentences(self, words: Collection[str]) -> list[list[str]]:
         """Read it as text, a sentence a line; UNKNOWN replaces words that a lexicon lacks.

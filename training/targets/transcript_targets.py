@@ -44,7 +44,6 @@ from training.settings.decoding import (
     EvaluationConfig,
     LatticeTargetsConfig,
     TranscriptsConfig,
-    UnknownWordsRule,
 )
 from training.targets.lattice_targets import LatticeSearch, Logits, Score, targets_of
 from training.targets.rover import Heard, slot_words
@@ -101,11 +100,10 @@ class TranscriptAligner:
         lexicon: Lexicon,
         tree: SenoneTree,
         config: TranscriptsConfig,
-        unknown_words: UnknownWordsRule = "row",
+        letters: LetterToSound | None = None,
     ) -> "TranscriptAligner":
-        """Make what all utterances share; by the rule "letters" unknown words are pronounced."""
+        """Make what all utterances share; `letters` pronounce words that the lexicon lacks."""
         normalizer = Normalizer(lexicon, config.language)
-        letters = LetterToSound.of(lexicon) if unknown_words == "letters" else None
         return cls(lexicon, tree, Garbage.beside(lexicon, tree), normalizer, config, letters)
 
     @lru_cache(maxsize=4)  # noqa: B019 - an utterance's offsets follow each other
@@ -215,7 +213,8 @@ def open_aligner(place: TranscriptPlace) -> TranscriptAligner:
     """Read this process's lexicon and tree, or return the last ones."""
     stored = read_lexicon(place.store, place.run_uri, place.corpus_uri, [ALIGNMENT_STEP])
     tree = read_tree(place.store, place.run_uri)
-    return TranscriptAligner.of(stored.parse(), tree, place.config, stored.unknown_words)
+    letters = stored.letters() if stored.unknown_words == "letters" else None
+    return TranscriptAligner.of(stored.parse(), tree, place.config, letters)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

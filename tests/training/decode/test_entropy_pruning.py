@@ -2,7 +2,8 @@
 
 import io
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from itertools import groupby
 
 import numpy as np
 import pytest
@@ -35,10 +36,11 @@ def probability_of(asked: Asked, history: Words) -> float:
     return found
 
 
-def divergence_without(asked: Asked, histories: Asked, ngram: Words) -> float:
-    """Sum P(h) P(w | h) log P(w | h) / P'(w | h) over all words w, where P' lacks one n-gram."""
-    history = ngram[:-1]
-    kept = [word for word in PREDICTED if (*history, word) in asked.entries and word != ngram[-1]]
+def divergence_without(asked: Asked, histories: Asked, *ngrams: Words) -> float:
+    """Sum P(h) P(w | h) log P(w | h) / P'(w | h) over all words w, where P' lacks n-grams of h."""
+    history = ngrams[0][:-1]
+    listed = [word for word in PREDICTED if (*history, word) in asked.entries]
+    kept = [word for word in listed if (*history, word) not in ngrams]
     others = [word for word in PREDICTED if word not in kept]
     weight = (1 - sum(asked.probability(history, word) for word in kept)) / sum(
         asked.probability(history[1:], word) for word in others
@@ -85,7 +87,7 @@ def test_after_pruning_every_history_sums_to_one(
 def test_what_stays_is_what_the_threshold_says(
     sentences: Sentences, order: int, estimate: Estimate
 ) -> None:
-    """N-grams of at least so much, and histories of such; so a higher threshold leaves fewer."""
+    """N-grams of at least so much, all of full histories, and the histories of such."""
     model = estimate(sentences, PREDICTED[:-1], order)
     worth = dict(
         zip((e.ngram for e in model), Masses.of(model).relative_entropies(model)[1:], strict=True)
@@ -93,10 +95,33 @@ def test_what_stays_is_what_the_threshold_says(
     assert pruned(model, 0.0) is model
     for threshold in THRESHOLDS:
         worthy = {ngram for ngram, entropy in worth.items() if math.expm1(entropy) >= threshold}
+        worthy |= worth_more_together(Asked(model), worth.keys() - worthy, threshold)
         histories = {ngram[:length] for ngram in worthy for length in range(1, len(ngram))}
         unigrams = {ngram for ngram in worth if len(ngram) == 1}
         kept = {entry.ngram for entry in pruned(model, threshold)}
         assert kept == worthy | histories | unigrams
+
+
+def worth_more_together(asked: Asked, removed: Iterable[Words], threshold: float) -> set[Words]:
+    """Return n-grams of histories that list 0.9 of what is behind, as far as all go at a cost."""
+    found: set[Words] = set()
+    longer = sorted(ngram for ngram in removed if len(ngram) > 1)
+    for history, of_history in groupby(longer, lambda ngram: ngram[:-1]):
+        ngrams = [*of_history]
+        listed = [word for word in PREDICTED if (*history, word) in asked.entries]
+        share = sum(asked.probability(history[1:], word) for word in listed)
+        divergence = divergence_without(asked, asked, *ngrams)
+        if share >= 0.9 and math.expm1(divergence) >= threshold * len(ngrams):
+            found.update(ngrams)
+    return found
+
+
+def test_a_history_that_lists_all_words_is_worth_something() -> None:
+    """Each of its n-grams alone takes its old probability from the new back-off weight."""
+    sentences = [["yes", "no"] * 3, ["no", "yes"] * 3] * 30 + [["yes", "yes"], ["no", "no"]]
+    model = witten_bell([*sentences, ["yes"], ["no"]], ["yes", "no"], 2)
+    assert len(pruned(model, 1e-3).ngrams) == len(model.ngrams)
+    assert len(pruned(model, 1.0).ngrams) == 1 + len(["yes", "no", "<s>", "</s>"])
 
 
 def test_a_model_that_does_not_sum_to_one_keeps_its_sums() -> None:

@@ -85,12 +85,12 @@ def test_text_joins_the_transcripts(run: Path, smoothing: str) -> None:
     assert all(all(ngram) for ngram in listed)
 
 
-def test_words_of_a_text_that_a_lexicon_lacks_are_counted(run: Path) -> None:
-    """However often they occur; the lexicon's own are not."""
-    (run / "corpus" / "language_model.txt").write_text("a wasp\nwasp b fly\n")
+def test_words_of_a_text_that_letters_may_pronounce_are_counted(run: Path) -> None:
+    """The most frequent ones; the lexicon's own are not, and what has other letters neither."""
+    (run / "corpus" / "language_model.txt").write_text("a ab , 10\nab b ba , <unk>\nba ab bb ,\n")
     config = replace(PLAIN, language_model_text="language_model.txt")
     (file,) = files_of(run, config).by_setting.values()
-    assert file.unknown_words(LEXICON.pronunciations) == {"wasp": 2, "fly": 1}
+    assert file.spellable_words(["a", "b", "<unk>", "!k,"], 2) == {"ab": 3, "ba": 2}
 
 
 def test_a_pruned_model_takes_histories_of_tokens(run: Path) -> None:
@@ -192,7 +192,7 @@ def test_marks_of_sentences_are_no_words(run: Path) -> None:
         for name in ("marked.txt", "joined.txt")
     )
     assert marked.sentences("ab") == [["a", "b"], ["b"]]
-    assert marked.unknown_words("a") == {"b": 2}
+    assert marked.spellable_words(["a", "-b"], 3) == {"b": 2}
     with pytest.raises(ValueError, match=r"joined\.txt: line 2: <s> or </s> within: need one"):
         joined.sentences("ab")
 

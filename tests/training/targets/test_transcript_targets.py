@@ -37,6 +37,7 @@ from tests.training.targets.unlabelled_toy_run import (
     write_unlabelled_toy_run,
 )
 from training.decode.graph import alignment_graph
+from training.decode.letter_to_sound import LetterToSound
 from training.decode.lexicon import Lexicon
 from training.evaluate.graph_building import build_graphs
 from training.evaluate.stored_graphs import BuiltGraphs
@@ -221,7 +222,9 @@ def masses_of(
     """Return by word, silence at both ends too, how much of its frames the text's words have."""
     scores, numbers = spoken(words)
     config = TranscriptsConfig(max_garbage=1.0, max_unknown=1.0, **settings)
-    aligner = TranscriptAligner.of(lexicon or toy_lexicon(), TREE, config, rule)
+    lexicon = lexicon or toy_lexicon()
+    letters = LetterToSound.of(lexicon) if rule == "letters" else None
+    aligner = TranscriptAligner.of(lexicon, TREE, config, letters)
     found = aligner.posteriors((Hypothesis("r", text),), scores, 1.0)
     masses = np.bincount(found.frames, found.probabilities, minlength=len(scores))
     return np.array([masses[numbers == each].mean() for each in np.unique(numbers)])
