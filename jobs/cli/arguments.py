@@ -213,7 +213,8 @@ def add_manifest_arguments(
         metavar="NAME=URI",
         help="JSON lines of what a recognizer heard, and your name for it, for targets.source = "
         "'transcripts'. A line has pred_text and maybe score, and names the utterance: by "
-        "utterance_id, by the path of the audio, or by path and offset. Repeat it for more "
+        "utterance_id, by the path of the audio, or by path and offset. A file called text, or "
+        "*.txt, has Kaldi's form: the id and the words. Repeat it for more "
         "recognizers. With manifests the whole file is read again for each 20,000 utterances: "
         "where it has gigabytes, give pred_text in the manifest",
     )

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, TypeAlias
 
 from infra.store.object_store import ObjectStore, join_uri
-from pipeline.records import Quarantined
+from pipeline.records import MAX_LINE_BYTES, PRED_TEXT, Quarantined
 from pipeline.steps.ingestion import IGNORE_COLUMNS
 from pipeline.steps.ingestion.manifest_format import (
     CHANNEL,
@@ -19,6 +19,7 @@ from pipeline.steps.ingestion.manifest_rows import (
     Row,
     files_in,
     folder_of_object,
+    lines_of,
     list_objects,
     whole,
 )
@@ -149,6 +150,25 @@ def parse_table(uri: str, data: bytes, *, needs_values: bool = False) -> dict[st
             raise ValueError(f"{uri}:{number}: {key} a second time: keep one line")
         table[key] = value[0] if value else ""
     return table
+
+
+def text_rows(store: ObjectStore, piece: Piece) -> Iterator[Row]:
+    """Yield the lines of a `text` that a recognizer wrote, by id; one may have heard no word.
+
+    ValueError for a line that is too long or not UTF-8.
+    """
+    for number, line in enumerate(lines_of(store, piece), 1):
+        if len(line) > MAX_LINE_BYTES:
+            raise ValueError(
+                f"{piece.uri}:{number}: a line beyond {MAX_LINE_BYTES} bytes: split it"
+            )
+        try:
+            content = line.decode("utf-8-sig" if number == 1 else "utf-8").strip(" \t\r\n")
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{piece.uri}:{number}: not UTF-8: {error}: convert it") from error
+        if content:
+            utterance_id, *text = _BLANKS.split(content, maxsplit=1)
+            yield Row({"utterance_id": utterance_id, PRED_TEXT: "".join(text)}, len(line))
 
 
 def _fields(tables: Tables, key: str, recording: str) -> dict[str, Any]:

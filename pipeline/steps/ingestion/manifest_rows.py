@@ -287,7 +287,7 @@ def json_rows(
     An object with a field that is not `known` is a ledger row; null is no field.
     """
     names = known.all if known else frozenset[str]()
-    for line in _lines_of(store, piece):
+    for line in lines_of(store, piece):
         content = line.strip()
         if not content:
             continue
@@ -310,7 +310,8 @@ def json_rows(
             yield Quarantined.from_error(error, len(content))
 
 
-def _lines_of(store: ObjectStore, piece: Piece) -> Iterator[bytes]:
+def lines_of(store: ObjectStore, piece: Piece) -> Iterator[bytes]:
+    """Yield the lines that begin within the piece; of a longer one MAX_LINE_BYTES and one more."""
     with closing(store.open(piece.uri)) as file:
         stored: Any = file
         if piece.uri.endswith(".gz"):

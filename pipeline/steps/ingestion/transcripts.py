@@ -1,13 +1,14 @@
-"""Join what recognizers heard with records: JSON lines of their own beside the manifests.
+"""Join what recognizers heard with records: lines of their own beside the manifests.
 
 A line has `pred_text`, maybe `score`, and `utterance_id`, the path of a whole audio object, or the
-path and `offset` of a segment. One pass over the lines finds those of some records, so memory is
-bounded whatever the number of lines. Where many tasks would read many lines, give `pred_text` in
-the manifests themselves.
+path and `offset` of a segment. Kaldi's `text` has ids and words. One pass over the lines finds
+those of some records, so memory is bounded whatever the number of lines. Where many tasks would
+read many lines, give `pred_text` in the manifests themselves.
 """
 
 import math
 import posixpath
+import re
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -28,6 +29,7 @@ from pipeline.records import (
     parse_hypotheses,
 )
 from pipeline.steps.ingestion import TRANSCRIPTS
+from pipeline.steps.ingestion.kaldi import text_rows
 from pipeline.steps.ingestion.manifest_rows import (
     JSON_SUFFIXES,
     Piece,
@@ -63,7 +65,10 @@ class Unusable:
 
 @dataclass(frozen=True, slots=True)
 class Transcripts:
-    """Transcripts: JSON lines of a recognizer, in the objects of `pieces`, which `store` reads."""
+    """Transcripts: lines of a recognizer, in the objects of `pieces`, which `store` reads.
+
+    They are JSON, but in an object that has the name of Kaldi's text.
+    """
 
     recognizer: str
     uri: str
@@ -114,7 +119,8 @@ class Transcripts:
 
     def _rows(self, piece: Piece) -> Iterator[tuple[Mapping[str, Any], list[Key], Key | None]]:
         """Yield the lines of an object, what each is of, and the object that it is a part of."""
-        for number, row in enumerate(json_rows(self.store, piece), 1):
+        read = text_rows if _KALDI_TEXT.search(piece.uri) else json_rows
+        for number, row in enumerate(read(self.store, piece), 1):
             if isinstance(row, Quarantined):
                 raise ValueError(f"{piece.uri}: row {number}: {row.detail}: {_CORRECT}")
             fields = row.fields
@@ -134,6 +140,7 @@ class Transcripts:
         return found
 
 
+_KALDI_TEXT = re.compile(r"(/text|\.txt)(\.gz)?$")
 _CORRECT = f"correct the line; of a long one keep {PRED_TEXT}, score and what it is of"
 _NEED = (
     f"need {PRED_TEXT}, and utterance_id or the path of the audio in {_PATHS[0]}, a relative one "

@@ -1,5 +1,6 @@
 """What recognizers heard is joined with utterances, from manifests and from lines of its own."""
 
+import gzip
 import json
 import re
 from pathlib import Path
@@ -62,6 +63,18 @@ def test_lines_are_joined_by_ids_and_paths(spoken: Corpus, monkeypatch: pytest.M
     assert made.statistics["hypotheses"] == {"b": 1, "whisper": 2}
     assert made.config["transcripts"] == [f"whisper={at}", f"b={other}"]
     assert at in made.inputs
+
+
+def test_kaldis_text_has_ids_and_words(spoken: Corpus) -> None:
+    """One of no word is of an utterance in which the recognizer heard nothing."""
+    at = spoken.audio.parent / "text.gz"
+    at.write_bytes(gzip.compress("\ufeffann-1  Hello\tthere \n\nbob-1\r\nzoe-1 a".encode()))
+    spoken.ingest("--manifest", manifest(spoken), "--format", "table", "--transcripts", f"w={at}")
+    assert heard(spoken) == {
+        "ann-1": (Hypothesis("w", "Hello\tthere"),),
+        "ann-2": (),
+        "bob-1": (Hypothesis("w", ""),),
+    }
 
 
 def test_a_path_is_of_no_segment(spoken: Corpus) -> None:
@@ -208,6 +221,14 @@ def test_lines_that_are_none_are_named(spoken: Corpus, lines: list[object], said
     )
     assert found.code != 0
     assert re.search(said, found.err)
+
+
+def test_a_text_of_another_encoding_is_named(spoken: Corpus) -> None:
+    """By its line."""
+    at = spoken.audio.parent / "w.txt"
+    at.write_bytes("ann-1 a\nann-2 café\n".encode("latin-1"))
+    given = ("--manifest", manifest(spoken), "--format", "table", "--transcripts", f"w={at}")
+    assert "w.txt:2: not UTF-8" in spoken.job("ingest", *given).err
 
 
 ANN = {"utterance_id": "ann-1", "pred_text": "a"}
