@@ -44,9 +44,10 @@ def pruned(
     is_kept = np.expm1(masses.relative_entropies(histories or model)) >= threshold
     is_kept[: model.starts[2]] = True
     history = model.ngrams["history"]
-    num_removed = np.bincount(history[~is_kept], minlength=len(history))
-    together = np.expm1(masses.joint_entropies(histories or model, ~is_kept))
-    is_kept |= (masses.is_full & (together >= threshold * num_removed))[history]
+    after_full = np.flatnonzero(~is_kept & masses.is_full[history])
+    of_history, entropies = masses.joint_entropies(histories or model, after_full)
+    is_worth_more = np.expm1(entropies) >= threshold * np.bincount(of_history)
+    is_kept[after_full[is_worth_more[of_history]]] = True
     for length in range(model.order, 2, -1):
         some = model.of_length(length)
         is_kept[model.ngrams["history"][some][is_kept[some]]] = True
@@ -104,24 +105,32 @@ class Masses:
         unlisted = weights * shorter_unlisted
         return cls(model, probabilities, shorter, totals, shorter_unlisted, unlisted, is_full)
 
-    def joint_entropies(self, histories: BackoffModel, removed: np.ndarray) -> np.ndarray:
-        """Return for each history h D(p || p') in nats, if those of its n-grams all are `removed`.
+    def joint_entropies(
+        self, histories: BackoffModel, removed: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return D(p || p') in nats of each history that has some of the `removed` n-grams.
 
-        Unigrams are not.
+        That is Equation 3 with one new weight for all that are removed after it. First comes, for
+        each of these, its history's place in the second array. `removed` has numbers of n-grams.
         """
-        history = self.model.ngrams["history"][removed]
-        num, p = len(removed), self.probabilities[removed]
-        shorter = np.maximum(self.shorter_probabilities[removed], _SMALLEST)
-        mass = np.bincount(history, p, num)
-        rest = np.maximum(self.shorter_unlisted + np.bincount(history, shorter, num), _SMALLEST)
-        log_weight = np.log(np.maximum(self.unlisted + mass, _SMALLEST) / rest)
-        log_ratio = self.model.ngrams["log_probability"][removed] * np.log(10) - np.log(shorter)
-        old_log_weight = self.model.ngrams["log_backoff"] * np.log(10)
-        divergence = np.bincount(history, p * log_ratio, num) - mass * log_weight
-        divergence += self.unlisted * (old_log_weight - log_weight)
-        entropies: np.ndarray
-        entropies = np.exp(_log_history_probabilities(self.model, histories)) * divergence
-        return entropies
+        ngrams = self.model.ngrams[removed]
+        history, place = np.unique(ngrams["history"], return_inverse=True)
+
+        def total(values: np.ndarray) -> np.ndarray:
+            return np.bincount(place, values, len(history))
+
+        p, shorter = self.probabilities[removed], self.shorter_probabilities[removed]
+        shorter = np.maximum(shorter, _SMALLEST)
+        mass, unlisted = total(p), self.unlisted[history]
+        rest = self.shorter_unlisted[history] + total(shorter)
+        log_weight = np.log(np.maximum(unlisted + mass, _SMALLEST) / np.maximum(rest, _SMALLEST))
+        log_ratio = ngrams["log_probability"] * np.log(10) - np.log(shorter)
+        old_log_weight = self.model.ngrams["log_backoff"][history] * np.log(10)
+        divergence = total(p * log_ratio) - mass * log_weight
+        divergence += unlisted * (old_log_weight - log_weight)
+        return place, np.exp(_log_history_probabilities(self.model, histories))[
+            history
+        ] * divergence
 
     def relative_entropies(self, histories: BackoffModel) -> np.ndarray:
         """Return for each n-gram hw D(p || p') in nats, if it alone of those after h is removed.

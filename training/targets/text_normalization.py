@@ -284,7 +284,7 @@ _APART = re.compile(
 )
 """The blanks of "$ 5" and "5 €", but not that behind "5 €"."""
 
-_POINT_OF_MONEY = re.compile(rf"(?<=[{_SIGNS}]\d)\.(?=\d(?![\d.,]*\d))")
+_POINT_OF_MONEY = re.compile(rf"([{_SIGNS}]\d+)\.(?=\d(?![\d.,]*\d))")
 _EXACT_HOUR = re.compile(r"\b(\d{1,2}):00(?=\s?[ap]\.?m\b)", re.IGNORECASE)
 _NUMERO = re.compile(r"\b(n\.?[°º])(?=\d)", re.IGNORECASE)
 _GROUPED = re.compile(r"\b\d{1,3}(?:[ \u00a0\u202f]\d{3})+\b")
@@ -446,7 +446,7 @@ class Normalizer:
         spoken = _NUMERO.sub(r"\1 ", _EXACT_HOUR.sub(r"\1", spoken))
         if self._marks[0] == ",":
             # A group has three digits: "$1.5" has a decimal point, as Mexico writes it.
-            spoken = _POINT_OF_MONEY.sub(",", spoken)
+            spoken = _POINT_OF_MONEY.sub(r"\1,", spoken)
         spoken = self._scaled.sub(r"\g<unit>\g<amount> \g<scale>", _CODE.sub(self._sign, spoken))
         spoken = _RANGE.sub(_as_range, spoken)
         return self._attached.sub(lambda found: f"{found['money'] or ''} ", spoken)

@@ -299,8 +299,8 @@ def test_numbers_are_read_whatever_their_size(number: int) -> None:
         ("fr", "21h30 31", "vingt et une heures trente trente et un"),
         (
             "es",
-            "$1.5 millones, $1.5, nº5",
-            "uno coma cinco millones de dólares uno coma cinco dólares número cinco",
+            "$11.5 millones, $1.5, nº5",
+            "once coma cinco millones de dólares uno coma cinco dólares número cinco",
         ),
         ("de", "101 hunderte ins", "ein hundert eins hunderte ins"),
         ("de", "am 24.12. um", "am vierundzwanzigsten zwölften um"),
