@@ -90,6 +90,8 @@ def transcribe(arguments: argparse.Namespace) -> None:
 def pieces(source: str, piece_samples: int) -> Iterator[Samples]:
     """Yield 16 kHz mono samples of a source, piece by piece."""
     if source == STANDARD_INPUT:
+        if sys.stdin is None:
+            raise ConfigurationError(f"standard input is closed: pipe audio: {PIPE}")
         # What another program writes, to its end, which Ctrl-C makes too where it records.
         with first_interrupt():
             yield from pcm_pieces(sys.stdin.buffer, piece_samples)

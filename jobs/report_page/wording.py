@@ -98,15 +98,23 @@ def headline(report: Report) -> str:
             "This run has no unlabelled speech, and so no targets and no student: its models "
             "learnt from labelled speech alone."
         )
+    wer = report["wer"]
+    # Of no error nothing can be lowered.
+    perfect = [each for each in wer.get(BASELINE, {}) if each not in reductions]
+    if not reductions and perfect:
+        return "The baseline makes no error: there is nothing for the student to lower."
     if not reductions:
         return "This run has no word error rates yet: it has not been evaluated."
     overall = fmean(reductions.values())
     verb = "lowers" if overall >= 0 else "raises"
     change = f"the word error rate of the supervised baseline by {abs(overall):.1f} %"
-    if len(reductions) == 1:
+    if len(reductions) == 1 and not perfect:
         return f"The student {verb} {change} (WERR)."
-    start = f"Over {len(reductions)} placements the student {verb} {change} on average (mean WERR)"
-    *losses, last = [name for name, reduction in reductions.items() if not reduction > 0] or [""]
+    placements = f"{len(reductions)} placement{'s' if len(reductions) > 1 else ''}"
+    start = f"Over {placements} the student {verb} {change} on average (mean WERR)"
+    lost = [name for name, reduction in reductions.items() if not reduction > 0]
+    lost += [name for name in perfect if wer[STUDENT][name] > 0]
+    *losses, last = lost or [""]
     if not last:
         return f"{start}; it beats the baseline at every placement."
     named = f"{', '.join(losses)} and {last}" if losses else last

@@ -118,6 +118,25 @@ class Codec:
     padding_samples: Callable[[int], int] = lambda _: 0
 
 
+_OTHERS = {
+    b"RIFX": "a big-endian WAV",
+    b"riff": "a W64",
+    b"NIST": "a NIST SPHERE",
+    b"ajkg": "a Shorten",
+    b".snd": "an AU",
+    b"FORM": "an AIFF",
+    b"caff": "a CAF",
+    b"\x1aE\xdf\xa3": "a WebM or Matroska",
+    b"#!AM": "an AMR",
+}
+"""What files that are not read begin with, for messages."""
+
+
+def other_form(head: bytes) -> str:
+    """Return which form a file has that is not read, by its first 8 bytes; "" if unknown."""
+    return _OTHERS.get(head[:4], "an MP4" if head[4:8] == b"ftyp" else "")
+
+
 def reader_of(data: bytes) -> Read:
     """Return what reads bytes that are in memory."""
     return lambda first, num_bytes: data[first : first + num_bytes]

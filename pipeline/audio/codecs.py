@@ -8,6 +8,7 @@ from pipeline.audio.audio_file import (
     Codec,
     Read,
     duration_by_libsndfile,
+    other_form,
     read_whole,
     reader_of,
 )
@@ -22,18 +23,6 @@ CODECS: tuple[Codec, ...] = (WAV, FLAC, OGG, MP3)
 
 _ID3 = b"ID3"
 _SIGNATURE_BYTES = 64
-_OTHERS = {
-    b"RIFX": "a big-endian WAV",
-    b"riff": "a W64",
-    b"NIST": "a NIST SPHERE",
-    b"ajkg": "a Shorten",
-    b".snd": "an AU",
-    b"FORM": "an AIFF",
-    b"caff": "a CAF",
-    b"\x1aE\xdf\xa3": "a WebM or Matroska",
-    b"#!AM": "an AMR",
-}
-"""What files that are not read begin with, for messages."""
 
 
 def is_audio(head: bytes) -> bool:
@@ -45,7 +34,7 @@ def codec_of(content: bytes) -> Codec:
     """Return the codec of a file by its first bytes; AudioError for another container."""
     if found := next((each for each in CODECS if each.is_ours(content)), None):
         return found
-    name = _OTHERS.get(content[:4]) or ("an MP4" if content[4:8] == b"ftyp" else None)
+    name = other_form(content)
     said = f"starts with {content[:4]!r}" + (f", {name} file" if name else "")
     *names, last = (each.name for each in CODECS)
     raise AudioError("not_audio", f"{said}: need {', '.join(names)} or {last}; convert it")

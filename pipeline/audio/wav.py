@@ -25,6 +25,7 @@ from pipeline.audio.audio_file import (
     Read,
     duration_by_libsndfile,
     open_by_libsndfile,
+    other_form,
     reader_of,
 )
 from pipeline.audio.conversion import require_accepted
@@ -261,8 +262,8 @@ WAV = Codec("WAV", is_wav, open_wav, wav_duration_s)
 SAMPLE_BYTES = 2
 _PCM = 1
 _MAX_CHUNK_BYTES = 1 << 24
-_FILES = (b"fLaC", b"OggS", b"ID3\x03", b"ID3\x04", b"FORM", b"RF64", b"BW64", b"RIFX", b"caff")
-"""What streams begin with that are files of other forms; as PCM they would be noise."""
+_FILES = (b"fLaC", b"OggS", b"ID3\x02", b"ID3\x03", b"ID3\x04", b"RF64", b"BW64")
+"""What streams begin with that are files of forms that are read; as PCM they would be noise."""
 
 _NEED = "need 16 kHz, 1 channel, 16 bits: arecord -f S16_LE -r 16000 -c 1, or sox's -r 16000 -c 1"
 
@@ -273,12 +274,17 @@ def pcm_pieces(
     """Yield pieces of `piece_samples` samples in [-1, 1] as they arrive; the last may be shorter.
 
     A stream that begins with RIFF is a WAV, any other signed 16-bit little-endian PCM. AudioError
-    for a WAV of another form.
+    for a WAV of another form, and for another file.
     """
     head = file.read(4)
-    if head in _FILES:
-        raise AudioError("not_audio", f"a stream that begins with {head!r}: give the file's name")
     is_riff = head == b"RIFF"
+    head += b"" if is_riff else file.read(4)
+    if head.startswith(_FILES):
+        said = f"a stream that begins with {head[:4]!r}: give the file's name"
+        raise AudioError("not_audio", said)
+    if name := other_form(head):
+        said = f"a stream that begins with {head!r}, as {name} file: convert it"
+        raise AudioError("not_audio", said)
     left, begun = (_bytes_of_wav(file), b"") if is_riff else (None, head)
     while True:
         wanted = piece_samples * SAMPLE_BYTES - len(begun)

@@ -118,6 +118,8 @@ def test_people_read_words_and_costs(run_job: RunJob, archive: Path, tmp_path: P
         (b"", "0.0 s of speech"),
         (b"RIFF\0\0\0\0AVI ", "RIFF without WAVE"),
         (b"fLaC\0\0\0\x22", "a stream that begins with b'fLaC': give the file's name"),
+        (b".snd\0\0\0\x18", "an AU file: convert it"),
+        (b"\0\0\0\x1cftypM4A ", "an MP4 file: convert it"),
         (wav(tone(1, 0.1))[:30], "a WAV format of 10 bytes: need 16"),
         (wav(tone(1, 0.1))[:24] + b"\x40\x1f\0\0" + wav(tone(1, 0.1))[28:], "8000 Hz: need 16 kHz"),
         (wav(tone(1, 0.1))[:22] + b"\2\0" + wav(tone(1, 0.1))[24:], "2 channels: need 16 kHz"),
@@ -132,6 +134,15 @@ def test_streams_of_another_form_are_refused(
     assert done.code == (1 if data else 0)
     assert need in done.err
     assert "Traceback" not in done.err
+
+
+def test_a_closed_standard_input_is_named(
+    run_job: RunJob, archive: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of a service without one."""
+    monkeypatch.setattr(sys, "stdin", None)
+    done = run_job("transcribe", "-", "--model", str(archive))
+    assert (done.code, "standard input is closed" in done.err) == (2, True)
 
 
 def test_bad_usage_of_transcribe_is_explained(

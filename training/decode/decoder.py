@@ -228,7 +228,8 @@ def _phone_path(
 ) -> list[_Node] | None:
     """Return each frame's phone of the transcript; None if none has the senones.
 
-    If it need not be `whole`, the path that comes furthest in the words will do.
+    If it need not be `whole`, the path that comes furthest in the words will do, and frames after
+    these words have no phone.
     """
     firsts = _first_nodes(words, lexicon)
     active = [_State(node, SILENCE_ID, after) for node in firsts for after in node.following]
@@ -244,6 +245,8 @@ def _phone_path(
                 right = SILENCE_ID if new.following is None else new.following.phone
                 if tree.table[new.previous_phone, new.node.phone, right] == senone:
                     reached.setdefault(new, state)
+        if not (whole or reached):
+            break  # the frames of a word that is not written yet
         trace.append(reached)
         active = list(reached)
     ended = next((state for state in active if state.following is None), None)

@@ -150,6 +150,9 @@ class LanguageModelFile:
         from training.decode.ngrams import END, START  # noqa: PLC0415 - imports NumPy
 
         for number, line in enumerate(self.lines(MAX_TEXT_BYTES), start=1):
+            if "\r" in line.rstrip("\r\n"):
+                need = "need ends of lines by a line feed"
+                raise ValueError(f"{self.uri}: line {number}: carriage returns within: {need}")
             words = line.split()
             words = words[words[:1] == [START] : len(words) - (words[-1:] == [END])]
             if START in words or END in words:

@@ -7,6 +7,7 @@ import pytest
 
 from jobs.report_page import figures
 from jobs.report_page.page import render_report
+from jobs.report_page.wording import headline
 from tests.jobs.report_page.whole_report import MACHINE, PLACEMENTS, whole_report
 
 DASH, MINUS = "\N{EN DASH}", "\N{MINUS SIGN}"
@@ -164,6 +165,25 @@ def test_the_headline(report: dict[str, Any], reductions: tuple[float, ...], sta
     """The mean WERR, and the placements at which the student loses, or only draws."""
     report["werr"] = dict(zip(PLACEMENTS, reductions, strict=True))
     assert stated in text_of(report)
+
+
+@pytest.mark.parametrize(
+    ("errors", "stated"),
+    [
+        ((0, 0), "The baseline makes no error: there is nothing for the student to lower."),
+        ((3, 4), "it does not beat the baseline at DP1 and clean."),
+        ((0, 2), "Over 1 placement the student lowers"),
+    ],
+)
+def test_a_placement_without_errors_has_no_reduction(
+    report: dict[str, Any], errors: tuple[int, int], stated: str
+) -> None:
+    """The student may make some there, and of DP1's 4 fewer, as many or more."""
+    of_student = {"clean": errors[0], "DP1": errors[1]}
+    of_baseline = {"clean": 0.0, "DP1": 4.0 if errors[1] else 0.0}
+    report["wer"] = {"baseline": of_baseline, "student": of_student}
+    report["werr"] = {"DP1": 25.0 * (4 - errors[1])} if errors[1] else {}
+    assert stated in headline(report)
 
 
 def test_the_papers_rates_are_beside_its_own_placements_only(report: dict[str, Any]) -> None:

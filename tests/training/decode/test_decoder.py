@@ -235,6 +235,14 @@ def test_words_before_a_cut_keep_their_times() -> None:
     assert cut == [first, (begin, middle), (middle, end)]
 
 
+def test_frames_of_a_word_that_is_not_written_yet_are_of_none() -> None:
+    """A graph writes a word late where others begin as it does."""
+    senones, truth = speak(["see", "cab", "sake"], np.random.default_rng(6))
+    first, second = word_spans(senones[: truth[2].end - 1], ["see", "cab"], LEXICON, TREE)
+    assert (first, second.start) == (truth[0], truth[1].start)
+    assert second.end <= truth[1].end
+
+
 @pytest.mark.parametrize("offset", [0, 1, 2])
 def test_expanding_inverts_the_low_rate_view(offset: int) -> None:
     """`alignment[offset + 1 :: 3]` of the expanded senones gives them back."""

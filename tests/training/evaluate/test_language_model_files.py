@@ -197,6 +197,14 @@ def test_marks_of_sentences_are_no_words(run: Path) -> None:
         joined.sentences("ab")
 
 
+def test_lines_end_in_line_feeds(run: Path) -> None:
+    """By carriage returns alone, a text would be one sentence."""
+    (run / "corpus" / "old.txt").write_bytes(b"a b\r\na\rb\n")
+    config = replace(PLAIN, language_model_text="old.txt")
+    with pytest.raises(ValueError, match=r"old\.txt: line 2: carriage returns within: need ends"):
+        files_of(run, config).by_setting["language_model_text"].sentences("ab")
+
+
 @pytest.mark.parametrize("setting", ["arpa", "language_model_text"])
 def test_a_gzip_is_the_file_that_it_holds(run: Path, setting: str) -> None:
     """A model or a text in gzip, whatever its name, gives the same model as without."""
