@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import scipy.sparse
-from jaxtyping import Float32, Float64
+from jaxtyping import Float, Float32, Float64
 
 from pipeline.compiled_library import compiled_library
 from pipeline.filterbank import (
@@ -302,18 +302,28 @@ _ENGINES: dict[Engine, Callable[[np.ndarray], np.ndarray]] = {
 }
 
 
+def mono_samples(samples: np.ndarray) -> Float32[np.ndarray, " samples"]:
+    """Return floats in single precision; ValueError for integers, and for several channels."""
+    if samples.ndim != 1 or samples.dtype.kind != "f":
+        raise ValueError(
+            f"samples of {samples.dtype}, shape {samples.shape}: need one axis of floats in [-1, 1]"
+        )
+    return np.ascontiguousarray(samples, np.float32)
+
+
 def num_frames(num_samples: int) -> int:
     """Count the frames whose whole window lies within `num_samples`."""
     return max(0, 1 + (num_samples - WINDOW_SAMPLES) // SHIFT_SAMPLES)
 
 
 def log_mel_energies(
-    samples: Float32[np.ndarray, " samples"], engine: Engine = "fast"
+    samples: Float[np.ndarray, " samples"], engine: Engine = "fast"
 ) -> Float32[np.ndarray, "frames bins"]:
     """Compute the natural log of NUM_BINS mel energies (20..8000 Hz) of 16 kHz samples in [-1, 1].
 
-    ValueError below one window of 400 samples.
+    ValueError below one window of 400 samples, and for what is no sound of one channel as floats.
     """
+    samples = mono_samples(samples)
     if len(samples) < WINDOW_SAMPLES:
         raise ValueError(f"{len(samples)} samples: need {WINDOW_SAMPLES}, one 25 ms window")
     return _ENGINES[engine](samples)

@@ -38,16 +38,20 @@ class CausalMean:
     sum: Float64[np.ndarray, " bins"] = field(default_factory=lambda: np.zeros(NUM_BINS))
 
     def subtract(
-        self, energies: Float32[np.ndarray, "frames bins"], dtype: type[np.floating] = np.float32
+        self, energies: Float[np.ndarray, "frames bins"], dtype: type[np.floating] = np.float32
     ) -> Float[np.ndarray, "frames bins"]:
         """Subtract from each frame the stream's mean up to and including it; advance the stream.
 
         Feed a speaker's utterances in order of creation; wherever the stream is cut, the
         result is the same to the bit. It is float32, rounded once more to another `dtype`.
+        ValueError for another number of bins than the stream's.
         """
+        if energies.shape[1:] != self.sum.shape:
+            raise ValueError(f"{energies.shape[1:]} bins: need {self.sum.shape}, as the mean has")
+        frames = np.ascontiguousarray(energies, np.float32)
         if _C is None or dtype != np.float16:
-            return self.subtract_by_numpy(energies, dtype)
-        total, frames = self.sum.copy(), np.ascontiguousarray(energies)
+            return self.subtract_by_numpy(frames, dtype)
+        total = self.sum.astype(np.float64)
         normalized = np.empty(energies.shape, dtype)
         _C.subtract_causal_means_to_half(
             total.ctypes.data,

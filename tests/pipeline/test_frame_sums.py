@@ -45,6 +45,17 @@ def test_causal_means_have_the_same_bits(
     assert (mean.count, mean.sum.tobytes()) == (by_numpy.count, by_numpy.sum.tobytes())
 
 
+def test_numbers_of_other_types_have_their_values() -> None:
+    """The compiled loop reads float32 alone, of as many bins as its mean has."""
+    stream = energies(20, 1.0, 3).astype(np.float16)
+    expected = CausalMean().subtract_by_numpy(stream.astype(np.float32), np.float16)
+    for dtype in (np.float16, np.float64):
+        found = CausalMean().subtract(stream.astype(dtype), np.float16)
+        np.testing.assert_array_equal(found, expected)
+    with pytest.raises(ValueError, match=r"\(80,\) bins: need \(64,\)"):
+        CausalMean().subtract(np.ones((5, 80), np.float32), np.float16)
+
+
 @needs_compiler
 @pytest.mark.filterwarnings("ignore:overflow encountered in cast")
 def test_every_float16_is_rounded_to_as_numpy_rounds() -> None:

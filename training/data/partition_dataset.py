@@ -1,5 +1,6 @@
 """A run's training partitions as a torch dataset, for trainers that are not megahour's."""
 
+import hashlib
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import asdict, dataclass
@@ -92,6 +93,8 @@ class PartitionDataset(IterableDataset[Minibatch]):
         self.sub_epochs = self.settings.sub_epochs(rotates)
         self._group = group
         self._cursor = DataCursor()
+        digests = "".join(output.sha256 for output in partitions.outputs)
+        self._partitions = hashlib.sha256(digests.encode()).hexdigest()
 
     def __iter__(self) -> Iterator[Minibatch]:
         """Yield all minibatches from the present place on; threads read ahead.
@@ -116,14 +119,25 @@ class PartitionDataset(IterableDataset[Minibatch]):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the place after the last minibatch that was given, as plain values."""
-        return {"settings": asdict(self.settings), "cursor": asdict(self._cursor)}
+        return {
+            "settings": asdict(self.settings),
+            "partitions": self._partitions,
+            "cursor": asdict(self._cursor),
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue at a place that any rank saved; ValueError if other settings led there."""
+        """Continue at a place that any rank saved.
+
+        ValueError if other settings or partitions led there.
+        """
         if dict(state["settings"]) != asdict(self.settings):
             raise ValueError(
                 f"the state was saved with {state['settings']}, and these are "
                 f"{asdict(self.settings)}: need the same, or another order would begin"
+            )
+        if state["partitions"] != self._partitions:
+            raise ValueError(
+                "the state was saved in other partitions than these: need the same, or begin anew"
             )
         saved = state["cursor"]
         done = tuple(tuple(counts) for counts in saved["done"])

@@ -21,7 +21,7 @@ from pipeline.filterbank import (
     WINDOW_SAMPLES,
     Engine,
 )
-from pipeline.filterbank.log_mel import log_mel_energies, num_frames
+from pipeline.filterbank.log_mel import log_mel_energies, mono_samples, num_frames
 from training.decode.decoder import BestPath, StreamingSearch
 from training.export.archive import ExportedModel
 
@@ -155,7 +155,13 @@ class EnergyStream:
     def accept(
         self, samples: Float32[np.ndarray, " samples"]
     ) -> Float32[np.ndarray, "frames bins"]:
-        """Return the energies of the rows that these 16 kHz samples in [-1, 1] complete."""
+        """Return the energies of the rows that these 16 kHz samples in [-1, 1] complete.
+
+        ValueError for samples that are not finite, of integers, or of several channels.
+        """
+        samples = mono_samples(samples)
+        if not np.isfinite(samples).all():
+            raise ValueError("samples are not finite: check what recorded or decoded them")
         heard = np.concatenate([self._samples, samples])
         count = num_frames(len(heard))
         self._samples = heard[count * SHIFT_SAMPLES :]

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.filterbank import NUM_BINS, Engine
-from pipeline.filterbank.log_mel import BLOCK_FRAMES, log_mel_energies, num_frames
+from pipeline.filterbank.log_mel import BLOCK_FRAMES, log_mel_energies, mono_samples, num_frames
 
 ENGINES = get_args(Engine)
 
@@ -172,3 +172,14 @@ def test_less_than_a_window_is_refused() -> None:
     """The error names the bound."""
     with pytest.raises(ValueError, match="399 samples: need 400"):
         log_mel_energies(np.zeros(399, dtype=np.float32))
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_samples_are_floats_of_one_channel(engine: Engine) -> None:
+    """In double precision they have the energies of the single ones."""
+    samples = np.random.default_rng(0).normal(scale=0.1, size=800)
+    found = log_mel_energies(samples, engine)
+    np.testing.assert_array_equal(found, log_mel_energies(samples.astype(np.float32), engine))
+    for other in (np.zeros(800, np.int16), np.zeros((800, 2), np.float32)):
+        with pytest.raises(ValueError, match="need one axis of floats"):
+            mono_samples(other)

@@ -183,6 +183,14 @@ def test_an_epoch_has_the_frames_of_all_nights(nights: Nights) -> None:
     assert set(chain.values()) == {1}
 
 
+def test_a_place_in_other_partitions_is_refused(nights: Nights) -> None:
+    """It would leave out rows of a later night without a word."""
+    with process_group.open_world() as group:
+        state = PartitionDataset(nights.run_uri("night-1"), group, SETTINGS).state_dict()
+        with pytest.raises(ValueError, match="other partitions"):
+            PartitionDataset(nights.run_uri("night-2"), group, SETTINGS).load_state_dict(state)
+
+
 def test_rows_of_all_nights_have_a_provenance(nights: Nights) -> None:
     """The certificate finds each row's file and line, also of a base's partition."""
     run_uri = nights.run_uri("night-2")

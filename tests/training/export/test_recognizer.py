@@ -96,6 +96,13 @@ def test_energies_of_a_stream_are_those_of_the_whole(sizes: list[int], engine: s
     assert len(stream.incomplete) < 3
 
 
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_what_is_no_sound_is_refused(value: float) -> None:
+    """The fast filter bank would make energies of it."""
+    with pytest.raises(ValueError, match="samples are not finite"):
+        EnergyStream("fast").accept(np.full(9, value, np.float32))
+
+
 @settings(max_examples=30)
 @given(sizes=st.lists(st.integers(0, 9), min_size=1, max_size=12), seed=st.integers(0, 9))
 def test_a_search_in_pieces_is_the_search_of_the_whole(
