@@ -20,6 +20,7 @@ from jaxtyping import Bool, Int64
 from infra.prefetch import prefetch
 from infra.store.object_store import ObjectStore, scan_checked
 from pipeline.filterbank import STACK
+from pipeline.records import source_id
 from pipeline.runs.manifest import Output
 from pipeline.sampling import sampling_priority
 from pipeline.shards import (
@@ -111,12 +112,12 @@ def read_lengths(file: BinaryIO | io.IOBase, augmenter: Augmenter) -> Lengths:
     return Lengths(num_frames, index.offsets, are_read)
 
 
-def validation_speakers(speakers: Iterable[str], one_in: int) -> list[str]:
-    """Return one speaker in `one_in`, at least one: those of the lowest hashes; not the only one.
+def one_of(names: Iterable[str], one_in: int) -> list[str]:
+    """Return one name in `one_in`, at least one: those of the lowest hashes; not the only one.
 
-    A hash depends on no other speaker, so that more data leave mostly the same speakers out.
+    A hash depends on no other name, so that more data leave mostly the same speakers out.
     """
-    found = sorted(set(speakers), key=lambda speaker: (sampling_priority(0, speaker), speaker))
+    found = sorted(set(names), key=lambda name: (sampling_priority(0, name), name))
     return found[: max(1, len(found) // one_in)] if len(found) > 1 else []
 
 
@@ -126,22 +127,29 @@ def left_out_rows(
 ) -> Mapping[str, Bool[np.ndarray, " rows"]]:
     """Find the rows of the validation speakers, by their partition's key; read one column of each.
 
-    Of a single speaker, rows 0, n, 2n, ... of each partition are left out, n = `one_in`.
+    Of a single speaker, utterances are left out, each in all of its placements.
     """
-    uris = [output.uri(run_uri) for output in labelled]
-    read = partial(scan_checked, store, scan=read_partition_speakers)
-    speakers_of = {
-        output.key: speakers
-        for output, (_, speakers) in zip(labelled, prefetch(read, uris, 16), strict=True)
-    }
-    chosen = set(validation_speakers(chain.from_iterable(speakers_of.values()), one_in))
+
+    def read(scan: Callable[[BinaryIO | io.IOBase], list[str]]) -> Mapping[str, list[str]]:
+        uris = [output.uri(run_uri) for output in labelled]
+        found = prefetch(partial(scan_checked, store, scan=scan), uris, 16)
+        return {output.key: names for output, (_, names) in zip(labelled, found, strict=True)}
+
+    names_of = read(read_partition_speakers)
+    if len(set(chain.from_iterable(names_of.values()))) == 1:
+        names_of = read(_read_sources)
+    chosen = set(one_of(chain.from_iterable(names_of.values()), one_in))
     return {
-        key: np.array(
-            [each in chosen if chosen else row % one_in == 0 for row, each in enumerate(speakers)],
-            dtype=np.bool_,
-        )
-        for key, speakers in speakers_of.items()
+        key: np.array([each in chosen for each in names], np.bool_)
+        for key, names in names_of.items()
     }
+
+
+def _read_sources(file: BinaryIO | io.IOBase) -> list[str]:
+    """Read the id that each row's utterance has in all placements."""
+    index = read_partition_index(file)
+    named = zip(index.utterance_ids, index.placements, strict=True)
+    return [source_id(name, [placement] if placement else []) for name, placement in named]
 
 
 @cache

@@ -1,6 +1,7 @@
 """Rows are dealt to ranks and shares, cut into minibatches, and left out for validation."""
 
 from collections import Counter
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 
 from infra.store.object_store import ObjectStore
 from pipeline.filterbank import NUM_BINS
-from pipeline.records import Tally
+from pipeline.records import Tally, version_id
 from pipeline.runs.commit import step_context
 from pipeline.runs.manifest import Output
 from pipeline.runs.names import ALIGNMENT_STEP, DEV_ALIGNMENT_STEP
@@ -21,8 +22,8 @@ from training.data.row_order import (
     Segments,
     chunked_minibatches,
     group_into_buffers,
+    one_of,
     shard_partitions,
-    validation_speakers,
     whole_utterance_minibatches,
 )
 from training.data.sub_epochs import SubEpoch
@@ -142,8 +143,17 @@ TRAINING = SubEpoch(True, 0, 1, 0, True, 0.1)
 VALIDATION = SubEpoch(True, 0, 1, 0, True, 0.0, is_validation=True)
 
 
-def put(store: ObjectStore, run_uri: str, step: str, speakers: list[list[str]]) -> list[Output]:
-    """Store a partition for each list, with an utterance of nine frames for each speaker in it."""
+def put(
+    store: ObjectStore,
+    run_uri: str,
+    step: str,
+    speakers: list[list[str]],
+    placements: Sequence[str | None] = (None,),
+) -> list[Output]:
+    """Store a partition for each list, with an utterance of nine frames for each speaker in it.
+
+    It is there in each of the placements.
+    """
     context = step_context(store, run_uri, step, {}, {})
     frames, targets = np.zeros((9, NUM_BINS), np.float16), Alignment(np.zeros(9, np.uint16))
     return [
@@ -152,8 +162,20 @@ def put(store: ObjectStore, run_uri: str, step: str, speakers: list[list[str]]) 
             ".parquet",
             write_partition(
                 [
-                    PartitionRow(f"{number}-{row}", speaker, 90, None, frames, targets, 0)
+                    PartitionRow(
+                        version_id(f"{number}-{row}", placement)
+                        if placement
+                        else f"{number}-{row}",
+                        speaker,
+                        90,
+                        None,
+                        frames,
+                        targets,
+                        0,
+                        placement=placement,
+                    )
                     for row, speaker in enumerate(some)
+                    for placement in placements
                 ]
             ),
             Tally(len(some), 90 * len(some)),
@@ -218,19 +240,23 @@ def test_development_speakers_replace_them(run: tuple[ObjectStore, str]) -> None
     assert {speaker for _, speaker in heard(dataset, VALIDATION)} == {"gus", "hal"}
 
 
-def test_one_speaker_is_left_out_at_least_and_never_the_only_one() -> None:
+def test_one_name_is_left_out_at_least_and_never_the_only_one() -> None:
     """One in n, rounded down, but one where there are two; nothing depends on order or repeats."""
     names = [f"s{number}" for number in range(45)]
-    assert len(validation_speakers(names, 20)) == 2
-    assert len(validation_speakers(names[:19], 20)) == 1
-    assert len(validation_speakers(names[:2], 2)) == 1
-    assert validation_speakers(names[:1], 2) == []
-    assert validation_speakers([*names[::-1], *names], 5) == validation_speakers(names, 5)
+    assert len(one_of(names, 20)) == 2
+    assert len(one_of(names[:19], 20)) == 1
+    assert len(one_of(names[:2], 2)) == 1
+    assert one_of(names[:1], 2) == []
+    assert one_of([*names[::-1], *names], 5) == one_of(names, 5)
 
 
 def test_of_a_single_speaker_utterances_are_left_out(run: tuple[ObjectStore, str]) -> None:
-    """Rows 0, n, 2n, ... of each partition are left out where nothing else can be."""
-    labelled = put(*run, ALIGNMENT_STEP, [["ann"] * 7])
+    """Where nothing else can be: none is trained on in another placement."""
+    labelled = put(*run, ALIGNMENT_STEP, [["ann"] * 4, ["ann"] * 3], ("clean", "DP1"))
     dataset = dataset_of(*run, labelled)
-    assert {name for name, _ in heard(dataset, VALIDATION)} == {"0-0", "0-3", "0-6"}
-    assert len(heard(dataset, TRAINING)) == 4
+    validated, trained = (
+        {name for name, _ in heard(dataset, each)} for each in (VALIDATION, TRAINING)
+    )
+    assert (len(validated), len(trained)) == (4, 10)
+    sources = [{name.rpartition("-")[0] for name in some} for some in (validated, trained)]
+    assert not sources[0] & sources[1]
