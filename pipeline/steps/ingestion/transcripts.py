@@ -217,12 +217,15 @@ def _joined(
     utterance: T, heard: Mapping[Hypothesis | Unusable, str], of: Transcripts
 ) -> T | Unusable:
     """Add what a recognizer's lines say of an utterance, each found by one of its keys."""
-    if len(heard) > 1:
+    usable: list[tuple[Hypothesis, str]] = []
+    for said, key in heard.items():
+        if isinstance(said, Unusable):
+            return Unusable(f"{of.uri}: {key}: {said.detail}")
+        usable.append((said, key))
+    if len(usable) > 1:
         named = " and ".join(heard.values())
         return Unusable(f"{of.uri}: two lines of one utterance, {named}: keep one")
-    [(found, key)] = heard.items()
-    if isinstance(found, Unusable):
-        return Unusable(f"{of.uri}: {key}: {found.detail}")
+    [(found, key)] = usable
     changed: Any = utterance
     given: Sequence[Hypothesis] = changed.hypotheses
     if any(each.recognizer == of.recognizer for each in given):

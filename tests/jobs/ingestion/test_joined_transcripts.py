@@ -246,6 +246,7 @@ ANN = {"utterance_id": "ann-1", "pred_text": "a"}
         ([ANN | {"pred_text": "\u0434" * 90_000}], "ann-1: .* as JSON: need"),
         ([ANN | {"score": "b", "audio_filepath": "AUDIO"}], "need a finite number"),
         ([ANN | {"score": float("nan")}], "need a finite number"),
+        ([ANN | {"audio_filepath": "AUDIO", "offset": 0.5}], "there are lines for its segments"),
         (
             [
                 {"audio_filepath": "AUDIO", "offset": start, "pred_text": "a"}
