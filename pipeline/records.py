@@ -14,6 +14,8 @@ from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
+from infra.settings import without_secrets
+
 MAX_MARKS = 30
 """Accents of one letter: no language has so many."""
 
@@ -227,7 +229,6 @@ _CONTROL_IN_NAME = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 # with text from web pages and end no line of ours; a zero-width joiner is spelling in some scripts.
 _CONTROL_IN_TEXT = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 _BLANKS_AROUND = " \t\r\n"
-_PASSWORD = re.compile(r"(://)[^/?#\s]*@")  # a user alone may be a token
 _QUERY = re.compile(r"\?[^\s#'\"]*")
 _NESTED = ("part", "hypotheses")
 # `json.dumps` with options makes an encoder each time.
@@ -498,8 +499,9 @@ def source_id(utterance_id: str, placements: Iterable[str]) -> str:
 
 
 def _without_secrets(text: str) -> str:
-    text = _PASSWORD.sub(r"\1***@", text)
-    return _QUERY.sub(lambda query: re.sub("=[^&]+", "=***", query[0]), text)
+    """Return text with stars for all values of queries, too: a ledger is kept."""
+    starred = without_secrets(text)
+    return _QUERY.sub(lambda query: re.sub("=[^&]+", "=***", query[0]), starred)
 
 
 @dataclass(frozen=True, slots=True)

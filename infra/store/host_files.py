@@ -8,6 +8,7 @@ has mapped such a file keeps it.
 
 import hashlib
 import os
+import re
 import shutil
 import stat
 import time
@@ -18,6 +19,7 @@ from tempfile import mkstemp
 from typing import BinaryIO
 
 from infra.host_folder import locked, private_folder
+from infra.settings import shown
 from infra.store.object_store import ObjectStore, scan_checked
 
 UNUSED_AFTER_S = 86_400.0
@@ -38,9 +40,12 @@ def host_files_folder() -> Path:
 def host_file(store: ObjectStore, uri: str, sha256: str) -> Path:
     """Return this host's copy of an object, which is fetched unless it is there, whole.
 
-    ValueError for an object of another digest, StoreError as the store raises it, and OSError with
-    a remedy where there is no room.
+    ValueError for an object of another digest, and for a digest that is none, StoreError as the
+    store raises it, and OSError with a remedy where there is no room.
     """
+    # It names the copy: a forged manifest's must not leave the folder.
+    if not re.fullmatch("[0-9a-f]{64}", sha256):
+        raise ValueError(f"{uri}: sha256 = {shown(sha256)}: need 64 hexadecimal digits")
     folder = host_files_folder()
     path = folder / sha256
     # Asked for first: while its digest is computed, another process may remove what is unused.

@@ -60,7 +60,7 @@ def normalize_uri(uri: str) -> str:
         if not path.startswith("/") or _CONTROL.search(path):
             need = "need file:///absolute/path, without a host, in printable text"
             raise PrefixError(f"file://***: {need}")
-        return path if path == "/" else path.rstrip("/")
+        return os.path.abspath(f"/{path.lstrip('/')}")  # noqa: PTH100 - as above
     if scheme[1] != "s3":
         # A password may hold anything, spaces too.
         where = f"{scheme[1]}://***" if "@" in uri else printable(uri)
@@ -172,6 +172,11 @@ def _without_links(path: str) -> str:
         return str(Path(path).resolve())
     except (RuntimeError, OSError) as error:
         raise PrefixError(f"{path}: its symlinks lead in a circle: fix them") from error
+
+
+def is_within(uri: str, resolved_prefixes: Sequence[str]) -> bool:
+    """Return whether a normalized URI of S3 lies at or below one of the prefixes."""
+    return any(_is_at_or_below(uri, prefix) for prefix in resolved_prefixes)
 
 
 def _is_at_or_below(uri: str, prefix: str) -> bool:

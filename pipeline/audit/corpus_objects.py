@@ -1,6 +1,6 @@
 """Compare a corpus with what the run's steps read of it: metadata, lexicon, audio."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
 
@@ -9,7 +9,7 @@ import numpy as np
 from infra.prefetch import prefetch
 from infra.settings import read_record
 from infra.store.object_store import Fetched, ObjectNotFound, ObjectStore, SizeBound, join_uri
-from infra.store.uris import is_s3, resolve_audio
+from infra.store.uris import is_s3, is_within, normalize_uri, resolve_audio
 from pipeline.audio.errors import AudioError
 from pipeline.audit.hashed_names import HashedNames, Hashes, names_without
 from pipeline.audit.step_records import Finding, StepRecords
@@ -161,7 +161,8 @@ def _metadata_findings(
     prunes = step == selection_step(UNLABELLED) and manifest.config.get("date_folders", False)
     filters = read_record(SelectionFilters, manifest.config.get("filters", {}), "filters")
     for found in store.list(base):
-        is_unread = prunes and not is_within_dates(found.uri, filters)
+        name = found.uri.removeprefix(f"{normalize_uri(base)}/")
+        is_unread = prunes and not is_within_dates(name, filters)
         if found.uri not in digests and not is_mark(found) and not is_unread:
             there = "an object that it did not read"
             yield Finding(found.uri, f"only what {step} read", there, remedy)
@@ -222,7 +223,8 @@ def audio_findings(
     confirmed = holdings[INGEST_STEP].audio if INGEST_STEP in holdings else HashedNames()
     if not reads_bytes:
         folders = {folder for each in features.values() for folder in each.folders}
-        to_list = outermost({folder for folder in folders if is_s3(folder)})
+        in_s3 = {folder for folder in folders if is_s3(folder)}
+        to_list = outermost(in_s3, store.allowed_prefixes)
         for _, hashes in prefetch(partial(_listed_versions, store), to_list, LISTS_IN_FLIGHT):
             confirmed.add(hashes)
     for step, holding in features.items():
@@ -243,15 +245,25 @@ def audio_findings(
             yield Finding(corpus_uri, "audio as it was", said, _AUDIO_REMEDY)
 
 
-def outermost(folders: set[str]) -> list[str]:
-    """Return the folders in no other one; where there are very many, those that hold them."""
-    while len(folders) > MAX_FOLDERS:
-        folders = {folder.rpartition("/")[0] for folder in folders}
+def outermost(folders: Collection[str], prefixes: Sequence[str]) -> list[str]:
+    """Return the folders in no other one; where there are very many, those that hold the deepest.
+
+    None lies above a prefix.
+    """
     kept: list[str] = []
     for folder in sorted(f"{each}/" for each in folders):
         if not kept or not folder.startswith(kept[-1]):
             kept.append(folder)
-    return [folder.rstrip("/") for folder in kept]
+    kept = [folder.rstrip("/") for folder in kept]
+    if len(kept) <= MAX_FOLDERS:
+        return kept
+    raisable = [each for each in kept if is_within(each.rpartition("/")[0], prefixes)]
+    deepest = max((each.count("/") for each in raisable), default=0)
+    raised = {each for each in raisable if each.count("/") == deepest}
+    if not raised:
+        return kept
+    parents = {each.rpartition("/")[0] for each in raised}
+    return outermost({*kept} - raised | parents, prefixes)
 
 
 def _listed_versions(store: ObjectStore, folder: str) -> Hashes:

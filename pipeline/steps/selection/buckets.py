@@ -139,15 +139,22 @@ def metadata_among(outputs: Iterable[Output]) -> list[tuple[str, str, int]]:
 
 
 def within_dates(
-    listing: Mapping[str, list[ObjectInfo]], filters: SelectionFilters, *, may_be_none: bool = False
+    listing: Mapping[str, list[ObjectInfo]],
+    metadata_uri: str,
+    filters: SelectionFilters,
+    *,
+    may_be_none: bool = False,
 ) -> dict[str, list[ObjectInfo]]:
     """Leave out the objects whose folder `date=...` no record within the filters' dates can be in.
 
     ValueError if none is left, unless there `may_be_none`. An object without such a folder may hold
     any date.
     """
+    base = f"{normalize_uri(metadata_uri)}/"
     kept = {
-        bucket: [found for found in objects if is_within_dates(found.uri, filters)]
+        bucket: [
+            found for found in objects if is_within_dates(found.uri.removeprefix(base), filters)
+        ]
         for bucket, objects in listing.items()
     }
     if not may_be_none and not any(kept.values()):
@@ -160,10 +167,13 @@ def within_dates(
     return {bucket: objects for bucket, objects in kept.items() if objects}
 
 
-def is_within_dates(uri: str, filters: SelectionFilters) -> bool:
-    """Return whether a metadata object may hold a record within the filters' dates."""
-    # The last one, as the corpus itself may lie below a folder of such a name.
-    match = re.search(r".*/date=(\d{4}-\d{2}-\d{2})/", uri)
+def is_within_dates(name: str, filters: SelectionFilters) -> bool:
+    """Return whether a metadata object may hold a record within the filters' dates.
+
+    Its name is what follows the metadata's folder, as the corpus itself may lie below a folder of
+    a date.
+    """
+    match = re.match(r"(?:.*/)?date=(\d{4}-\d{2}-\d{2})/", name)
     try:
         return match is None or filters.reaches(date.fromisoformat(match[1]))
     except ValueError:  # no day of the calendar

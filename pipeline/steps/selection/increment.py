@@ -8,7 +8,6 @@ lists: no process holds more than one range, however long the chain is.
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from typing import Any, TypedDict
 
 import numpy as np
@@ -33,7 +32,7 @@ from pipeline.runs.manifest import Manifest, Output, read_manifest
 from pipeline.runs.names import INCREMENT_METADATA
 from pipeline.runs.sealed_json import read_sealed, seal, typed_value
 from pipeline.sampling import NUM_PRIORITIES
-from pipeline.settings import MAY_DIFFER
+from pipeline.settings import MAY_DIFFER, SelectionConfig
 from pipeline.steps.hash_ranges import (
     Gathered,
     gathered_objects,
@@ -48,7 +47,7 @@ SIZES = "metadata_bytes"
 LAST_PRIORITY = "last_priority"
 """The statistic of a selection with a budget: the last priority that it selected."""
 
-_NAMES = "names"
+_NAMES, _DATES = "names", "dates"
 
 Buckets = Mapping[str, Sequence[ObjectInfo]]
 
@@ -172,12 +171,14 @@ def metadata_to_read(
     metadata_uri: str,
     listing: Buckets,
     extended: ExtendedSelection,
+    config: SelectionConfig,
 ) -> dict[str, list[ObjectInfo]]:
     """Keep the metadata objects that no run of the chain has read, by bucket; or all, read again.
 
     New ones are recorded at the first attempt: an object that arrives later waits for the next
     increment. ValueError names an object that has another size than the chain read, or one that
-    is to be read and is not listed.
+    is to be read and is not listed; and dates that the first attempt did not have, of whose days
+    the objects would not be read.
     """
     known: dict[str, int] = {}
     for each in extended.bases:
@@ -191,7 +192,10 @@ def metadata_to_read(
                 "read it: put the object back, and write new records into new objects"
             )
     new = [name for name in listed if name not in known]
-    names = _recorded(store, run_uri, new) | (known.keys() if extended.is_read_again else set())
+    filters = config.filters
+    dates = [filters.created_from, filters.created_before] if config.date_folders else []
+    names = _recorded(store, run_uri, new, dates)
+    names |= known.keys() if extended.is_read_again else set()
     if missing := sorted(names - listed.keys()):
         raise ValueError(
             f"{base}: of {len(names)} metadata objects that this increment reads the listing lacks "
@@ -215,15 +219,28 @@ def sizes(listing: Buckets, metadata_uri: str) -> dict[str, int]:
     }
 
 
-def _recorded(store: ObjectStore, run_uri: str, names: Sequence[str]) -> frozenset[str]:
+def _recorded(
+    store: ObjectStore, run_uri: str, names: Sequence[str], dates: Sequence[str]
+) -> frozenset[str]:
+    """Return the names that the first attempt recorded; ValueError if it had other dates."""
     uri = join_uri(run_uri, INCREMENT_METADATA)
-    store.put_if_absent(uri, seal({_NAMES: sorted(names)}, indent=1))
+    store.put_if_absent(uri, seal({_NAMES: sorted(names), _DATES: [*dates]}, indent=1))
+
+    def parse(record: Mapping[str, Any]) -> tuple[list[str], list[str]]:
+        found, of_first = (typed_value(record, name, list[str]) for name in (_NAMES, _DATES))
+        return found, of_first
+
     try:
         remedy = "remove it and select again into a new --run"
-        parse = partial(typed_value, name=_NAMES, kind=list[str])
-        recorded = read_checked(store, uri, lambda data: read_sealed(data, remedy, parse))
+        recorded, before = read_checked(store, uri, lambda data: read_sealed(data, remedy, parse))
     except ObjectNotFound as error:
         raise ValueError(f"{uri} has gone: another process removes the run") from error
+    if before != [*dates]:
+        raise ValueError(
+            f"{uri}: the first attempt read the days of created_from and created_before = "
+            f"{before}, and this one asks for {[*dates]} ([]: date_folders = false): set what it "
+            "had, or select into a new --run"
+        )
     return frozenset(recorded)
 
 

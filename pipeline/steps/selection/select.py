@@ -247,9 +247,10 @@ def select_utterances(
         applied = replace(config, hours=0.0, filters=SelectionFilters(), date_folders=False)
     everything = listing = list_metadata(store, metadata_uri, ingested)
     if applied.date_folders:
-        listing = within_dates(listing, applied.filters, may_be_none=extended is not None)
+        filters, may_be_none = applied.filters, extended is not None
+        listing = within_dates(listing, metadata_uri, filters, may_be_none=may_be_none)
     if extended is not None:
-        listing = metadata_to_read(store, run_uri, metadata_uri, listing, extended)
+        listing = metadata_to_read(store, run_uri, metadata_uri, listing, extended, applied)
     # Digests go into the fingerprint, so a finished step is found without parsing a record.
     buckets = digest_buckets(store, listing, distribute, f"digest {subset} metadata")
 

@@ -116,6 +116,7 @@ def test_an_archive_that_is_none_is_an_error(tmp_path: Path, data: bytes) -> Non
     ("uri", "shown"),
     [
         ("https://user:hunter2@host/a.flac", "https://***@host/a.flac"),
+        ("s3://key:hunter2/with/slashes@bucket/a.flac", "s3://***@bucket/a.flac"),
         (
             "https://b.s3.amazonaws.com/a?X-Amz-Signature=hunter2&X-Amz-Date=1",
             "X-Amz-Signature=***",

@@ -75,6 +75,17 @@ def test_other_object_is_refused(stored: tuple[ObjectStore, str, str]) -> None:
     assert [each.suffix for each in host_files.host_files_folder().iterdir()] == [".lock"]
 
 
+@pytest.mark.parametrize("digest", ["../victim", "/tmp/victim", "0" * 63, ""])
+def test_a_digest_that_is_none_names_no_file(
+    stored: tuple[ObjectStore, str, str], digest: str
+) -> None:
+    """A manifest's digest is any text of whoever writes to the store."""
+    store, uri, _ = stored
+    with pytest.raises(ValueError, match="need 64 hexadecimal digits"):
+        host_file(store, uri, digest)
+    assert not [*host_files.host_files_folder().parent.rglob("victim*")]
+
+
 def test_folder_of_others_is_refused(stored: tuple[ObjectStore, str, str], tmp_path: Path) -> None:
     (tmp_path / f"megahour-files-{os.getuid()}").mkdir(mode=0o755)
     with pytest.raises(PermissionError, match=r"need a directory that is ours alone .*: remove it"):

@@ -132,8 +132,9 @@ def test_local_spellings_are_one_path(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.chdir(tmp_path)
     path = str(tmp_path / "a b")
     spellings = ("a b", "a b/", "./x/../a b", path, f"file://{tmp_path}/a%20b")
+    spellings += (f"file:///{tmp_path}//a%20b/", f"file://{tmp_path}/./a b")
     assert {normalize_uri(spelling) for spelling in spellings} == {path}
-    assert normalize_uri("/") == normalize_uri("file:///") == "/"
+    assert normalize_uri("/") == normalize_uri("file:///") == normalize_uri("file:////") == "/"
 
 
 def test_a_store_keeps_its_prefix_when_the_directory_changes(

@@ -530,10 +530,14 @@ def test_tasks_find_what_one_process_finds(run: Run, monkeypatch: pytest.MonkeyP
 
 
 def test_few_folders_of_audio_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """None within another; where each speaker has one, the folder of all speakers."""
+    """None within another; where each speaker has one, that of all; none above a prefix."""
     nested = {"s3://b/a/x", "s3://b/a", "s3://b/ab", "s3://b/a/x/y"}
-    assert corpus_objects.outermost(nested) == ["s3://b/a", "s3://b/ab"]
+    assert corpus_objects.outermost(nested, ["s3://b"]) == ["s3://b/a", "s3://b/ab"]
     monkeypatch.setattr(corpus_objects, "MAX_FOLDERS", 3)
     speakers = {f"s3://b/audio/{number}" for number in range(9)}
-    assert corpus_objects.outermost(speakers) == ["s3://b/audio"]
-    assert corpus_objects.outermost({*speakers, "s3://other/x"}) == ["s3://b/audio", "s3://other"]
+    prefixes = ["s3://b/audio", "s3://other/x"]
+    for others in ([], ["s3://other/x"], ["s3://b/audio"]):
+        expected = sorted({"s3://b/audio", *others})
+        assert corpus_objects.outermost({*speakers, *others}, prefixes) == expected
+    apart = [f"s3://b/{number}" for number in range(9)]
+    assert corpus_objects.outermost(apart, apart) == apart

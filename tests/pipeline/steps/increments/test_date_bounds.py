@@ -1,6 +1,7 @@
 """A later `created_before` admits what lies beyond its base's, and nothing is lost."""
 
 from pathlib import Path
+from typing import Never
 
 import pytest
 
@@ -35,6 +36,23 @@ def test_dates_beyond_the_filter_wait(nights: Nights) -> None:
     manifest = nights.select("third", "second", date_folders=True, **before_day(4))
     assert nights.selected("third", manifest) == set(ids)
     assert manifest.tally_in.utterances == manifest.tally_out.utterances == 27
+
+
+def test_another_attempt_has_the_firsts_dates(nights: Nights) -> None:
+    """What it read is recorded: days that only the second attempt admits would be left out."""
+    nights.select("root", date_folders=True, **before_day(2))
+    nights.add(2, SPEAKERS)
+    nights.add(3, SPEAKERS)
+
+    def fails(*_: object) -> Never:
+        raise OSError("spark did not start")
+
+    with pytest.raises(OSError, match="spark did not start"):
+        nights.select("second", "root", fails, date_folders=True, **before_day(3))
+    with pytest.raises(ValueError, match=r"'2026-01-03'.*'2026-01-04'.*set what it had"):
+        nights.select("second", "root", date_folders=True, **before_day(4))
+    again = nights.select("second", "root", date_folders=True, **before_day(3))
+    assert again.tally_out.utterances == 18
 
 
 def test_a_later_end_brings_back_what_was_read_too_early(nights: Nights) -> None:

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from infra.store.object_store import ObjectStore, join_uri
+from infra.store.object_store import ObjectInfo, ObjectStore, join_uri
 from pipeline.audit.verify import verify_run
 from pipeline.filters import SelectionFilters
 from pipeline.runs.manifest import Manifest, read_output
 from pipeline.runs.names import bucket_of
-from pipeline.steps.selection.buckets import is_within_dates
+from pipeline.steps.selection.buckets import within_dates
 from pipeline.steps.selection.select import metadata_uri
 from tests.pipeline.steps.selection.test_select import CONFIG, record, select, write_buckets
 from tests.small_corpus import local_store
@@ -51,12 +51,15 @@ def test_objects_of_other_days_are_not_opened(corpus: tuple[ObjectStore, str, st
 
 
 def test_a_corpus_below_dated_folders_has_its_own() -> None:
-    """The last folder of a name counts, and "no day", 9999-12-31, is a day."""
-    above = "s3://b/date=2020-01-01/speaker_bucket=07/corpus/metadata/unlabelled"
-    for day, is_read in (("2026-01-02", True), ("2026-01-03", False), ("9999-12-31", False)):
-        uri = f"{above}/date={day}/speaker_bucket=03/part.jsonl"
-        assert is_within_dates(uri, SECOND) == is_read
-        assert bucket_of(uri) == "bucket-03"
+    """A folder above it says nothing, and "no day", 9999-12-31, is a day."""
+    base = "s3://bucket/date=2020-01-01/speaker_bucket=07/corpus/metadata/unlabelled"
+    days = {"2026-01-02": True, "2026-01-03": False, "9999-12-31": False}
+    names = {f"date={day}/speaker_bucket=03/part.jsonl": is_read for day, is_read in days.items()}
+    listing = {"bucket-03": [ObjectInfo(f"{base}/{name}", 1, "") for name in (*names, "no.jsonl")]}
+    (kept,) = within_dates(listing, base, SECOND).values()
+    read = [f"{base}/{name}" for name, is_read in names.items() if is_read]
+    assert [each.uri for each in kept] == [*read, f"{base}/no.jsonl"]
+    assert bucket_of(read[0]) == "bucket-03"
 
 
 def test_verify_expects_no_other_day(corpus: tuple[ObjectStore, str, str]) -> None:
