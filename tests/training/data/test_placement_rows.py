@@ -123,9 +123,9 @@ def test_validation_hears_all_placements(whole: Dataset) -> None:
 
 
 def test_left_out_speakers_are_trained_on_at_no_placement(whole: Dataset) -> None:
-    """Of one speaker every second row validates; training reads the others at its placements."""
+    """Of one speaker every second one validates; training reads the others at its placements."""
     newbob = replace(whole, augmentation=SOME, validation_one_in=2)
     training = SubEpoch(True, 0, 1, 0, True, 0.1)
-    validated = {number for number in range(NUM_ROWS) if number % 2 == 0}
-    assert set(numbers(newbob.plan(VALIDATION, 0))) == validated
+    validated = set(numbers(newbob.plan(VALIDATION, 0)))
+    assert len(validated) == NUM_ROWS // 2
     assert set(numbers(newbob.plan(training, 0))) == KEPT - validated != set()
