@@ -30,7 +30,7 @@ SPLIT_DISTANCE = 0.2  # standard deviations, as HTK's
 MIN_FRAMES = 2.0  # a Gaussian with fewer keeps its mean and variance
 
 TRAINING_BEAM = 500.0
-"""Nats that paths of a training pass may be behind the best; what monophones align, is exact.
+"""In a training pass, how many nats a path may be behind the best; later alignment is exact.
 
 Of 44,000 frames of LibriSpeech none changes at 100 already, with the first pass's monophones and
 with the last's; at 500 a search takes 2.3 us a frame with the last's, and 21.9 without a beam.

@@ -17,10 +17,10 @@ _LEAST = 1e-12
 """Less than this is the rounding error of a sum of probabilities."""
 
 FULL = 0.9
-"""Words listed after a history that have this share of what backing off says hardly have others.
+"""A history is full if the words listed after it have this share of what backing off gives.
 
-Whichever of them is removed then takes its old probability from the new back-off weight, and seems
-worth nothing, though all together are: of a grammar of digits all bigrams went at 1e-7.
+Any one of them that is removed gets its old probability back by the new back-off weight, so it
+seems worth nothing, though all of them together are worth something.
 """
 
 _SMALLEST = np.finfo(np.float64).tiny
@@ -128,9 +128,8 @@ class Masses:
         old_log_weight = self.model.ngrams["log_backoff"][history] * np.log(10)
         divergence = total(p * log_ratio) - mass * log_weight
         divergence += unlisted * (old_log_weight - log_weight)
-        return place, np.exp(_log_history_probabilities(self.model, histories))[
-            history
-        ] * divergence
+        probabilities = np.exp(_log_history_probabilities(self.model, histories)[history])
+        return place, probabilities * divergence
 
     def relative_entropies(self, histories: BackoffModel) -> np.ndarray:
         """Return for each n-gram hw D(p || p') in nats, if it alone of those after h is removed.
