@@ -121,6 +121,7 @@ lint: setup docs
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/cfn-lint infra/cloudformation/*
+	$(BIN)/megahour roles | $(BIN)/cfn-lint
 	$(BIN)/hadolint infra/docker/*.Dockerfile
 	$(BIN)/shellcheck infra/*/*.sh tests/*.sh
 

@@ -119,7 +119,7 @@ class Cluster:
         for dependency in self.python_dependencies:
             _requirement(dependency)
         others = (*self.read_prefixes, *self.write_prefixes)
-        for prefix in others:
+        for prefix in (*others, *self.delete_prefixes):
             for name in _PLACEHOLDER.findall(prefix):
                 if name not in ("run", "corpus"):
                     place = f"prefix {shown(prefix)}: {{{name}}}"
@@ -305,7 +305,10 @@ def _setting_mebibytes(settings: Mapping[str, str], key: str) -> int | None:
         return None
     if text.isascii() and text.isdigit() and len(text) < 12:
         return int(text)  # Spark takes a bare number for mebibytes
-    return mebibytes(text)
+    try:
+        return mebibytes(text)
+    except ValueError as error:
+        raise ValueError(f"{key}: {error}") from None
 
 
 def _fill(prefixes: Sequence[str], run: str, corpus: str) -> tuple[str, ...]:

@@ -74,8 +74,7 @@ def main() -> None:
     parser = Parser(
         prog="megahour roles",
         description="Print a CloudFormation template with a role for each step and query. A role "
-        "may read, write and delete what its step's cluster file names, and nothing else. "
-        "infra/cloudformation/roles.json has the roles of our own cluster files.",
+        "may read, write and delete what its step's cluster file names, and nothing else.",
         epilog="Exit codes: 0 printed, 1 failed, 2 bad usage or cluster file.",
     )
     add_step_cluster_argument(parser)

@@ -92,7 +92,9 @@ def s3_statements(
 
     Its hosts may also copy the code, and recipes and cluster files of the user's own.
     """
-    readable = (*cluster.readable(RUN, CORPUS), *audio, _CODE)
+    # A folder of audio may have a dot in its name, as files have.
+    folders = (f"{each}/" for each in audio)
+    readable = (*cluster.readable(RUN, CORPUS), *audio, *folders, _CODE)
     writable = cluster.writable(RUN, CORPUS)
     allowed = (
         (["s3:GetObject"], [each for each in readable if each not in writable]),
@@ -101,7 +103,7 @@ def s3_statements(
         (["s3:DeleteObject"], cluster.deletable(RUN, CORPUS)),
     )
     objects = [
-        _allow(actions, [_sub(_ARN + _below(each)) for each in dict.fromkeys(prefixes)])
+        _allow(actions, [_sub(_ARN + each) for each in dict.fromkeys(map(_below, prefixes))])
         for actions, prefixes in allowed
         if prefixes
     ]
@@ -111,10 +113,9 @@ def s3_statements(
 def _listing(prefixes: Sequence[str]) -> list[Document]:
     """Return, for each bucket, which folders may be listed."""
     keys: dict[str, list[Document]] = {}
-    for each in dict.fromkeys(prefixes):
-        bucket, _, key = each.partition("/")
-        folder = f"{key}/*" if key else "*"
-        keys.setdefault(bucket, []).append(_sub(key if _OBJECT.search(each) else folder))
+    for each in dict.fromkeys(map(_below, prefixes)):
+        bucket, _, pattern = each.partition("/")
+        keys.setdefault(bucket, []).append(_sub(pattern))
     # IfExists: S3 answers 404 for an absent object, not 403, to those who may list its bucket, and
     # such a question has no prefix. A listing without a prefix shows names of keys, no bytes.
     return [
@@ -167,7 +168,7 @@ def _document(statements: Sequence[Document]) -> Document:
 
 
 def _below(prefix: str) -> str:
-    return prefix if _OBJECT.search(prefix) else f"{prefix}/*"
+    return prefix if _OBJECT.search(prefix) else f"{prefix.rstrip('/')}/*"
 
 
 def _allow(actions: Sequence[str], resources: Sequence[Any]) -> Document:

@@ -436,7 +436,7 @@ class RequestStream:
         if not self._links or not self._in_flight.num_waiting:
             self._waiting_since_s = time.monotonic()
             return self._in_flight.num_waiting > 0
-        times_s = [link.connected_at_s for link in self._links.values()]
+        times_s = [link.connected_at_s for link in list(self._links.values())]
         connected_s = [each for each in times_s if each is not None]
         # Of servers that are about to start, each will take a batch.
         expected = len(times_s) - len(connected_s)

@@ -12,7 +12,7 @@ from infra.aws.step_roles import role_name
 from infra.cluster import container_mebibytes
 from infra.platforms.emr import LaunchRequest, validate
 from infra.platforms.platform import CodeUri, StepLaunch, conf_options, spark_package
-from infra.settings import ConfigurationError, Text, check_ranges, mebibytes
+from infra.settings import ConfigurationError, Text, check_ranges
 from infra.spark.packaging import DEPENDENCIES
 
 WORKERS: Mapping[int, range] = {
@@ -91,15 +91,15 @@ def worker(num_cores: int, num_mebibytes: int) -> tuple[int, int]:
 def _worker_settings(launch: StepLaunch) -> dict[str, str]:
     """Return the sizes of workers, and as memory beside the JVM what the worker has left."""
     cluster, found = launch.cluster, {}
-    driver = container_mebibytes(cluster.driver_memory, {})
-    executor = container_mebibytes(cluster.executor_memory, cluster.spark)
-    for role, heap, cores, needed in (
-        ("driver", cluster.driver_memory, 1, driver),
-        ("executor", cluster.executor_memory, cluster.cores_per_executor, executor),
+    for role, heap, cores, settings in (
+        ("driver", cluster.driver_memory, 1, {}),
+        ("executor", cluster.executor_memory, cluster.cores_per_executor, cluster.spark),
     ):
-        num_cores, gibibytes = worker(cores, needed)
+        num_cores, gibibytes = worker(cores, container_mebibytes(heap, settings))
+        # Spark counts the memory of Python beside the overhead.
+        taken = container_mebibytes(heap, {**settings, "spark.executor.memoryOverhead": "0"})
         found[f"spark.{role}.cores"] = str(num_cores)
-        found[f"spark.{role}.memoryOverhead"] = f"{(gibibytes << 10) - mebibytes(heap)}m"
+        found[f"spark.{role}.memoryOverhead"] = f"{(gibibytes << 10) - taken}m"
         disk = min(max(cluster.disk_gibibytes, _DISKS[0]), _DISKS[-1])
         found[f"spark.emr-serverless.{role}.disk"] = f"{disk}G"
     return found

@@ -98,6 +98,11 @@ def test_a_cluster_of_ones_own_is_read_by_path(tmp_path: Path) -> None:
         ),
         ({"price_per_instance_hour": -1.0}, "price_per_instance_hour = -1.0: need 0"),
         ({"read_prefixes": ("{runs}/a",)}, "{runs}: need {run} or {corpus}"),
+        ({"delete_prefixes": ("{run}/steps/{day}",)}, "{day}: need {run} or {corpus}"),
+        (
+            {"instance_type": "c4.4xlarge", "spark": {"spark.executor.memoryOverhead": "19 GB"}},
+            "spark.executor.memoryOverhead: size = '19 GB': need a size such as",
+        ),
         ({"devices": ("cpu", "cpu")}, "devices = .*: need each once"),
         ({"master": "moon"}, "master = 'moon': need .*such as 'local"),
         ({"instance_type": "c4.4xlarge", "cores_per_executor": 17}, "= 17: need at most 16, the c"),

@@ -1,14 +1,14 @@
 """Evaluate the S3 statements of a step's role, as IAM does, against requests of moto's log."""
 
-import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
-TEMPLATE = Path(__file__).parents[3] / "infra/cloudformation/roles.json"
+from jobs.roles import template
+
+RESOURCES = template({})["Resources"]
 PLACES = {
     "AWS::Partition": "aws",
     "AWS::StackName": "megahour",
@@ -59,7 +59,7 @@ class Statement:
 def role_of(step: str, places: Mapping[str, str] = PLACES) -> list[Statement]:
     """Read the statements of a step's role from the template, with its parameters filled in."""
     name = "".join(part.capitalize() for part in step.split("_"))
-    role = json.loads(TEMPLATE.read_text())["Resources"][f"{name}Role"]["Properties"]
+    role = RESOURCES[f"{name}Role"]["Properties"]
     (policy,) = role["Policies"]
     return [_statement(_filled(each, places)) for each in policy["PolicyDocument"]["Statement"]]
 

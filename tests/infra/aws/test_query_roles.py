@@ -99,8 +99,8 @@ def test_inspect_needs_the_role_of_inspect_utterance(heard: HeardRun, run_job: R
 
 def test_audio_elsewhere_is_read_by_the_steps_that_hear_it() -> None:
     """With --audio-prefix, and by those alone; nobody writes there."""
-    plain, more = template({}), template({}, ["s3://speech/2026"])
-    place = "arn:${AWS::Partition}:s3:::speech/2026/*"
+    plain, more = template({}), template({}, ["s3://speech/v1.0"])
+    place = "arn:${AWS::Partition}:s3:::speech/v1.0/*"
     reading = set()
     for name, resource in more["Resources"].items():  # type: ignore[attr-defined]
         if name.endswith("Role"):
