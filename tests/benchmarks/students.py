@@ -55,7 +55,7 @@ from pipeline.runs.names import (
     sequence_trained,
 )
 from pipeline.sampling import sampling_priority
-from tests.benchmarks.rotation.folds import Corpus, Fold
+from tests.benchmarks.folds import Corpus, Fold
 from training.align.labelled import MADE_STATISTIC
 from training.decode.lexicon import parse_lexicon
 from training.evaluate.scores import Estimate, Resamples, SpeakerCounts, resample

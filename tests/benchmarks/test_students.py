@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from jobs.cli.arguments import recipe_path
-from tests.benchmarks.rotation.folds import Corpus, Fold
+from tests.benchmarks.folds import Corpus, Fold
 from tests.benchmarks.students import (
     ALL,
     EXPERIMENTS,

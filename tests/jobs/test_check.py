@@ -17,7 +17,6 @@ from pipeline.audit.step_records import list_run
 from pipeline.runs.increment import Bases, record_bases
 from pipeline.runs.names import LANGUAGE_MODEL_FILES
 from pipeline.steps.ingestion.placed_audio import PlacementChoice
-from tests.benchmarks.rotation.__main__ import EVERY_PLACEMENT, NUM_DRAWN
 from tests.documents.document_commands import ROOT, commands_of
 from tests.infra.store.quirky_s3 import QuirkySettings, quirky_s3
 from tests.job_programs import RunJob, Said
@@ -496,6 +495,9 @@ def test_a_shipped_recipe_is_checked(run_job: RunJob, tmp_path: Path, name: str)
     assert HELP in " ".join(run_job("check", "--help").out.split())
 
 
+EVERY_PLACEMENT = "clean,DP1,DP2,DP3,DP4,DP5"
+
+
 def test_readme_runs_what_was_measured() -> None:
     """Its line for own speech has the rotation's placements, recipe, ranks and dev share."""
     (words,) = [
@@ -506,7 +508,7 @@ def test_readme_runs_what_was_measured() -> None:
     given = dict(itertools.pairwise(words))
     known = EVERY_PLACEMENT.split(",")[1:]
     named = PlacementChoice.parse(given["--placements"], known)
-    drawn = PlacementChoice.parse(f"{NUM_DRAWN}:{EVERY_PLACEMENT}", known)
+    drawn = PlacementChoice.parse(f"6:{EVERY_PLACEMENT}", known)
     for seed in range(5):
         assert named.of("an4-1", seed) == drawn.of("an4-1", seed) == EVERY_PLACEMENT.split(",")
     assert (given["--recipe"], given["--dev-share"]) == ("placements", "0.2")

@@ -29,6 +29,7 @@ from jaxtyping import Float, Int32, Shaped
 from torch import Tensor
 from torch._C._distributed_c10d import DebugLevel, Work, get_debug_level
 
+from infra.log_lines import progress_bar
 from training.distributed.process_group import (
     ProcessGroup,
     explaining_failure,
@@ -238,27 +239,32 @@ def run_own_tasks(
     count_losses: Callable[[T], int],
     check_losses: Callable[[int], None],
     group: ProcessGroup,
+    *,
+    description: str,
 ) -> None:
     """Run every size-th of the tasks on this rank; return once all ranks have run theirs.
 
-    `check_losses` sees on every rank what all tasks so far have lost, and may raise to end them.
-    Raises a task's own error, and CollectiveError where another rank is dead.
+    Rank 0 shows how many of all are done, under `description`. `check_losses` sees on every rank
+    what all tasks so far have lost, and may raise to end them. Raises a task's own error, and
+    CollectiveError where another rank is dead.
     """
     todo = list(tasks[group.rank() :: group.size()])
     current: Future[int] | None = None
-    num_lost, num_busy = 0, 1
-    while num_busy:
-        if current is None and todo:
-            current = _started(partial(count_losses, todo.pop(0)), "rank task")
-        # A rank without a task waits in the exchange, for a slice of the others' time.
-        if current is not None and wait([current], timeout=SLICE_S).done:
-            num_lost += current.result()
-            current = None
-        is_busy = current is not None or bool(todo)
-        sums = torch.tensor([is_busy, num_lost], dtype=torch.int64)
-        all_reduce_sum(sums, group)
-        num_busy, lost_by_all = sums.tolist()
-        check_losses(lost_by_all)
+    num_lost, num_left = 0, len(tasks)
+    with progress_bar(description=description, total=num_left, disable=group.rank() > 0) as bar:
+        while num_left:
+            if current is None and todo:
+                current = _started(partial(count_losses, todo.pop(0)), "rank task")
+            # A rank without a task waits in the exchange, for a slice of the others' time.
+            if current is not None and wait([current], timeout=SLICE_S).done:
+                num_lost += current.result()
+                current = None
+            own_left = len(todo) + (current is not None)
+            sums = torch.tensor([own_left, num_lost], dtype=torch.int64)
+            all_reduce_sum(sums, group)
+            before, (num_left, lost_by_all) = num_left, sums.tolist()
+            bar.update(before - num_left)
+            check_losses(lost_by_all)
 
 
 def _started(function: Callable[[], R], name: str) -> Future[R]:

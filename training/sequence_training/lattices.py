@@ -114,6 +114,7 @@ def generate_lattices(
             lambda task: lattice_shard(task).quarantined.utterances,
             check_losses,
             group,
+            description=f"lattices of {name}",
         )
         if group.rank() != 0:
             return None

@@ -297,7 +297,7 @@ def one_slow_rank(group: ProcessGroup, report_begin: Callable[[], None], seconds
 
     report_begin()
     seen: list[int] = []
-    run_own_tasks(range(5), work, seen.append, group)
+    run_own_tasks(range(5), work, seen.append, group, description="tasks")
     assert done == list(range(5))[group.rank() :: NUM_RANKS]
     assert seen[-1] == sum(range(5))
 
@@ -341,4 +341,4 @@ def test_a_tasks_error_is_its_ranks() -> None:
         raise OSError(f"task {task} has no disk")
 
     with pytest.raises(OSError, match="task 0 has no disk"):
-        simulate_ranks(1, partial(run_own_tasks, range(3), fail, lambda _: None))
+        simulate_ranks(1, partial(run_own_tasks, range(3), fail, print, description="tasks"))
