@@ -177,6 +177,11 @@ class FeatureRow:
     audio_part: AudioPart | None = None
     hypotheses: tuple[Hypothesis, ...] = ()
 
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The words of the transcript; none without one."""
+        return tuple((self.text or "").split())
+
 
 def write_features(rows: Sequence[FeatureRow]) -> bytes:
     """Write a feature shard in its rows' common storage, which the footer states.

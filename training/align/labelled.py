@@ -75,10 +75,9 @@ def read_lexicon(
 
 
 def transcribed(row: FeatureRow) -> TranscribedUtterance:
-    """Convert a feature row for alignment and decoding; a row without text has no words."""
-    words = tuple((row.text or "").split())
+    """Convert a feature row for alignment."""
     energies = row.features.astype(np.float32)
-    return TranscribedUtterance(row.utterance_id, row.speaker_id, words, energies)
+    return TranscribedUtterance(row.utterance_id, row.speaker_id, row.words, energies)
 
 
 def unknown_words_of(row: FeatureRow, lexicon: Lexicon) -> Unaligned | None:

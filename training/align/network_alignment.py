@@ -13,7 +13,6 @@ from pipeline.shards import FeatureRow, PartitionRow
 from pipeline.splicing import num_low_rate_frames, splice
 from training.align.labelled import (
     Senones,
-    transcribed,
     unknown_words_of,
 )
 from training.decode.decoder import AlignmentError, align
@@ -96,7 +95,7 @@ def best_senones(
     tree: SenoneTree,
 ) -> Int64[np.ndarray, " frames"] | Unaligned:
     """Return the senone of every low-rate frame."""
-    words = transcribed(row).words
+    words = row.words
     if not words:
         return Unaligned(NO_WORDS)
     if unknown := unknown_words_of(row, lexicon):

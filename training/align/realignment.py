@@ -45,7 +45,6 @@ from training.align.labelled import (
     read_tree,
     senone_statistics,
     sum_histograms,
-    transcribed,
 )
 from training.align.lda_mllt import CEPSTRA, LDA_MLLT_STATISTIC, LdaMllt, TreeFeatures
 from training.align.network_alignment import (
@@ -202,7 +201,7 @@ class NetworkAligner:
         senones = best_senones(row, scores, self.lexicon, self.tree)
         if isinstance(senones, Unaligned):
             return senones
-        words = self.lexicon.transcript(transcribed(row).words)
+        words = self.lexicon.transcript(row.words)
         phones, starts = phone_segments(senones, words, self.lexicon, self.tree)
         # As expand_to_frames has it, the last low-rate frame lasts to the end.
         return PhoneAlignment(phones, STACK * starts, len(row.features))

@@ -14,6 +14,7 @@ from pipeline.runs.names import ALIGNMENT_STEP, BOOTSTRAP_STEP, GRAPH_STEP
 from training.align.labelled import read_lexicon, read_tree
 from training.decode.grammar import ngram_grammar
 from training.decode.graph import grammar_graph, require_room, word_ids
+from training.decode.ngrams import arpa_text
 from training.evaluate.language_model import LanguageModelFiles
 from training.evaluate.stored_graphs import put_fst, put_words
 from training.settings.decoding import EvaluationConfig, graph_settings
@@ -47,22 +48,20 @@ def build_graphs(
         require_room(small, f"raise evaluation.first_pass.pruning, or {other}")
         # A model of the user's own has one order: its grammar is stored once.
         kept = orders[:1] if language_model.has_own_order else orders
-        grammars = [
-            put_fst(
-                step.context, f"grammar-{order}", ngram_grammar(language_model.of_order(order), ids)
-            )
-            for order in kept
-        ]
+        grammars = []
+        for order in kept:
+            model = language_model.of_order(order)
+            grammars.append(put_fst(step.context, f"grammar-{order}", ngram_grammar(model, ids)))
+            if order == evaluation.ngram_order and not language_model.has_own_order:
+                # Another run may be given the model, so that both decode by the same.
+                data = arpa_text(model).encode()
+                step.context.scratch.put_output(f"arpa-{order}", ".arpa", data, Tally())
+            del model
         statistics = {
             "num_senones": tree.num_senones,
             "grammars": {str(order): number % len(kept) for number, order in enumerate(orders)},
             "language_model": dict(language_model.statistics),
         }
-        if not language_model.has_own_order:
-            # Another run may be given the model, so that both decode by the same.
-            order = evaluation.ngram_order
-            data = language_model.arpa(order).encode()
-            step.context.scratch.put_output(f"arpa-{order}", ".arpa", data, Tally())
         del language_model  # before the graph takes as much memory
         graph = grammar_graph(words, tree, small)
         outputs = (

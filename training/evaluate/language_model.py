@@ -194,12 +194,6 @@ class LanguageModel(ABC):
     def pruned(self, order: int, threshold: float) -> "BackoffModel":
         """Return it without n-grams that change perplexity by less than a share, `threshold`."""
 
-    def arpa(self, order: int) -> str:
-        """Return the ARPA text of a model."""
-        from training.decode.ngrams import arpa_text  # noqa: PLC0415 - imports NumPy
-
-        return arpa_text(self.of_order(order))
-
 
 @dataclass(frozen=True, slots=True)
 class GivenModel(LanguageModel):

@@ -137,11 +137,12 @@ Example = tuple[Float[Tensor, "frames tokens"], Int64[Tensor, " frames"]]
 def estimate_map(examples: Iterable[Example], num_senones: int) -> tuple[SenoneMap, Fit]:
     """Count tokens at lags beside senones, and choose the scale.
 
-    The counts take senones x tokens x 21 x 4 bytes, and as much again while they become logarithms.
+    The counts take senones x tokens x 21 x 8 bytes, and as much again while they become logarithms.
     """
     withheld: list[Example] = []
     counts: Tensor | None = None
-    frames = torch.zeros(num_senones)
+    # In float32 a cell would stop at 2**24 frames: 140 hours of silence.
+    frames = torch.zeros(num_senones, dtype=torch.float64)
     for number, (posteriors, senones) in enumerate(examples):
         if not posteriors.isfinite().all():
             raise ValueError(f"utterance {number} has posteriors that are not finite")
@@ -153,8 +154,8 @@ def estimate_map(examples: Iterable[Example], num_senones: int) -> tuple[SenoneM
             continue
         around = functional.pad(posteriors, (0, 0, LAGS, LAGS)).unfold(0, 2 * LAGS + 1, 1)
         if counts is None:
-            counts = torch.zeros(num_senones, *around.shape[1:])
-        counts.index_add_(0, senones, around.float())
+            counts = torch.zeros(num_senones, *around.shape[1:], dtype=torch.float64)
+        counts.index_add_(0, senones, around.double())
         frames += torch.bincount(senones, minlength=num_senones)
     if counts is None or not withheld:
         raise ValueError(
@@ -163,16 +164,17 @@ def estimate_map(examples: Iterable[Example], num_senones: int) -> tuple[SenoneM
     priors = (frames + 1) / (frames + 1).sum()
     seen = counts.sum(dim=0)
     counts += PSEUDO_COUNT * priors[:, None, None]
-    evidence = (counts / (seen + PSEUDO_COUNT)).div_(priors[:, None, None]).log_()
+    evidence = (counts / (seen + PSEUDO_COUNT)).div_(priors[:, None, None]).log_().float()
+    log_priors = priors.log().float()
     unscaled = SenoneMap(torch.zeros(num_senones), evidence)
     found = torch.cat([unscaled.logits(posteriors) for posteriors, _ in withheld])
     truth = torch.cat([senones for _, senones in withheld])
     losses = {
-        scale: functional.cross_entropy(priors.log() + scale * found, truth).item()
+        scale: functional.cross_entropy(log_priors + scale * found, truth).item()
         for scale in SCALES
     }
     scale = min(losses, key=losses.__getitem__)
-    best = (priors.log() + scale * found).argmax(dim=1)
+    best = (log_priors + scale * found).argmax(dim=1)
     fit = Fit(
         frame_accuracy=(best == truth).double().mean().item(),
         prior_accuracy=(truth == priors.argmax()).double().mean().item(),
@@ -181,7 +183,7 @@ def estimate_map(examples: Iterable[Example], num_senones: int) -> tuple[SenoneM
         counted_frames=int(frames.sum()),
         withheld_frames=len(truth),
     )
-    return SenoneMap(priors.log(), scale * evidence), fit
+    return SenoneMap(log_priors, scale * evidence), fit
 
 
 @hears("audio")

@@ -702,8 +702,8 @@ class Normalizer:
         amounts = (f"{number} {scale} {several}" for number in numbers)
         if self._rules.elides:
             amounts = (re.sub(r"\bde (?=[aeiou])", "d' ", each) for each in amounts)
-        readings = self._kept(amounts)
-        yield self._with_sign(found, readings)
+        if (readings := self._with_sign(found, self._kept(amounts))) is not None:
+            yield readings
 
     def _times(self, hours: int, minutes: int) -> list[str]:
         one, several = self._rules.clock

@@ -61,7 +61,6 @@ from pipeline.runs.names import (
     INGEST_STEP,
     LABELLED,
     LANGUAGE_MODEL_FILES,
-    LEXICON_FILE,
     METADATA_FOLDER,
     UNLABELLED,
 )
@@ -102,6 +101,8 @@ UNDETERMINED_LOCALE = "und"
 _UNSAFE_IN_KEYS = "/\\%"
 _OF_UTTERANCES = ("utt2spk", "text", "utt2placement", "utt2time", "utt2dur", "utt2lang")
 _NEEDED = ("wav.scp", "utt2spk", "text")
+_TABLES = tuple(dict.fromkeys((*_NEEDED, *_OF_UTTERANCES, "spk2locale", CHANNELS_OF_RECORDINGS)))
+_READ = {*_TABLES, *LANGUAGE_MODEL_FILES, "segments", *(f"{each}.speakers" for each in ALL_SUBSETS)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,10 +181,9 @@ def _tables(path: Path) -> Tables:
         require_known_tables(each.name for each in path.iterdir())
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
-    names = (*_NEEDED, *_OF_UTTERANCES, "spk2locale", CHANNELS_OF_RECORDINGS)
     tables = {
         name: parse_table(str(path / name), file_bytes(path / name), needs_values=name != "text")
-        for name in dict.fromkeys(names)
+        for name in _TABLES
         if name in _NEEDED or (path / name).exists()
     }
     for key, line in tables.get(CHANNELS_OF_RECORDINGS, {}).items():
@@ -451,7 +451,7 @@ def ingest_directory(
     digests = {
         path.name: sha256(path.read_bytes())
         for path in sorted(ingestion.path.iterdir())
-        if path.is_file() and path.suffix != ".ctm" and path.name != LEXICON_FILE
+        if path.name in _READ
     }
     for each in ingestion.transcripts:
         digests |= {uri: digest_object((each.store, uri)) for p in each.pieces for uri in p.uris}

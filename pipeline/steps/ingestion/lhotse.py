@@ -129,28 +129,34 @@ class Lhotse(ManifestFormat):
         while batch := list(islice(remaining, JOINED_ROWS)):
             recordings = self._recordings(store, batch)
 
-            def joined(row: Row, recordings: Fields = recordings) -> Row | Quarantined:
+            def joined(
+                row: Row, recordings: Mapping[str, tuple[Fields, str]] = recordings
+            ) -> Row | Quarantined:
                 named = row.fields.get("recording_id")
-                if (recording := recordings.get(str(named))) is None:
+                if (found := recordings.get(str(named))) is None:
                     said = f"recording_id = {named!r}: no such recording, or several"
                     return refused(row, piece.uri, said)
+                recording, folder = found
                 # Its start is within the recording, as a cut's is; a cut's supervisions have
                 # theirs within the cut.
                 itself = {**row.fields, "start": 0.0}
                 of_cut = {"supervisions": [itself], "recording": recording, "custom": None}
-                return _accepted(Row({**row.fields, **of_cut}, row.num_bytes), piece.uri)
+                fields = {**row.fields, **of_cut, "folder": folder}
+                return _accepted(Row(fields, row.num_bytes), piece.uri)
 
             yield from each_row(joined, batch)
 
-    def _recordings(self, store: ObjectStore, batch: Sequence[Row | Quarantined]) -> Fields:
-        """Read the recordings of a batch of supervisions, by their ids."""
+    def _recordings(
+        self, store: ObjectStore, batch: Sequence[Row | Quarantined]
+    ) -> Mapping[str, tuple[Fields, str]]:
+        """Read the recordings of a batch of supervisions by their ids, each with its folder."""
         rows = [row for row in batch if isinstance(row, Row)]
         wanted = {str(row.fields.get("recording_id")) for row in rows}
-        found, twice = dict[str, Any](), set[str]()
+        found, twice = dict[str, tuple[Fields, str]](), set[str]()
         for piece in json_pieces(store, self.options.recordings_uri) if wanted else ():
             for row in json_rows(store, piece):
                 if isinstance(row, Row) and (named := str(row.fields.get("id"))) in wanted:
-                    recording = {**row.fields, "folder": piece.folder}
+                    recording = row.fields, piece.folder
                     twice |= {named} if found.setdefault(named, recording) != recording else set()
         return {name: each for name, each in found.items() if name not in twice}
 
@@ -261,7 +267,7 @@ def _accepted(row: Row, uri: str, place: Fields | None = None) -> Row | Quaranti
 
 def _require_known(name: str, given: Fields, used: Sequence[str], harmless: Sequence[str]) -> None:
     """Refuse a key of a nested object that is neither used nor harmless; null is no key."""
-    known = (*used, *harmless, "folder")
+    known = (*used, *harmless)
     unknown = [key for key, value in given.items() if key not in known and value is not None]
     if unknown:
         remedy = f"remove it, or in supervisions pass over it by {IGNORE_COLUMNS}"
@@ -293,8 +299,8 @@ def _place(row: Fields) -> dict[str, Any]:
     if recording.get("transforms"):
         raise _RefusedError("transforms: the audio in the store is another: save the audio first")
     place = {"audio_uri": source.get("source"), "duration_s": row.get("duration")}
-    if recording.get("folder"):
-        place["folder"] = recording["folder"]
+    if row.get("folder"):  # of a recording that is joined: the manifest's that names it
+        place["folder"] = row["folder"]
     is_whole = row.get("start") == 0 and row.get("duration") == recording.get("duration")
     return place if is_whole else {**place, "start_s": row.get("start")}
 

@@ -70,6 +70,8 @@ def require_usable_rows(
     faults: list[str] = []
     first_uri, is_empty = manifest.uri, True
     for piece in _first_pieces(manifest_store, manifest):
+        if len(faults) == MAX_PROBES:
+            break
         keys = _require_content(manifest_store, manifest, piece.uri)
         probed = _ProbedObject(store, manifest, piece, keys)
         rows = islice(manifest.format.rows(manifest_store, piece), max(PROBED_ROWS) + 1)

@@ -71,7 +71,7 @@ class Table(ManifestFormat):
         if piece.uri.endswith(PARQUET_SUFFIXES):
             rows = parquet_rows(store, piece, known)
         elif piece.uri.endswith(CSV_SUFFIXES):
-            is_tabbed = ".tsv" in piece.uri.rpartition("/")[2]
+            is_tabbed = piece.uri.endswith((".tsv", ".tsv.gz"))
             rows = csv_rows(
                 store, piece.uri, split_by_tabs if is_tabbed else split_by_commas, known
             )
@@ -184,7 +184,7 @@ class CommonVoice(ManifestFormat):
     def rows(self, store: ObjectStore, piece: Piece) -> Iterator[Row | Quarantined]:
         """Yield each clip; a client is a speaker."""
         table, *others = piece.uris
-        seconds = _clip_seconds(store, others[0]) if others else {}
+        seconds = _clip_seconds(store, others[0], self.options.ignored) if others else {}
         known = KnownFields(
             ("path", *_CLIP_COLUMNS.values()), COMMON_VOICE_HARMLESS, self.options.ignored
         )
@@ -203,10 +203,11 @@ class CommonVoice(ManifestFormat):
             yield Row(fields, row.num_bytes)
 
 
-def _clip_seconds(store: ObjectStore, uri: str) -> dict[str, float]:
+def _clip_seconds(store: ObjectStore, uri: str, ignored: Collection[str]) -> dict[str, float]:
     """Read the milliseconds that Common Voice states of each clip."""
     seconds = {}
-    for row in csv_rows(store, uri, split_unquoted, KnownFields(_DURATION_COLUMNS)):
+    known = KnownFields(_DURATION_COLUMNS, ignored=ignored)
+    for row in csv_rows(store, uri, split_unquoted, known):
         if not isinstance(row, Quarantined):
             clip, milliseconds = (str(row.fields.get(name, "")) for name in _DURATION_COLUMNS)
             with suppress(ValueError):

@@ -164,7 +164,7 @@ def test_a_table_of_one_column(corpus: Corpus, name: str) -> None:
 
 def test_a_table_is_read_as_it_is(corpus: Corpus) -> None:
     """A column that is not known is refused, and passed over where the option names it."""
-    path = corpus.audio.parent / "t.csv"
+    path = corpus.audio.parent / "t.tsv.csv"
     (corpus.audio / "a.wav").touch()
     path.write_text("audio_uri,duration_s,mood\naudio/a.wav,1.5,glad\n")
     options = ("--manifest", str(path), "--format", "table")
@@ -270,9 +270,9 @@ def test_common_voice(corpus: Corpus) -> None:
     (corpus.audio / "train.tsv").write_text(
         'client_id\tpath\tsentence\tlocale\nx\ta.mp3\t"Hi\tnl\nx\tb.mp3\tyou\tnl\n'
     )
-    (corpus.audio / "clip_durations.tsv").write_text("clip\tduration[ms]\na.mp3\t1990\n")
-    uri = corpus.audio / "train.tsv"
-    corpus.ingest("--manifest", f"labelled={uri}", "--format", "common_voice")
+    (corpus.audio / "clip_durations.tsv").write_text("clip\tduration[ms]\tup\na.mp3\t1990\t2\n")
+    given = ("--manifest", f"labelled={corpus.audio}/train.tsv", "--format", "common_voice")
+    corpus.ingest(*given, "--ignore-columns", "up")
     first, second = corpus.records("labelled")
     assert (first.text, first.duration_s, first.locale) == ('"Hi', 1.99, "nl")
     assert 2.0 <= second.duration_s < 2.2

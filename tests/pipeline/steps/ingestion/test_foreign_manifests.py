@@ -166,6 +166,7 @@ def test_words_of_a_cut_are_in_order_of_time(
         (cut([], channel=1), "channel 1 of a file of channel 0"),
         (cut([supervision(0, 1, language="en"), supervision(1, 1, language="nl")]), "2 languages"),
         (cut([supervision(0, 1, speed=2)]), "supervisions: 'speed' is not known"),
+        (cut([], recording={**cut([])["recording"], "folder": 5}), "recording: 'folder' is not k"),
         (cut([], type="PaddingCut", feat_value=0.0), "type = 'PaddingCut': need MonoCut"),
         (cut([], type="MixedCut", tracks=[1], transforms=[2]), "type = 'MixedCut': need MonoCut"),
         (cut([], transforms=[{"name": "Speed"}]), "transforms of a MonoCut: save the audio"),
