@@ -19,6 +19,8 @@ from numpy.lib.format import read_array_header_1_0, read_magic
 from infra.settings import printable
 
 STRUCTURE, ARRAY = "structure", "array"
+_NUMBERS = "biufc"
+"""The kinds of NumPy's types that are stored: booleans and numbers."""
 
 _REFUSED = (
     *(AttributeError, EOFError, LookupError, NotImplementedError, OSError, OverflowError),
@@ -76,7 +78,7 @@ def _array(archive: ZipFile, name: str) -> np.ndarray:
             raise ValueError(f"{name} is in another version of NumPy's format: need 1.0")
         shape, is_fortran, dtype = read_array_header_1_0(file)
         num_bytes = math.prod(shape) * dtype.itemsize
-        if dtype.kind not in "biuf" or min(shape, default=0) < 0 or num_bytes > member.file_size:
+        if dtype.kind not in _NUMBERS or min(shape, default=0) < 0 or num_bytes > member.file_size:
             raise ValueError(f"{name} = {dtype} {shape} in {member.file_size} bytes")
         content = bytearray(file.read())  # to its end, where its CRC is compared
     if len(content) != num_bytes:
@@ -91,6 +93,8 @@ def _encode(
 ) -> object:
     if (found := kind_of(value)) is not None:
         kind, array = found
+        if array.dtype.kind not in _NUMBERS:
+            raise TypeError(f"an array of {array.dtype} cannot be stored: need numbers")
         arrays.append(array)
         return {kind: len(arrays) - 1}
     if isinstance(value, dict):

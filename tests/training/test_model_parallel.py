@@ -220,8 +220,8 @@ def divided(trainer: str, num_parts: int = 2, num_layers: int = 1, dropout: floa
 def test_two_nodes_of_two_ranks_train_what_two_ranks_do(tmp_path: Path, trainer: str) -> None:
     """Losses are those of whole models on two ranks, clipped by the whole norm; one model is left.
 
-    1-bit SGD's are near, as a part's biases are quantized apart: its equality without biases is
-    tested in test_split_model.py.
+    1-bit SGD's are near, as a part's biases are quantized apart: without biases they
+    are equal, as the tests above state.
     """
     curves = []
     for num_ranks, num_parts in ((2, 1), (4, 2)):

@@ -57,3 +57,5 @@ def test_foreign_bytes_and_values_are_refused() -> None:
         decode_state(b"PK\x03\x04 whatever")
     with pytest.raises(TypeError, match="cannot be stored"):
         encode_state({"object": object()})
+    with pytest.raises(TypeError, match="an array of <U1 cannot be stored: need numbers"):
+        encode_arrays({"text": np.array(["a"])})

@@ -39,8 +39,8 @@ In chunks, but for models that are trained on whole utterances alone.
 """
 
 NO_DEVELOPMENT = (
-    "no utterance of the development speakers is aligned: need at least one for newbob's loss: "
-    "list others in dev.speakers"
+    "no utterance of the development speakers is aligned: need at least one for the validation "
+    "loss: list others in dev.speakers"
 )
 
 
@@ -251,7 +251,7 @@ def validate(model: AcousticModel, dataset: Dataset, group: ProcessGroup) -> dic
             raise ValueError(NO_DEVELOPMENT)
         raise ValueError(
             f"validation_one_in = {dataset.validation_one_in}: leaves no utterance out of "
-            "training: need at least one for newbob's loss"
+            "training: need at least one for the validation loss"
         )
     return {
         "validation_cross_entropy": cross_entropy / num_frames,

@@ -14,6 +14,7 @@ from training.models.losses import NO_LABEL, hard_cross_entropy
 from training.models.store import make_model
 from training.settings.model_training import Precision
 from training.settings.models import ModelConfig
+from training.tensor_encoding import decode_state, encode_state
 
 LENGTHS = (32, 21, 1)
 """The frames of a minibatch's segments: chunks of training have 1 to 32."""
@@ -34,8 +35,9 @@ TOLERANCE = 1e-4
 def check_contract(config: ModelConfig, num_senones: int, precision: Precision) -> None:
     """Make a model, and try all that training, targets and decoding assume of it.
 
-    Same seed, same weights and gradients; a finite logit for each frame and senone; padding reaches
-    no frame; the look-ahead is as declared; pieces of an utterance give what the whole gives.
+    Same seed, same weights and gradients; a state that can be stored; a finite logit for each frame
+    and senone; padding reaches no frame; the look-ahead is as declared; pieces of an utterance give
+    what the whole gives.
     ConfigurationError says which does not hold, and a remedy.
     """
     with torch.random.fork_rng(devices=[]):
@@ -44,6 +46,7 @@ def check_contract(config: ModelConfig, num_senones: int, precision: Precision) 
         torch.manual_seed(1)
         twin = make_model(config, num_senones)
         _require_equal(model.state_dict(), twin.state_dict(), "two models of one seed")
+        _check_storage(model)
         first, second = _gradients(model, precision), _gradients(twin, precision)
         _require_equal(first, second, "the gradients of one minibatch, computed twice,")
         with torch.inference_mode():
@@ -53,6 +56,14 @@ def check_contract(config: ModelConfig, num_senones: int, precision: Precision) 
                 _check_look_ahead(model)
             if model.carries_state:
                 _check_pieces(model)
+
+
+def _check_storage(model: AcousticModel) -> None:
+    try:
+        decode_state(encode_state(model.state_dict()))
+    except (TypeError, ValueError) as error:
+        need = "need tensors of numbers: register other buffers with persistent=False"
+        raise ConfigurationError(f"state_dict() cannot be stored: {error}: {need}") from error
 
 
 def _gradients(model: AcousticModel, precision: Precision) -> dict[str, Tensor]:

@@ -87,6 +87,14 @@ class Infinite(Linear):
         return super().forward(frames, lengths) / 0
 
 
+class Rotated(Linear):
+    """Rotated keeps constants in a buffer that is stored, of the kind that is given."""
+
+    def __init__(self, num_inputs: int, num_senones: int, kind: str) -> None:
+        super().__init__(num_inputs, num_senones)
+        self.register_buffer("turns", torch.ones(3).to(getattr(torch, kind)))
+
+
 class Frozen(Linear):
     def forward(self, frames: Tensor, lengths: Tensor) -> Tensor:
         return super().forward(frames, lengths).detach()

@@ -38,6 +38,7 @@ def own(name: str, look_ahead: int = 0, **others: Any) -> FactoryConfig:
         own("untyped", settings={"num_units": 3, "anything": True}),
         own("Linear"),
         own("TwoFramesLate", 2, delay=2),
+        own("Rotated", settings={"kind": "complex64"}),
         ConformerConfig(num_layers=2, num_units=16, chunk_frames=3, left_frames=7),
         ConformerConfig(num_layers=2, num_units=16, chunk_frames=1, left_frames=0, kernel_frames=1),
         LstmConfig(2, 8, False, 3, 0.2),
@@ -62,6 +63,10 @@ def test_right_models_pass(config: ModelConfig, precision: Any) -> None:
         (own("RandomStep"), r"gradients of one minibatch, computed twice, differ in network\.out"),
         (own("Double"), r"give torch\.float64 \(3, 32, 11\): need float32 \(3, 32, 11\)"),
         (own("Infinite"), "give logits that are not finite"),
+        (
+            own("Rotated", settings={"kind": "float8_e4m3fn"}),
+            r"state_dict\(\) cannot be stored: .*",
+        ),
         (own("Frozen"), r"backward\(\): RuntimeError: .* does not require grad"),
         (own("Failing"), r"KeyError: 'a\\nmistake' \(own_models\.py:\d+\)"),
         (own("Forgetful"), r"advance\(\) gives other logits for pieces of \[1, 7, 0, 3"),

@@ -1,7 +1,7 @@
 /* Encode float32 gradients by threshold on a CPU, in one pass at the memory's speed.
 
-   gradient_threshold.py defines words and planes. encoding.py computes the same bits in NumPy and
-   replaces this file where there is no C compiler. Little-endian, one thread. */
+   encoding.py defines words and planes, computes the same bits in NumPy and replaces this file
+   where there is no C compiler. Little-endian, one thread. */
 
 #include <math.h>
 #include <stdint.h>
