@@ -2,8 +2,7 @@
 
 import heapq
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from math import ceil
 
@@ -54,74 +53,6 @@ def pack_speakers(speaker_durations_ms: Mapping[str, int], file_hours: float) ->
         heapq.heapreplace(loads, (load + speaker_durations_ms[speaker], index))
         files[index].append(speaker)
     return [*([speaker] for speaker in lone), *files]
-
-
-@dataclass(frozen=True, slots=True)
-class Balance:
-    """Balance measures how equal files are.
-
-    `alone_ms` are the files of a single speaker, `largest_shared_ms` is the longest other file.
-    """
-
-    num_files: int = 0
-    total_ms: int = 0
-    largest_shared_ms: int = 0
-    alone_ms: Mapping[str, int] = field(default_factory=dict)
-
-    @classmethod
-    def of(
-        cls, files: Sequence[Sequence[str]], speaker_durations_ms: Mapping[str, int]
-    ) -> "Balance":
-        """Measure packed `files`."""
-        loads_ms = [sum(speaker_durations_ms[each] for each in file) for file in files]
-        shared_ms = [load for file, load in zip(files, loads_ms, strict=True) if len(file) > 1]
-        alone_ms = {file[0]: speaker_durations_ms[file[0]] for file in files if len(file) == 1}
-        return cls(len(files), sum(loads_ms), max(shared_ms, default=0), alone_ms)
-
-    @classmethod
-    def of_groups(cls, groups: Iterable["Balance"]) -> "Balance":
-        """Measure the files of several groups as one set of files."""
-        parts = list(groups)
-        return cls(
-            sum(part.num_files for part in parts),
-            sum(part.total_ms for part in parts),
-            max((part.largest_shared_ms for part in parts), default=0),
-            {name: load for part in parts for name, load in part.alone_ms.items()},
-        )
-
-    @property
-    def mean_ms(self) -> float:
-        """Mean length of a file."""
-        return self.total_ms / max(1, self.num_files)
-
-    @property
-    def imbalance(self) -> float:
-        """Largest file over the mean."""
-        return self._over_mean(max([self.largest_shared_ms, *self.alone_ms.values()]))
-
-    @property
-    def shared_imbalance(self) -> float:
-        """Largest file of several speakers over the mean: this packing can bound, to 1.05."""
-        return self._over_mean(self.largest_shared_ms)
-
-    @property
-    def lone_speakers(self) -> tuple[str, ...]:
-        """Speakers who alone exceed 1.05 times the mean."""
-        bound_ms = MAX_IMBALANCE * self.mean_ms
-        return tuple(sorted(name for name, load in self.alone_ms.items() if load > bound_ms))
-
-    def summary(self) -> dict[str, object]:
-        """Numbers and names for a manifest."""
-        return {
-            "num_files": self.num_files,
-            "mean_hours": round(self.mean_ms / 3_600_000, 6),
-            "imbalance": round(self.imbalance, 6),
-            "shared_imbalance": round(self.shared_imbalance, 6),
-            "lone_speakers": list(self.lone_speakers),
-        }
-
-    def _over_mean(self, load_ms: int) -> float:
-        return load_ms / self.mean_ms if self.total_ms else 1.0
 
 
 def runs_by_bytes(

@@ -37,7 +37,7 @@ from pipeline.runs.manifest import Manifest, Output, OutputPart, OutputsInParts
 from pipeline.runs.sealed_json import NamedObject, named_objects, naming, read_sealed, seal
 from pipeline.steps.hash_ranges import HashRange
 from pipeline.steps.selection.id_index import IdRange
-from pipeline.steps.selection.increment import Month, union_statistics
+from pipeline.steps.selection.increment import Amount
 from pipeline.steps.selection.subset_overlap import SPAN, SubsetRange
 from tests.fuzzing.mutations import changed, changed_json, damaged, repeated_key
 from tests.fuzzing.outcomes import FUZZ, REFUSED, outcome
@@ -123,7 +123,7 @@ POINT = {"labelled": True, "learning_rate": 0.1, "num_frames": 9, "cross_entropy
     "frame_accuracy": 0.5,
     "trainer": {"bytes_sent": 8},
 }
-MONTH = {"utterances": 2, "duration_ms": 3000, "hours": 0.000833}
+LEFT_OUT = {"utterances": 2, "duration_ms": 3000, "hours": 0.000833}
 SETTINGS = {"acoustic_scale": 0.5, "ngram_order": 2}
 STATISTICS: Mapping[str, tuple[Any, Callable[[Manifest], Any]]] = {
     "moments": (
@@ -142,7 +142,10 @@ STATISTICS: Mapping[str, tuple[Any, Callable[[Manifest], Any]]] = {
         lambda found: found.statistic("metadata_bytes", dict[str, int]),
     ),
     "curve": ([POINT], lambda found: found.statistic("curve", list[CurvePoint])),
-    "months": ({"2026-01": MONTH}, lambda found: union_statistics(found, {})),
+    "unselected": (
+        {"locale": LEFT_OUT},
+        lambda found: found.statistic("unselected", dict[str, Amount]),
+    ),
     "without_lattice": (
         {"no_path": 2},
         lambda found: found.statistic(WITHOUT_LATTICE, dict[str, int]),
@@ -208,8 +211,16 @@ def test_forged_statistics(name: str) -> None:
         (list[int], [1, -1], "n = [1, -1]: need a list, each a whole number from 0"),
         (dict[str, float], {"a": "b"}, "need an object, each value a finite number"),
         (dict[str, dict[str, Any]], {"a": 1}, "each value an object, each value any value"),
-        (Month, {"utterances": 1}, "an object with utterances: a whole number from 0, duration_ms"),
-        (Month, {"utterances": 1, "duration_ms": "2"}, "n = {'duration_ms': '2', 'utterances': 1}"),
+        (
+            Amount,
+            {"utterances": 1},
+            "an object with utterances: a whole number from 0, duration_ms",
+        ),
+        (
+            Amount,
+            {"utterances": 1, "duration_ms": "2"},
+            "n = {'duration_ms': '2', 'utterances': 1}",
+        ),
         (
             list[CurvePoint],
             [{**POINT, "trainer": {"density": "a"}}],

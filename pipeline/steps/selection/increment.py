@@ -52,15 +52,15 @@ _NAMES, _DATES = "names", "dates"
 Buckets = Mapping[str, Sequence[ObjectInfo]]
 
 
-class Month(TypedDict):
-    """Month holds what was selected of a month, beside its hours."""
+class Amount(TypedDict):
+    """Amount is a tally as statistics hold it, beside its hours."""
 
     utterances: int
     duration_ms: int
 
 
-def tallies_by_name(parts: Iterable[Mapping[str, Month]]) -> dict[str, Tally]:
-    """Add up tallies of the same name, such as a month; in the order of names."""
+def tallies_by_name(parts: Iterable[Mapping[str, Amount]]) -> dict[str, Tally]:
+    """Add up tallies of the same name, such as a reason; in the order of names."""
     totals: dict[str, Tally] = defaultdict(Tally)
     for part in parts:
         for name, each in part.items():
@@ -111,16 +111,7 @@ class ExtendedSelection:
     def _statistics(self, before: Manifest, own: Statistics) -> Statistics:
         has_budget = LAST_PRIORITY in before.statistics and not self.is_read_again
         last = {LAST_PRIORITY: self.last_priority} if has_budget else {}
-        return {**union_statistics(before, own), **last}
-
-
-def union_statistics(before: Manifest, own: Mapping[str, Any]) -> dict[str, Any]:
-    """Add an increment's hours by month to those of its base; the other statistics are its own.
-
-    ValueError if the base's are none.
-    """
-    months = before.statistic("months", dict[str, Month], {}), own.get("months", {})
-    return {**own, "months": with_hours(tallies_by_name(months))}
+        return {**own, **last}
 
 
 def extended_selection(
@@ -148,7 +139,8 @@ def extended_selection(
     bases, keeps_share = read_bases(store, run_uri).extends, hours == before
     opens = _end_moves(base, config, may_be_earlier=keeps_share) and any(
         # Records that the dates left out come back only if their objects are read again.
-        CREATED_AT in read_manifest(store, each, step).statistic("unselected", dict[str, Month], {})
+        CREATED_AT
+        in read_manifest(store, each, step).statistic("unselected", dict[str, Amount], {})
         for each in bases
     )
     return ExtendedSelection(base, bases, keeps_share, not keeps_share or opens)

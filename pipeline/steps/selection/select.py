@@ -9,8 +9,7 @@ buckets into files; index all by utterance id.
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from datetime import datetime
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -18,10 +17,10 @@ from typing import Any
 import numpy as np
 
 from infra.settings import plain
-from infra.store.object_store import ObjectInfo, ObjectStore, join_uri
+from infra.store.object_store import ObjectStore, join_uri
 from pipeline.filters import SelectionFilters
-from pipeline.packing import Balance, group_buckets, pack_speakers
-from pipeline.records import Quarantined, Tally, Utterance, parse_utterance, stream_order
+from pipeline.packing import MAX_IMBALANCE, group_buckets, pack_speakers
+from pipeline.records import Quarantined, Tally, parse_utterance, stream_order
 from pipeline.runs.commit import Commit, StepContext, once
 from pipeline.runs.engine import (
     Distribute,
@@ -160,20 +159,8 @@ def select_bucket(task: SelectTask) -> Commit:
         tally_in=output.tally + unselected + lost,
         quarantined=lost,
         unselected=unselected,
-        statistics={"months": _months(selected)},
     )
     return task.context.commit(record)
-
-
-def _months(utterances: Sequence[Utterance]) -> dict[str, dict[str, int]]:
-    """Tally utterances by month of creation, as written in the records."""
-    durations_ms: Counter[str] = Counter()
-    counts: Counter[str] = Counter()
-    for utterance in utterances:
-        month = datetime.fromisoformat(utterance.created_at).isoformat()[:7]
-        durations_ms[month] += utterance.duration_ms
-        counts[month] += 1
-    return {month: asdict(Tally(counts[month], durations_ms[month])) for month in sorted(counts)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +186,7 @@ def pack_files(task: PackTask) -> Commit:
             durations_ms[utterance.speaker_id] += utterance.duration_ms
     # Only neighbouring buckets are packed together, which spares a shuffle of all speakers (IV-A2).
     packed = pack_speakers(durations_ms, task.file_hours)
+    alone_ms = {file[0]: durations_ms[file[0]] for file in packed if len(file) == 1}
     outputs = []
     for number, speakers in enumerate(packed):
         some = [line for speaker in speakers for line in lines[speaker]]
@@ -219,7 +207,7 @@ def pack_files(task: PackTask) -> Commit:
         tally_in=sum((commit.tally_in for commit in task.selected), Tally()),
         quarantined=quarantined,
         unselected=sum((commit.unselected for commit in task.selected), Tally()),
-        statistics={"balance": asdict(Balance.of(packed, durations_ms))},
+        statistics={"alone_ms": alone_ms},
     )
     return task.context.commit(record)
 
@@ -245,7 +233,7 @@ def select_utterances(
     applied = config
     if not may_grow:
         applied = replace(config, hours=0.0, filters=SelectionFilters(), date_folders=False)
-    everything = listing = list_metadata(store, metadata_uri, ingested)
+    listing = list_metadata(store, metadata_uri, ingested)
     if applied.date_folders:
         filters, may_be_none = applied.filters, extended is not None
         listing = within_dates(listing, metadata_uri, filters, may_be_none=may_be_none)
@@ -268,8 +256,7 @@ def select_utterances(
             pack_files,
             distribute,
             loss_budget,
-            fold=fold_balance,
-            statistics=partial(selection_statistics, indexes, selected),
+            fold=fold_alone,
             order=partial(shuffle, seed=config.seed),
         )
         made = run_tasks(step, plan)
@@ -278,7 +265,11 @@ def select_utterances(
         require_disjoint(step.context, corpus_uri, subset, distribute, has_base=has_base)
         index = index_ids(scratch, step.context, buckets, made, ranges)
         read |= {LAST_PRIORITY: last_priority} if applied.hours else {}
-        statistics = {**made.statistics, **unread_statistics(everything, listing), **read}
+        statistics = {
+            "files": file_statistics(made, made.statistics["alone_ms"]),
+            "unselected": unselected_statistics(indexes, selected),
+            **read,
+        }
         return replace(made, statistics=statistics, id_index=index)
 
     spec = StepSpec(
@@ -366,39 +357,38 @@ def plan_files(
     return tasks
 
 
-def fold_balance(groups: Sequence[Statistics]) -> Statistics:
-    """Measure the files of several groups as one set of files."""
-    balances = (Balance(**each["balance"]) for each in groups)
-    return {"balance": asdict(Balance.of_groups(balances))}
+def fold_alone(groups: Sequence[Statistics]) -> Statistics:
+    """Join the durations of the speakers who are alone in a file."""
+    return {"alone_ms": {name: ms for each in groups for name, ms in each["alone_ms"].items()}}
 
 
-def selection_statistics(
-    indexes: Sequence[Commit], selected: Sequence[Commit], files: Statistics
-) -> dict[str, Any]:
-    """Add up the statistics for the manifest; what no filter or cap left out is over budget."""
+def file_statistics(files: Manifest, alone_ms: Mapping[str, int]) -> dict[str, Any]:
+    """Count the files, and compare them with their mean.
+
+    The `imbalance` is that of the longest. The `lone_speakers` alone exceed 1.05 times the mean.
+    """
+    mean_ms = files.tally_out.duration_ms / max(1, len(files.outputs))
+    longest_ms = max((output.duration_ms for output in files.outputs), default=0)
+    lone = (name for name, duration_ms in alone_ms.items() if duration_ms > MAX_IMBALANCE * mean_ms)
+    return {
+        "num_files": len(files.outputs),
+        "mean_hours": round(mean_ms / 3_600_000, 6),
+        "imbalance": round(longest_ms / mean_ms, 6) if mean_ms else 1.0,
+        "lone_speakers": sorted(lone),
+    }
+
+
+def unselected_statistics(
+    indexes: Sequence[Commit], selected: Sequence[Commit]
+) -> dict[str, dict[str, Any]]:
+    """Add up what was left out, by reason; what no filter or cap left out is over budget."""
     unselected = tallies_by_name(index.statistics["unselected"] for index in indexes)
     known = sum(unselected.values(), Tally())
     total = sum((commit.unselected for commit in selected), Tally())
     unselected["over_budget"] = Tally(
         total.utterances - known.utterances, total.duration_ms - known.duration_ms
     )
-    months = tallies_by_name(commit.statistics["months"] for commit in selected)
-    return {
-        "files": Balance(**files["balance"]).summary(),
-        "months": with_hours(months),
-        "unselected": with_hours(unselected),
-    }
-
-
-def unread_statistics(
-    everything: Mapping[str, Sequence[ObjectInfo]], listing: Mapping[str, Sequence[ObjectInfo]]
-) -> dict[str, Any]:
-    """Count the objects of other days, and their bytes; nothing where all were read."""
-    objects, read = (list(chain(*each.values())) for each in (everything, listing))
-    if len(objects) == len(read):
-        return {}
-    num_bytes = sum(each.num_bytes for each in objects) - sum(each.num_bytes for each in read)
-    return {"other_days": {"objects": len(objects) - len(read), "num_bytes": num_bytes}}
+    return with_hours(unselected)
 
 
 def metadata_uri(corpus_uri: str, subset: str) -> str:
