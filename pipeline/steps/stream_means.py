@@ -8,14 +8,20 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
 
 from infra.prefetch import prefetch
-from pipeline.filterbank import NUM_BINS
 from pipeline.normalization import CausalMean
-from pipeline.normalization.causal_mean import StreamMeans
+from pipeline.normalization.causal_mean import (
+    STREAM,
+    StreamMeans,
+    latest_means,
+    means_from_bytes,
+    means_to_bytes,
+)
 from pipeline.records import Tally, Utterance
 from pipeline.runs.commit import Commit, StepContext, each_commit, once
 from pipeline.runs.engine import Distribute, ScratchTasks, Statistics
@@ -60,17 +66,17 @@ class Streams:
     before: StreamMeans
     places: Mapping[int, int] = field(init=False)
     after: dict[int, tuple[CausalMean, int]] = field(default_factory=dict)
-    late: list[Utterance] = field(default_factory=list)
+    late: Tally = field(default_factory=Tally)
 
     def __post_init__(self) -> None:
-        self.places = {int(each): place for place, each in enumerate(self.before.hashes)}
+        self.places = {int(each): place for place, each in enumerate(self.before["hash"])}
 
     def begin(self, utterance: Utterance) -> CausalMean:
         """Return the causal mean with which the utterance's stream begins."""
         place = self.places.get(stream_hash(utterance))
         if place is None:
             return CausalMean()
-        return CausalMean(int(self.before.counts[place]), self.before.sums[place].copy())
+        return CausalMean(int(self.before["count"][place]), self.before["sum"][place].copy())
 
     def advance(self, utterance: Utterance, mean: CausalMean) -> None:
         """Keep where the stream is after an utterance whose features were written."""
@@ -78,25 +84,22 @@ class Streams:
         created_at = datetime.fromisoformat(utterance.created_at)
         created_us = (created_at - _EPOCH) // timedelta(microseconds=1)
         place = self.places.get(key)
-        ended_us = created_us if place is None else int(self.before.ended_us[place])
+        ended_us = created_us if place is None else int(self.before["ended_us"][place])
         if created_us < ended_us:
-            self.late.append(utterance)
+            self.late += Tally(1, utterance.duration_ms)
         _, known_us = self.after.get(key, (mean, ended_us))
         self.after[key] = mean, max(created_us, known_us)
 
     def means(self) -> StreamMeans:
         """Return where the task leaves its streams, by rising hash."""
-        hashes = sorted(self.after)
-        found = [self.after[each] for each in hashes]
-        return StreamMeans(
-            np.array(hashes, np.uint64),
-            np.array([mean.count for mean, _ in found], np.int64),
-            np.array([ended_us for _, ended_us in found], np.int64),
-            np.array([mean.sum for mean, _ in found], np.float64).reshape(len(found), NUM_BINS),
-        )
+        rows = [
+            (key, mean.count, ended_us, mean.sum)
+            for key, (mean, ended_us) in sorted(self.after.items(), key=itemgetter(0))
+        ]
+        return np.array(rows, STREAM)
 
 
-NO_STREAMS = StreamMeans.latest([])
+NO_STREAMS = latest_means([])
 
 
 def stream_hash(utterance: Utterance) -> int:
@@ -116,21 +119,19 @@ class MeansPlace:
         hashes = np.array(sorted(set(map(stream_hash, utterances))), np.uint64)
         numbers = sorted({range_of(int(each), len(self.base)) for each in hashes})
         wanted = [self.base[number] for number in numbers] if self.base else []
-        found = [part.of(hashes) for part in _read_all(self.scratch, wanted)]
-        return Streams(StreamMeans.latest(found))
+        found = [part[np.isin(part["hash"], hashes)] for part in _read_all(self.scratch, wanted)]
+        return Streams(latest_means(found))
 
     def put(self, context: StepContext, task: str, streams: Streams) -> dict[str, Any]:
         """Store where a task leaves its streams; return the statistics that name the object.
 
         It is no scratch: if another task is done again, all are merged again.
         """
-        data = streams.means().to_bytes()
+        data = means_to_bytes(streams.means())
         stored = context.put_output(f"{task}-means", _SUFFIX, data, Tally())
         statistics: dict[str, Any] = {STATISTIC: to_document((stored,))[0]}
-        if streams.late:
-            late = Tally.of(streams.late)
-            statistics["late"] = [each.utterance_id for each in streams.late]
-            statistics |= {"num_late": late.utterances, "late_ms": late.duration_ms}
+        if late := streams.late.utterances:
+            statistics |= {"num_late": late, "late_ms": streams.late.duration_ms}
         return statistics
 
 
@@ -223,18 +224,20 @@ def merge_means(
 def _gather(task: _GatherTask) -> Commit:
     uris = [task.extraction.commit_uri(name) for name in task.tasks]
     named = named_means(each_commit(task.context.store, uris))
-    whole = StreamMeans.latest(_read_all(task.context, named))
-    ranges = (part.to_bytes() for part in _cut(whole, task.num_ranges, MERGED_RANGES))
+    whole = latest_means(_read_all(task.context, named))
+    ranges = map(means_to_bytes, _cut(whole, task.num_ranges, MERGED_RANGES))
     return commit_ranges(task.context, task.name, _SUFFIX, ranges)
 
 
 @once
 def _merge(task: _MergeTask) -> Commit:
-    gathered = map(StreamMeans.from_bytes, task.gathered.read(task.group))
+    gathered = map(means_from_bytes, task.gathered.read(task.group))
     parts = [*_read_all(task.context, task.base), *gathered]
-    ranges = _cut(StreamMeans.latest(parts), task.num_ranges, 1)
+    ranges = _cut(latest_means(parts), task.num_ranges, 1)
     outputs = (
-        task.extraction.put_output(f"means-{each:05d}", _SUFFIX, ranges[each].to_bytes(), Tally())
+        task.extraction.put_output(
+            f"means-{each:05d}", _SUFFIX, means_to_bytes(ranges[each]), Tally()
+        )
         for each in task.numbers
     )
     return commit_objects(task.context, task.name, outputs)
@@ -242,10 +245,10 @@ def _merge(task: _MergeTask) -> Commit:
 
 def _cut(means: StreamMeans, num_ranges: int, together: int) -> list[StreamMeans]:
     """Cut streams into ranges, of which so many stay together."""
-    edges = range_edges(means.hashes, num_ranges).tolist()
-    return means.between([*edges[:-1:together], edges[-1]])
+    edges = range_edges(means["hash"], num_ranges)
+    return np.split(means, edges[together:-1:together])
 
 
 def _read_all(context: StepContext, outputs: Sequence[Output]) -> list[StreamMeans]:
     read = prefetch(context.read, outputs)
-    return [StreamMeans.from_bytes(data) for _, data in read]
+    return [means_from_bytes(data) for _, data in read]

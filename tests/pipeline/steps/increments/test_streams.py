@@ -6,8 +6,13 @@ import numpy as np
 import pytest
 
 from infra.store.object_store import join_uri
-from pipeline.filterbank import NUM_BINS
-from pipeline.normalization.causal_mean import STREAM_BYTES, StreamMeans
+from pipeline.normalization.causal_mean import (
+    STREAM,
+    StreamMeans,
+    latest_means,
+    means_from_bytes,
+    means_to_bytes,
+)
 from pipeline.runs.ledger import find_lost_rows, take_back
 from pipeline.runs.manifest import read_output
 from pipeline.steps import audio_reads, stream_means
@@ -20,18 +25,15 @@ def kept(nights: Nights, name: str) -> StreamMeans:
     """Return all streams that a run's features keep."""
     outputs = nights.extract(name).stream_means
     read = (read_output(nights.store, nights.run_uri(name), each) for each in outputs)
-    return StreamMeans.latest([StreamMeans.from_bytes(data) for data in read])
+    return latest_means([means_from_bytes(data) for data in read])
 
 
 def means(hashes: list[int], counts: list[int]) -> StreamMeans:
     """Make streams whose sums are their counts."""
-    sums = np.repeat(np.array(counts, np.float64)[:, np.newaxis], NUM_BINS, axis=1)
-    return StreamMeans(
-        np.array(hashes, np.uint64),
-        np.array(counts, np.int64),
-        np.array(counts, np.int64),
-        sums.reshape(len(counts), NUM_BINS),
-    )
+    found = np.empty(len(hashes), STREAM)
+    found["hash"], found["count"], found["ended_us"] = hashes, counts, counts
+    found["sum"] = np.array(counts, np.float64)[:, np.newaxis]
+    return found
 
 
 @pytest.mark.parametrize(
@@ -56,9 +58,9 @@ def test_nights_may_have_other_ranges(
     assert len(nights.extract("night-2").stream_means) == ranges[1]
     nights.select("whole")
     whole, chain = kept(nights, "whole"), kept(nights, "night-2")
-    np.testing.assert_array_equal(chain.hashes, whole.hashes)
-    np.testing.assert_array_equal(chain.sums, whole.sums)
-    np.testing.assert_array_equal(chain.ended_us, whole.ended_us)
+    np.testing.assert_array_equal(chain["hash"], whole["hash"])
+    np.testing.assert_array_equal(chain["sum"], whole["sum"])
+    np.testing.assert_array_equal(chain["ended_us"], whole["ended_us"])
 
 
 def test_a_retried_task_is_in_the_means(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,22 +79,24 @@ def test_a_retried_task_is_in_the_means(tmp_path: Path, monkeypatch: pytest.Monk
     take_back(nights.store, nights.run_uri("run"), rows)
     nights.select("undisturbed")
     expected = kept(nights, "undisturbed")
-    np.testing.assert_array_equal(kept(nights, "run").counts, expected.counts)
-    np.testing.assert_array_equal(kept(nights, "run").sums, expected.sums)
+    np.testing.assert_array_equal(kept(nights, "run")["count"], expected["count"])
+    np.testing.assert_array_equal(kept(nights, "run")["sum"], expected["sum"])
 
 
 def test_of_two_states_the_later_is_kept() -> None:
     """The parts come in the order of time; streams stay in the order of their hashes."""
-    found = StreamMeans.latest([means([1, 5, 9], [10, 50, 90]), means([5, 7], [55, 70])])
-    assert found.hashes.tolist() == [1, 5, 7, 9]
-    assert found.counts.tolist() == found.sums[:, 0].tolist() == [10, 55, 70, 90]
-    assert StreamMeans.latest([]).to_bytes() == b""
+    found = latest_means([means([1, 5, 9], [10, 50, 90]), means([5, 7], [55, 70])])
+    assert found["hash"].tolist() == [1, 5, 7, 9]
+    assert found["count"].tolist() == found["sum"][:, 0].tolist() == [10, 55, 70, 90]
+    assert means_to_bytes(latest_means([])) == b""
 
 
 def test_bytes_of_no_number_of_streams_are_refused() -> None:
     """The message has the length, and that of a stream."""
-    data = means([1, 2], [3, 4]).to_bytes()
-    assert len(data) == 2 * STREAM_BYTES
-    assert StreamMeans.from_bytes(data).to_bytes() == data
-    with pytest.raises(ValueError, match=f"{len(data) - 1} bytes .* multiple of {STREAM_BYTES}"):
-        StreamMeans.from_bytes(data[:-1])
+    data = means_to_bytes(means([1, 2], [3, 4]))
+    assert len(data) == 2 * STREAM.itemsize
+    assert means_to_bytes(means_from_bytes(data)) == data
+    with pytest.raises(
+        ValueError, match=rf"{len(data) - 1} bytes .* multiple of {STREAM.itemsize}"
+    ):
+        means_from_bytes(data[:-1])
