@@ -219,18 +219,13 @@ class StepContext:
 
 
 @runtime_checkable
-class NamedTask(Protocol):
-    """NamedTask has the name of its commit."""
+class Task(Protocol):
+    """Task is what a task's function gets: the name of its commit and the context of its step."""
 
     @property
     def name(self) -> str:
         """The task's name."""
         ...
-
-
-@runtime_checkable
-class Task(NamedTask, Protocol):
-    """Task is what a task's function gets: its name and the context of its step."""
 
     @property
     def context(self) -> StepContext:

@@ -23,9 +23,9 @@ from pipeline.packing import runs_by_bytes
 from pipeline.records import Quarantined, Tally
 from pipeline.runs.commit import (
     Commit,
-    NamedTask,
     Repetition,
     StepContext,
+    Task,
     committed_tasks,
     each_commit,
     fingerprint,
@@ -78,7 +78,7 @@ _FIRST = -1  # the group of outputs that come before those of tasks
 Input = TypeVar("Input")
 T = TypeVar("T")
 R = TypeVar("R")
-N = TypeVar("N", bound=NamedTask)
+N = TypeVar("N", bound=Task)
 
 Statistics = Mapping[str, Any]
 
@@ -321,20 +321,6 @@ class Loss:
     utterance: str = ""
 
     @classmethod
-    def of(cls, result: "Commit | Loss") -> "Loss":
-        """Return what a task has lost."""
-        if isinstance(result, Loss):
-            return result
-        ledger, without_lattice = result.ledger, result.statistics.get(WITHOUT_LATTICE, {})
-        return cls(
-            result.task,
-            Counter(ledger.reasons if ledger else {}),
-            ledger.key if ledger else "",
-            Counter(each["reason"] for each in without_lattice.values()),
-            min(without_lattice, default=""),
-        )
-
-    @classmethod
     def over_budget(cls, task: str, rows: Sequence[Quarantined]) -> "Loss":
         """Return the result of a task that alone loses more than its step may: it ends early.
 
@@ -366,7 +352,16 @@ def loss_of(result: Commit | Loss) -> Loss:
 
     A function, as cloudpickle would send a class method with all that its module imports.
     """
-    return Loss.of(result)
+    if isinstance(result, Loss):
+        return result
+    ledger, without_lattice = result.ledger, result.statistics.get(WITHOUT_LATTICE, {})
+    return Loss(
+        result.task,
+        Counter(ledger.reasons if ledger else {}),
+        ledger.key if ledger else "",
+        Counter(each["reason"] for each in without_lattice.values()),
+        min(without_lattice, default=""),
+    )
 
 
 class LossWatch:
@@ -391,7 +386,7 @@ class LossWatch:
         """Count a task's loss; LossBudgetExceededError when the step has lost too much."""
         if result.task not in self._seen:
             self._seen.add(result.task)
-            self._total += Loss.of(result)
+            self._total += loss_of(result)
             self.check(self._total)
 
     def check(self, loss: Loss) -> None:
@@ -609,7 +604,7 @@ class _Fold:
         return cls(
             group=group.number,
             num_tasks=len(commits),
-            loss=sum(map(Loss.of, commits), Loss(f"group {group.number}")),
+            loss=sum(map(loss_of, commits), Loss(f"group {group.number}")),
             tally_in=sum((commit.tally_in for commit in commits), Tally()),
             tally_out=sum((commit.tally_out for commit in commits), Tally()),
             quarantined=sum((commit.quarantined for commit in commits), Tally()),
@@ -642,7 +637,7 @@ class _LossOnly(Generic[T]):
     run_task: Callable[[T], Commit | Loss]
 
     def __call__(self, task: T) -> Loss:
-        return Loss.of(self.run_task(task))
+        return loss_of(self.run_task(task))
 
 
 class _Driver(Generic[T]):

@@ -29,7 +29,7 @@ from jaxtyping import Bool, Int64, UInt64
 from infra.prefetch import prefetch
 from infra.store.object_store import ObjectStore, until_whole
 from pipeline.records import Tally
-from pipeline.runs.commit import Commit, NamedTask, StepContext
+from pipeline.runs.commit import Commit, StepContext, Task
 from pipeline.runs.engine import ScratchTasks
 from pipeline.runs.manifest import Output, Outputs
 
@@ -215,8 +215,8 @@ MAX_CARRIED = 4_000
 """The tasks of a pass carry so many names of objects together, 0.7 MB. A longer list is stored, and
 each task reads it: 150 tasks with 10,000 names each would take 250 MB in the driver's JVM."""
 
-G = TypeVar("G", bound=NamedTask)
-M = TypeVar("M", bound=NamedTask)
+G = TypeVar("G", bound=Task)
+M = TypeVar("M", bound=Task)
 
 
 @dataclass(frozen=True, slots=True)
