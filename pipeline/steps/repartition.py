@@ -45,50 +45,38 @@ from pipeline.shards import (
 from pipeline.shuffling import shuffle, shuffled_order
 
 
-@dataclass(frozen=True, slots=True)
-class _Spilled:
-    """A row whose tensors are empty, and where on disk they are, one after the other."""
-
-    row: PartitionRow
-    first_byte: int
-    lengths: tuple[int, ...]
-
-
 class SpilledRows:
     """Rows of k-best targets whose tensors lie in an unnamed file, which ends with the process."""
 
     def __init__(self) -> None:
         self._file = TemporaryFile(dir=local_folder())  # noqa: SIM115 - closed when we are collected
-        self._rows: list[_Spilled] = []
+        self._rows: list[tuple[PartitionRow, int]] = []
 
     def extend(self, rows: Iterable[PartitionRow]) -> None:
         """Move rows to disk."""
         for row in rows:
             arrays = _tensors(row)
-            first_byte = self._file.tell()
+            # A broadcast zero keeps shape and type, and takes no memory.
+            hollow = [np.broadcast_to(np.zeros((), array.dtype), array.shape) for array in arrays]
+            self._rows.append((_with_tensors(row, hollow), self._file.tell()))
             for array in arrays:
                 self._file.write(array.tobytes())
-            empty = [np.empty((0, *array.shape[1:]), array.dtype) for array in arrays]
-            lengths = tuple(len(array) for array in arrays)
-            self._rows.append(_Spilled(_with_tensors(row, empty), first_byte, lengths))
         self._file.flush()
 
     @property
     def durations_ms(self) -> list[int]:
         """The rows' declared durations, in the order of arrival."""
-        return [spilled.row.duration_ms for spilled in self._rows]
+        return [row.duration_ms for row, _ in self._rows]
 
     def load(self, number: int) -> PartitionRow:
         """Read one row back."""
-        spilled = self._rows[number]
-        arrays, first_byte = [], spilled.first_byte
-        for empty, length in zip(_tensors(spilled.row), spilled.lengths, strict=True):
-            shape = (length, *empty.shape[1:])
-            num_bytes = int(np.prod(shape)) * empty.itemsize
-            data = os.pread(self._file.fileno(), num_bytes, first_byte)
-            arrays.append(np.frombuffer(data, empty.dtype).reshape(shape))
-            first_byte += num_bytes
-        return _with_tensors(spilled.row, arrays)
+        row, first_byte = self._rows[number]
+        arrays = []
+        for hollow in _tensors(row):
+            data = os.pread(self._file.fileno(), hollow.nbytes, first_byte)
+            arrays.append(np.frombuffer(data, hollow.dtype).reshape(hollow.shape))
+            first_byte += hollow.nbytes
+        return _with_tensors(row, arrays)
 
 
 def _tensors(row: PartitionRow) -> tuple[np.ndarray, ...]:
