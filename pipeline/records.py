@@ -5,8 +5,8 @@ tar.
 """
 
 import json
-import math
 import re
+import sys
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,7 +17,7 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 from infra.settings import without_secrets
 
 MAX_MARKS = 30
-"""Accents of one letter: no language has so many."""
+"""The most combining marks on one letter; no language needs more."""
 
 _MAYBE_MARKS = re.compile(rf"[^\0-\u02ff]{{{MAX_MARKS + 1},}}")
 
@@ -126,10 +126,7 @@ class Hypothesis:
     score: float | None = None
 
     def __post_init__(self) -> None:
-        """Refuse a name that is not plain, and a score that is no number."""
         require_recognizer(self.recognizer)
-        if self.score is not None and not math.isfinite(self.score):
-            raise ValueError(f"score = {self.score}: need a finite number")
 
     def fields(self) -> dict[str, Any]:
         """Return the fields of a metadata record, without a score that is absent."""
@@ -186,19 +183,13 @@ def _parse_hypothesis(value: object) -> Hypothesis:
         text.encode()
     except UnicodeEncodeError as error:  # JSON may escape half a surrogate pair
         raise ValueError(f"hypotheses: text = {text[:80]!r}: not Unicode") from error
-    return Hypothesis(recognizer, text, parse_score(score))
-
-
-def parse_score(value: object) -> float | None:
-    """Read a recognizer's score; ValueError for one that is no finite number."""
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError(f"score = {repr(value)[:80]}: need a finite number")
-    try:
-        return float(value)
-    except OverflowError as error:
-        raise ValueError(f"score = {repr(value)[:80]}: need a finite number") from error
+    if score is None:
+        return Hypothesis(recognizer, text)
+    is_number = isinstance(score, int | float) and not isinstance(score, bool)
+    # An integer may exceed all floats; NaN is in no range.
+    if not is_number or not -sys.float_info.max <= score <= sys.float_info.max:
+        raise ValueError(f"score = {repr(score)[:80]}: need a finite number")
+    return Hypothesis(recognizer, text, float(score))
 
 
 def hypotheses_to_text(hypotheses: Sequence[Hypothesis]) -> str | None:
@@ -371,7 +362,10 @@ def composed(text: str) -> str:
 
 
 def without_repeats(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    """Make an object of JSON; ValueError for a repeated field, of which readers differ in one."""
+    """Make an object of JSON; ValueError for a repeated field.
+
+    Parsers disagree about which of its values counts.
+    """
     fields = dict(pairs)
     if len(fields) < len(pairs):
         repeated, _ = Counter(name for name, _ in pairs).most_common(1)[0]

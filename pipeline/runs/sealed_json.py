@@ -94,9 +94,8 @@ def typed_record(cls: type[T], fields: Any) -> T:  # noqa: ANN401 - as JSON has 
     if not isinstance(fields, dict):
         raise TypeError(f"{shown(fields)}: need an object")
     for name, hint in _hints(cast(Hashable, cls)):
-        if name in fields and not _is_of(fields[name], hint):
-            need = _NEEDS.get(hint, "an object of these")
-            raise TypeError(f"{name} = {shown(fields[name])}: need {need}")
+        if name in fields:
+            typed_value(fields, name, hint)
     return cls(**fields)
 
 
