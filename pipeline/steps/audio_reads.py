@@ -433,11 +433,6 @@ class AudioObjects:
             raise StoreError(f"{found}; it answered a moment ago: check the store, then run again")
         return found
 
-    def decided_lost(self, refused: Mapping[str, Refusal]) -> Collection[str]:
-        """Decide about objects that were refused elsewhere; return those that are lost."""
-        self._decide(refused)
-        return self._lost.keys()
-
     def _decide(self, refused: Mapping[str, Refusal]) -> bool:
         """Ask until each object answers, or is refused after all waits; True if one answers."""
         pending, waited_s, num_refusals = dict(refused), 0.0, 0
@@ -497,7 +492,8 @@ def lost_objects(
     `neighbour` is one that did, if any.
     """
     objects = AudioObjects(store, (), _NUM_PROBES, neighbour)
-    return objects.decided_lost(refused)
+    objects._decide(refused)
+    return objects._lost.keys()
 
 
 def _answers(found: object) -> bool:

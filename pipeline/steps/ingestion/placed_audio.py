@@ -41,8 +41,8 @@ from pipeline.runs.names import (
 )
 from pipeline.sampling import sampling_priority
 from pipeline.settings import NO_CONVERSION, AudioConversion
-from pipeline.steps.audio_reads import AudioObjects, FoundAudio, require_audio
-from pipeline.steps.features import wanted_audio
+from pipeline.steps.audio_reads import FoundAudio, require_audio
+from pipeline.steps.features import audio_objects
 from pipeline.steps.ingestion.manifest_records import output_of
 
 
@@ -235,14 +235,10 @@ class PlacedAudio:
             for each in chosen
             if not isinstance(each, Quarantined) and {*each[1]} != {CLEAN}
         ]
-        wanted = [
-            wanted_audio(
-                self._corpus_uri, each.audio_uri, each.part, each.duration_s, self._rules.conversion
-            )
-            for each in simulated
-        ]
-        # A ledger row is for ever, so what is refused is confirmed.
-        audio = AudioObjects(self._store, wanted, GETS_IN_FLIGHT).read_decided()
+        # Ledger rows are permanent, so refusals are confirmed first.
+        audio = audio_objects(
+            self._store, self._corpus_uri, simulated, GETS_IN_FLIGHT, self._rules.conversion
+        ).read_decided()
         for each in chosen:
             if isinstance(each, Quarantined):
                 yield each, None

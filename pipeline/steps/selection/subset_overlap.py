@@ -138,7 +138,7 @@ def require_disjoint(
     groups = [*_groups(context, corpus_uri, subset), *others]
     num_utterances = sum(output.utterances for group in groups for output in group.files)
     # A task compares 10 million utterances at a time, however large the corpus is.
-    ranges = num_ranges(num_utterances)
+    ranges = 1 + num_utterances // _RANGE_UTTERANCES
     to_hash = [(group, ranges) for group in groups]
     hashed = distribute(to_hash, _hash_group, "hash the subsets")
     hashes = Gathered.of(groups[0].context, hashed, ranges)
@@ -152,11 +152,6 @@ def require_disjoint(
         records = iter(distribute(examples, _find, "name what the subsets share"))
         named = {key: [next(records) for _ in it.examples] for key, it in firsts.items()}
         raise ValueError(_refusal(subset, found, named))
-
-
-def num_ranges(num_utterances: int) -> int:
-    """Count the ranges of hashes in which so many utterances of all subsets are compared."""
-    return 1 + num_utterances // _RANGE_UTTERANCES
 
 
 def _groups(context: StepContext, corpus_uri: str, subset: str) -> Iterator[_Group]:
