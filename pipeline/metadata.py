@@ -23,7 +23,7 @@ MAX_UNPACKED_BYTES = 2**30
 """The most that an archive may unpack to: some four million records."""
 
 MAX_OTHER_LINES = 2**18
-"""An object may have so many blank or malformed lines more than it has records."""
+"""The most blank or malformed lines an object may have beyond its number of records."""
 
 
 def read_records(data: bytes, uri: str) -> Iterator[tuple[int, Utterance | Quarantined]]:

@@ -122,8 +122,8 @@ class TargetsConfig:
 
     The last `tail_samples` of the k are drawn from the senones beyond the best. An utterance has
     targets at one of its offsets, which the seed draws, or at all three. Of one that ingest
-    simulated in several placements, the teacher hears each version itself, or for all of them the
-    clearest: what is clean to the teacher is then in a room to the student.
+    simulated in several placements, the teacher hears each version itself, or the clearest for
+    all: the teacher then hears clean speech where the student hears the room.
     """
 
     k: Annotated[int, Range(1, 255)]

@@ -4,10 +4,10 @@ A step's driver lists the commits of earlier attempts, runs the tasks that have 
 folds all commits in groups. The step ends as soon as its tasks have lost more than its loss budget
 allows. An increment's step is joined with that of the run it extends.
 
-A commit takes 6.7 kB in the driver, and a million of them no driver has room for. Up to 4,000 tasks
-return their commits, and the driver folds them as one group. More tasks return their losses alone.
-Other tasks then read 1,000 commits each, and return what a manifest needs of them. The driver keeps
-totals, and 12 bytes an output; the outputs' lines lie on its disk.
+A commit takes 6.7 kB in the driver, which has no room for a million. Up to 4,000 tasks return their
+commits, and the driver folds them as one group. More tasks return their losses alone. Other tasks
+then read 1,000 commits each, and return what a manifest needs of them. The driver keeps totals, and
+12 bytes an output; the outputs' lines lie on its disk.
 """
 
 from collections import Counter
@@ -53,7 +53,7 @@ from pipeline.runs.names import (
 )
 
 MAX_HELD = 4_000
-"""The driver holds the commits of a step of so many tasks, 27 MB."""
+"""Up to so many tasks, the driver holds a step's commits itself: 27 MB."""
 
 WAVE_TASKS = 20_000
 """So many tasks are planned and run at a time; the next begin when the last of them has ended."""
@@ -467,7 +467,6 @@ class ScratchTasks:
     """
 
     def __init__(self, context: StepContext, distribute: Distribute) -> None:
-        """Read the commits of earlier attempts at the step with this context."""
         self.context = context.scratch
         self.distribute = distribute
         self._committed = committed_tasks(self.context)
@@ -498,15 +497,12 @@ class NumberedTasks(Mapping[str, T], Generic[Input, T]):
         self._make = make
 
     def __len__(self) -> int:
-        """Return the number of inputs."""
         return len(self._inputs)
 
     def __iter__(self) -> Iterator[str]:
-        """Iterate over the names."""
         return map(task_name, range(len(self._inputs)))
 
     def __getitem__(self, name: str) -> T:
-        """Make a task."""
         return self._make(name, self._inputs[int(name)])
 
 

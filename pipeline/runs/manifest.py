@@ -115,7 +115,7 @@ def no_parts(part: OutputPart) -> bytes:
 if TYPE_CHECKING:
     _OutputSequence = Sequence[Output]
 else:
-    _OutputSequence = Sequence  # a check of arguments would read an item, and with it a part
+    _OutputSequence = Sequence  # beartype would check an item, and so read a part
 
 
 class OutputsInParts(_OutputSequence):
@@ -131,7 +131,6 @@ class OutputsInParts(_OutputSequence):
         self._held: tuple[int, tuple[Output, ...]] = (-1, ())
 
     def __len__(self) -> int:
-        """Return the number of outputs."""
         return self._firsts[-1]
 
     @overload
@@ -147,16 +146,13 @@ class OutputsInParts(_OutputSequence):
         return self._outputs_of(part)[number - self._firsts[part]]
 
     def __iter__(self) -> Iterator[Output]:
-        """Iterate over the outputs, part by part."""
         for part in range(len(self.parts)):
             yield from self._outputs_of(part)
 
     def __eq__(self, other: object) -> bool:
-        """Return whether both have the same parts."""
         return isinstance(other, OutputsInParts) and self.parts == other.parts
 
     def __hash__(self) -> int:
-        """Hash the parts."""
         return hash(self.parts)
 
     def __reduce__(self) -> tuple[type, tuple[tuple[OutputPart, ...], ReadPart]]:

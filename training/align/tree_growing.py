@@ -67,11 +67,9 @@ class TriphoneStatistics:
     gaussians: GaussianStatistics
 
     def __len__(self) -> int:
-        """Return the number of triphones."""
         return len(self.triphones)
 
     def __add__(self, other: "TriphoneStatistics") -> "TriphoneStatistics":
-        """Add up the statistics of two parts."""
         if not len(self) or not len(other):
             return self if len(self) else other
         joined = np.concatenate([self.triphones, other.triphones])

@@ -206,7 +206,7 @@ def _tables(path: Path) -> Tables:
             remedy = "add them there, or remove these lines"
             raise ValueError(f"{path / name}: {_some(unknown)} not in wav.scp: {remedy}")
     if without := sorted(recordings.keys() - tables["utt2spk"].keys()):
-        raise ValueError(f"{path}/utt2spk: {_some(without)} of wav.scp without speaker: add")
+        raise ValueError(f"{path}/utt2spk: no speaker for {_some(without)} of wav.scp: add them")
     return tables
 
 

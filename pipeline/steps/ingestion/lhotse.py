@@ -78,7 +78,7 @@ SUPERVISIONS = Look(
     frozenset({"id", "recording_id", "start", "duration"}),
 )
 RECORDINGS_ALONE = Look(
-    "lhotse's recordings, which say of no utterance",
+    "lhotse's recordings, which name no utterance",
     "give cuts by --format lhotse, or supervisions with --recordings URI",
     frozenset({"id", "sources", "sampling_rate"}),
     is_read=False,

@@ -120,9 +120,9 @@ def records_of(
 ) -> Iterator[Utterance | Quarantined]:
     """Yield the records, checked as selection will; transcripts of unlabelled speech are dropped.
 
-    A row without id is named by its audio; without speaker, its recording is the speaker; without
-    time, it is as long after 1970 as it begins within its recording. Ledger rows call a field as
-    the manifest does, by `columns`.
+    A row without an id is named after its audio; without a speaker, its recording counts as one;
+    without a time, it is dated 1970-01-01 plus its start. Ledger rows call a field as the manifest
+    does, by `columns`.
     """
 
     def record_of(row: Row) -> Utterance:

@@ -275,7 +275,7 @@ def require_joined(transcripts: Sequence[Transcripts], counts: Mapping[str, int]
     """Raise ValueError for a recognizer of whose lines none was of an utterance."""
     for each in transcripts:
         if not counts.get(each.recognizer):
-            raise ValueError(f"{each.uri}: no line is of an utterance that is ingested: {_NEED}")
+            raise ValueError(f"{each.uri}: no line matches an ingested utterance: {_NEED}")
 
 
 def transcript_settings(transcripts: Sequence[Transcripts]) -> dict[str, list[str]]:

@@ -208,9 +208,9 @@ def test_a_version_has_what_was_heard(spoken: Corpus) -> None:
     ("lines", "said"),
     [
         (['{"utterance_id": "ann-1", "pred_text": "a"'], "row 1: .*correct the line"),
-        ([{"utterance_id": True, "pred_text": "a"}], "no line is of an utterance"),
-        ([{"utterance_id": "zoe-1", "pred_text": "a"}], "no line is of an utterance"),
-        ([{"utterance_id": "ann-1", "text": "a"}], "no line is of an utterance"),
+        ([{"utterance_id": True, "pred_text": "a"}], "no line matches an ingested utterance"),
+        ([{"utterance_id": "zoe-1", "pred_text": "a"}], "no line matches an ingested utterance"),
+        ([{"utterance_id": "ann-1", "text": "a"}], "no line matches an ingested utterance"),
     ],
 )
 def test_lines_that_are_none_are_named(spoken: Corpus, lines: list[object], said: str) -> None:

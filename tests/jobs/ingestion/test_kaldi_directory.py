@@ -48,7 +48,7 @@ def test_missing_file_is_named(kaldi_dir: Path, name: str) -> None:
         ("wav.scp", "ann-3 raw.1.ark:234", "an entry of a Kaldi archive is not read: name files"),
         ("wav.scp", "ann-3 sox a.mp3 -t wav - |", "a command .* is not run: run the commands once"),
         ("wav.scp", "../ann audio/ann-1.flac", "becomes an object key: rename"),
-        ("wav.scp", "ann-3 audio/ann-1.flac", "utt2spk: ann-3 of wav.scp without speaker"),
+        ("wav.scp", "ann-3 audio/ann-1.flac", "utt2spk: no speaker for ann-3 of wav.scp: add them"),
         ("wav.scp", "ann-1 audio/ann-2.flac", "wav.scp:7: ann-1 a second time"),
         ("utt2spk", "ann-9 ann", "utt2spk: ann-9 not in wav.scp"),
         ("text", "ann-9 HELLO", "text: ann-9 not in wav.scp"),

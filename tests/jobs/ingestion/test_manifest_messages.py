@@ -67,7 +67,7 @@ def form(name: str) -> tuple[str, str]:
         (lines({"id": "m", "tracks": []}), (), "lhotse's mixtures of cuts: give --format lhotse"),
         (lines(SUPERVISION), (), "lhotse's supervisions: give --format lhotse, and their recordi"),
         (lines(SUPERVISION), form("lhotse"), "lhotse's supervisions: give --format lhotse, and th"),
-        (lines(RECORDING), form("lhotse"), "lhotse's recordings, which say of no utterance: give"),
+        (lines(RECORDING), form("lhotse"), "lhotse's recordings, which name no utterance: give"),
         (lines(NEMO), form("lhotse"), "looks like NeMo's: give --format nemo"),
         (lines(NEMO), form("table"), "looks like NeMo's: give --format nemo"),
         (VOICE, (), "looks like a table of Common Voice: give --format common_voice"),
