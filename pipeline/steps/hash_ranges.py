@@ -24,7 +24,7 @@ from struct import Struct
 from typing import TypeVar
 
 import numpy as np
-from jaxtyping import Bool, Int64, UInt64
+from jaxtyping import Bool, Int64, Shaped, UInt64
 
 from infra.prefetch import prefetch
 from infra.store.object_store import ObjectStore, until_whole
@@ -33,69 +33,53 @@ from pipeline.runs.commit import Commit, StepContext, Task
 from pipeline.runs.engine import ScratchTasks
 from pipeline.runs.manifest import Output, Outputs
 
-_HEADER = np.dtype("<u8")
 _HASH = np.dtype("<u8")
-_DURATION = np.dtype("<u4")
+UTTERANCE = np.dtype([("priority", "<u8"), ("duration_ms", "<u4")])
+Utterances = Shaped[np.ndarray, " _utterances"]
+"""Priorities and durations, each pair an UTTERANCE."""
 
 
 @dataclass(frozen=True, slots=True)
 class HashRange:
     """HashRange holds a bucket's part of a range: utterances by rising priority, and speakers."""
 
-    priorities: UInt64[np.ndarray, " utterances"]
-    durations_ms: Int64[np.ndarray, " utterances"]
+    utterances: Utterances
     speakers: UInt64[np.ndarray, " speakers"]
 
     def to_bytes(self) -> bytes:
-        """Write the two counts, then 12 bytes an utterance and 8 a speaker."""
-        counts = np.array([len(self.priorities), len(self.speakers)], _HEADER)
-        columns = (
-            self.priorities.astype(_HASH),
-            self.durations_ms.astype(_DURATION),
-            self.speakers.astype(_HASH),
-        )
-        return b"".join([counts.tobytes(), *(column.tobytes() for column in columns)])
+        """Write the number of utterances, then 12 bytes an utterance and 8 a speaker."""
+        count = np.array([len(self.utterances)], _HASH)
+        return count.tobytes() + self.utterances.tobytes() + self.speakers.tobytes()
 
     @classmethod
     def from_bytes(cls, data: bytes) -> "HashRange":
         """Read what `to_bytes` wrote; ValueError for another number of bytes."""
-        offset = 2 * _HEADER.itemsize
-        if len(data) < offset:
-            raise ValueError(f"a range of hashes of {len(data)} bytes: need {offset} and more")
-        num_utterances, num_speakers = map(int, np.frombuffer(data, _HEADER, 2))
-        need = offset + 12 * num_utterances + _HASH.itemsize * num_speakers
-        if len(data) != need:
-            counts = f"{num_utterances} utterances and {num_speakers} speakers"
-            raise ValueError(f"a range of {counts} in {len(data)} bytes: need {need}")
-        columns = []
-        for kind, length in (
-            (_HASH, num_utterances),
-            (_DURATION, num_utterances),
-            (_HASH, num_speakers),
-        ):
-            columns.append(np.frombuffer(data, kind, length, offset))
-            offset += kind.itemsize * length
-        return cls(
-            columns[0].astype(np.uint64),
-            columns[1].astype(np.int64),
-            columns[2].astype(np.uint64),
-        )
+        count = int.from_bytes(data[: _HASH.itemsize], "little")
+        end = _HASH.itemsize + UTTERANCE.itemsize * count
+        if len(data) < end or (len(data) - end) % _HASH.itemsize:
+            need = f"need {end}, and {_HASH.itemsize} a speaker"
+            raise ValueError(f"a range of {count} utterances in {len(data)} bytes: {need}")
+        utterances = np.frombuffer(data, UTTERANCE, count, _HASH.itemsize)
+        return cls(utterances, np.frombuffer(data, _HASH, offset=end))
+
+
+def utterances_of(
+    priorities: UInt64[np.ndarray, " utterances"], durations_ms: Int64[np.ndarray, " utterances"]
+) -> Utterances:
+    """Put priorities and durations side by side."""
+    utterances = np.empty(len(priorities), UTTERANCE)
+    utterances["priority"], utterances["duration_ms"] = priorities, durations_ms
+    return utterances
 
 
 def cut_into_ranges(
-    priorities: UInt64[np.ndarray, " utterances"],
-    durations_ms: Int64[np.ndarray, " utterances"],
-    speakers: UInt64[np.ndarray, " speakers"],
-    num_ranges: int,
+    utterances: Utterances, speakers: UInt64[np.ndarray, " speakers"], num_ranges: int
 ) -> list[HashRange]:
     """Sort a bucket's hashes and cut them where every bucket is cut."""
     # Hashes are uniform, so ranges of equal width hold nearly equally many.
-    order = np.argsort(priorities)
-    priorities, durations_ms, speakers = priorities[order], durations_ms[order], np.sort(speakers)
-    edges = range_edges(priorities, num_ranges)[1:-1]
+    utterances, speakers = utterances[np.argsort(utterances["priority"])], np.sort(speakers)
     columns = (
-        np.split(priorities, edges),
-        np.split(durations_ms, edges),
+        np.split(utterances, range_edges(utterances["priority"], num_ranges)[1:-1]),
         np.split(speakers, range_edges(speakers, num_ranges)[1:-1]),
     )
     return [HashRange(*part) for part in zip(*columns, strict=True)]

@@ -35,7 +35,7 @@ from pipeline.runs.engine import WITHOUT_LATTICE
 from pipeline.runs.ledger import QUARANTINED, SELECTED, read_lines
 from pipeline.runs.manifest import Manifest, Output, OutputPart, OutputsInParts
 from pipeline.runs.sealed_json import NamedObject, named_objects, naming, read_sealed, seal
-from pipeline.steps.hash_ranges import HashRange
+from pipeline.steps.hash_ranges import HashRange, utterances_of
 from pipeline.steps.selection.id_index import IdRange
 from pipeline.steps.selection.increment import Amount
 from pipeline.steps.selection.subset_overlap import SPAN, SubsetRange
@@ -306,11 +306,12 @@ def test_changed_lines(kind: str) -> None:
 
 
 HASHES = np.arange(5, dtype=np.uint64)
+HASH_RANGE = HashRange(utterances_of(HASHES, np.arange(5)), HASHES)
 ARRAYS = {
-    "hash range": (HashRange, HashRange(HASHES, np.arange(5), HASHES).to_bytes()),
+    "hash range": (HashRange, HASH_RANGE.to_bytes()),
     "range of a subset": (
         SubsetRange,
-        SubsetRange(HashRange(HASHES, np.arange(5), HASHES), np.zeros(5, SPAN)).to_bytes(),
+        SubsetRange(HASH_RANGE, np.zeros(5, SPAN)).to_bytes(),
     ),
     "id index": (IdRange, IdRange(HASHES, np.arange(5, dtype=np.uint32)).to_bytes()),
 }

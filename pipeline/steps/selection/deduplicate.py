@@ -26,6 +26,7 @@ from pipeline.steps.hash_ranges import (
     cut_into_ranges,
     gathered_objects,
     put_extents,
+    utterances_of,
 )
 from pipeline.steps.selection.buckets import Bucket, Filtered, RecordRules
 
@@ -58,8 +59,7 @@ def index_bucket(task: IndexTask) -> Commit:
     )
     over_cap = _tally(records.durations_ms[~kept])
     ranges = cut_into_ranges(
-        records.priorities[kept],
-        records.durations_ms[kept],
+        utterances_of(records.priorities[kept], records.durations_ms[kept]),
         # Of a speaker whom filters and cap leave nothing, no stream is in two files.
         records.speaker_hashes[np.unique(records.speakers[kept]).astype(np.int64)],
         task.num_ranges,
@@ -193,17 +193,18 @@ class _Merged:
     @classmethod
     def of(cls, task: RangeTask) -> "_Merged":
         parts = list(map(HashRange.from_bytes, task.hashes.read(task.number)))
-        priorities = np.concatenate([part.priorities for part in parts])
+        utterances = np.concatenate([part.utterances for part in parts])
         # The stable sort keeps equal ids in the order of buckets, so the first bucket wins.
-        order = np.argsort(priorities, kind="stable")
-        lengths = [len(part.priorities) for part in parts]
+        order = np.argsort(utterances["priority"], kind="stable")
+        utterances = utterances[order]
+        lengths = [len(part.utterances) for part in parts]
         # A bucket lists each speaker once, so a count above 1 is a split speaker.
         _, num_buckets_of = np.unique(
             np.concatenate([part.speakers for part in parts]), return_counts=True
         )
         return cls(
-            priorities[order],
-            np.concatenate([part.durations_ms for part in parts])[order],
+            utterances["priority"],
+            utterances["duration_ms"].astype(np.int64),
             np.repeat(np.arange(len(parts)), lengths)[order],
             int((num_buckets_of > 1).sum()),
         )

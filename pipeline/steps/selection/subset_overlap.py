@@ -36,6 +36,7 @@ from pipeline.steps.hash_ranges import (
     is_among,
     put_extents,
     range_edges,
+    utterances_of,
 )
 
 _RANGE_UTTERANCES = 10_000_000
@@ -183,8 +184,7 @@ def _hash_group(task: tuple[_Group, int]) -> Output:
         starts_ms.append(start_ms)
         lengths_ms.append(length_ms)
     names = cut_into_ranges(
-        np.array(utterances, np.uint64),
-        np.array(durations_ms, np.int64),
+        utterances_of(np.array(utterances, np.uint64), np.array(durations_ms, np.int64)),
         hash_names(speakers),
         num_parts,
     )
@@ -229,7 +229,9 @@ def _compare(task: _RangeTask) -> list[_Overlap]:
     overlaps = []
     for kind in (_UTTERANCE, _SPEAKER):
         names = [each.names for each in ranges]
-        columns = [each.priorities if kind == _UTTERANCE else each.speakers for each in names]
+        columns = [
+            each.utterances["priority"] if kind == _UTTERANCE else each.speakers for each in names
+        ]
         own = _of_subset(task.subset, task.groups, columns)
         for other in others:
             # Among 1e9 utterances one false pair of 64-bit hashes has a chance of 2.7 %.

@@ -29,6 +29,7 @@ from pipeline.steps.hash_ranges import (
     cut_into_ranges,
     join_extents,
     put_extents,
+    utterances_of,
 )
 from pipeline.steps.selection import select as selection
 from tests.pipeline.steps.increments.nights import Nights
@@ -40,7 +41,8 @@ HASHES = st.lists(st.integers(0, 2**64 - 1), max_size=30)
 
 def hash_range(priorities: list[int], speakers: list[int]) -> HashRange:
     durations_ms = np.arange(1, len(priorities) + 1, dtype=np.int64)
-    return HashRange(np.array(priorities, np.uint64), durations_ms, np.array(speakers, np.uint64))
+    utterances = utterances_of(np.array(priorities, np.uint64), durations_ms)
+    return HashRange(utterances, np.array(speakers, np.uint64))
 
 
 @given(HASHES, HASHES, st.integers(1, 50))
@@ -49,14 +51,11 @@ def test_ranges_hold_all_in_order(
 ) -> None:
     """Joined, the ranges are the sorted hashes, each with its own duration."""
     whole = hash_range(priorities, speakers)
-    parts = cut_into_ranges(whole.priorities, whole.durations_ms, whole.speakers, num_ranges)
+    parts = cut_into_ranges(whole.utterances, whole.speakers, num_ranges)
     assert len(parts) == num_ranges
-    joined = np.concatenate([part.priorities for part in parts])
-    assert joined.tolist() == sorted(priorities)
-    durations = np.concatenate([part.durations_ms for part in parts])
-    assert sorted(zip(priorities, whole.durations_ms, strict=True)) == sorted(
-        zip(joined, durations, strict=True)
-    )
+    joined = np.concatenate([part.utterances for part in parts])
+    assert joined["priority"].tolist() == sorted(priorities)
+    assert sorted(joined.tolist()) == sorted(whole.utterances.tolist())
     assert np.concatenate([part.speakers for part in parts]).tolist() == sorted(speakers)
 
 
@@ -68,8 +67,10 @@ def test_every_bucket_is_cut_at_the_same_values(
     places = []
     for others in (ours, theirs):
         whole = hash_range([shared, *others], [*others, shared])
-        parts = cut_into_ranges(whole.priorities, whole.durations_ms, whole.speakers, num_ranges)
-        places.append([number for number, part in enumerate(parts) if shared in part.priorities])
+        parts = cut_into_ranges(whole.utterances, whole.speakers, num_ranges)
+        places.append(
+            [number for number, part in enumerate(parts) if shared in part.utterances["priority"]]
+        )
         places.append([number for number, part in enumerate(parts) if shared in part.speakers])
     assert places[0] == places[1] == places[2] == places[3]
     assert len(places[0]) == 1
