@@ -14,7 +14,6 @@ import numpy as np
 from jaxtyping import UInt64
 
 from infra.prefetch import prefetch
-from infra.settings import shown
 from infra.store.object_store import (
     ObjectInfo,
     ObjectNotFound,
@@ -45,7 +44,10 @@ SIZES = "metadata_bytes"
 """The statistic of a selection with the size of each metadata object that it read, by name."""
 
 LAST_PRIORITY = "last_priority"
-"""The statistic of a selection with a budget: the last priority that it selected."""
+"""The statistic of a selection with a budget: the last priority that it selected.
+
+It is text, 16 hexadecimal digits, as many a reader of JSON would round a number of 64 bits.
+"""
 
 _NAMES, _DATES = "names", "dates"
 
@@ -91,17 +93,9 @@ class ExtendedSelection:
     @property
     def last_priority(self) -> int:
         """The last priority that the base selected."""
-        manifest = self.base.manifest
-        if LAST_PRIORITY not in manifest.statistics:
-            return NUM_PRIORITIES - 1
-        last: object = manifest.statistics[LAST_PRIORITY]
-        # A priority has 64 bits, where other whole numbers of records have 63.
-        if type(last) is not int or not 0 <= last < NUM_PRIORITIES:
-            raise ValueError(
-                f"the manifest of {manifest.step}: {LAST_PRIORITY} = {shown(last)}: need a whole "
-                "number from 0, below 2^64: extend another run"
-            )
-        return last
+        # A run without a budget has selected all.
+        highest = f"{NUM_PRIORITIES - 1:016x}"
+        return int(self.base.manifest.statistic(LAST_PRIORITY, str, highest), 16)
 
     @property
     def extension(self) -> Extension:
@@ -110,7 +104,7 @@ class ExtendedSelection:
 
     def _statistics(self, before: Manifest, own: Statistics) -> Statistics:
         has_budget = LAST_PRIORITY in before.statistics and not self.is_read_again
-        last = {LAST_PRIORITY: self.last_priority} if has_budget else {}
+        last = {LAST_PRIORITY: before.statistics[LAST_PRIORITY]} if has_budget else {}
         return {**own, **last}
 
 

@@ -264,7 +264,7 @@ def select_utterances(
         has_base = may_grow and bool(read_bases(store, run_uri).runs)
         require_disjoint(step.context, corpus_uri, subset, distribute, has_base=has_base)
         index = index_ids(scratch, step.context, buckets, made, ranges)
-        read |= {LAST_PRIORITY: last_priority} if applied.hours else {}
+        read |= {LAST_PRIORITY: f"{last_priority:016x}"} if applied.hours else {}
         statistics = {
             "files": file_statistics(made, made.statistics["alone_ms"]),
             "unselected": unselected_statistics(indexes, selected),
