@@ -3,7 +3,7 @@
 megahour generate_targets --recipe demo --run runs/demo
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -210,7 +210,7 @@ class Labels:
 
     targets: str
     logits: str
-    arguments: Mapping[str, str]
+    arguments: dict[str, str]
     source: FrameSource
 
 

@@ -2,12 +2,18 @@
 
 Each device has one server process, which holds the model. Tasks are short-lived and send the
 server their requests.
+
+The processes share a pool's folder by lock files. The kernel frees the locks of a process that
+ends, even of one that is killed. The folder is held while any process uses it, and removed when
+none does.
 """
 
+import fcntl
 import hashlib
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import struct
@@ -15,24 +21,22 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
+from itertools import count
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from infra.devices.device_server import (
-    BatchFrames,
-    Factory,
-    Seconds,
-    ServerSettings,
-    last_words,
-)
-from infra.devices.pool_folder import held, least_busy, remove_abandoned
-from infra.host_folder import locked, private_folder
-from infra.settings import AUTO, check_ranges
+from infra.devices.messages import MAX_FRAMES
+from infra.host_folder import locked, private_folder, try_lock
+from infra.settings import AUTO, Range, Text, check_ranges
+
+ENDED = "ended: "
+"""What the last line of a server's log begins with if the server ended itself."""
 
 _POLL_INTERVAL_S = 0.05
+_CHOOSING_LIMIT_S = 60.0  # choosing takes a millisecond
 _CONNECT_LIMIT_S = 60.0  # a server accepts at once, unless 128 others are queued
 
 # Servers outlive this process; their handles let the interpreter collect exit statuses.
@@ -58,12 +62,12 @@ class DevicePool:
     its last.
     """
 
-    factory: Factory
-    arguments: Mapping[str, str]
+    factory: Annotated[str, Text(3, 1000, r"[\w.]+:\w+", "module:function")]
+    arguments: dict[Annotated[str, Text(1, 1000)], Annotated[str, Text(0, 1 << 20)]]
     devices: tuple[str, ...] | Literal["auto"]
-    batch_frames: BatchFrames
-    idle_timeout_s: Seconds
-    start_timeout_s: Seconds = 600.0
+    batch_frames: Annotated[int, Range(1, MAX_FRAMES)]
+    idle_timeout_s: Annotated[float, Range(1e-3, 1e9)]
+    start_timeout_s: Annotated[float, Range(1e-3, 1e9)] = 600.0
     # Servers of another run, with other code, must not answer this pool.
     token: str = field(default_factory=lambda: uuid.uuid4().hex)
 
@@ -102,8 +106,13 @@ class DevicePool:
             raise ServerLostError(f"its server cannot be reached: {error}") from error
 
     def last_words(self, device: str) -> str:
-        """Return why a device's last server ended."""
-        return last_words((self._directory() / _file_name(device)).with_suffix(".log"))
+        """Return why a device's last server ended itself, or that it did not say."""
+        log = (self._directory() / _file_name(device)).with_suffix(".log")
+        # Without a log no server of ours listened there.
+        text = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
+        lines = text.splitlines()
+        said = [line.removeprefix(ENDED) for line in lines[-1:] if line.startswith(ENDED)]
+        return said[0] if said else "it was killed, or crashed"
 
     def _directory(self) -> Path:
         # Where executors see other GPUs, cuda:0 of one is another's cuda:1.
@@ -133,20 +142,11 @@ class DevicePool:
         raise ServerLostError(f"its server did not start within {self.start_timeout_s:g} s")
 
     def _spawn(self, device: str, path: Path) -> "subprocess.Popen[bytes]":
-        settings = ServerSettings(
-            factory=self.factory,
-            arguments=dict(self.arguments),
-            device=device,
-            socket_path=str(path),
-            batch_frames=self.batch_frames,
-            idle_timeout_s=self.idle_timeout_s,
-            first_batch_limit_s=self.start_timeout_s,
-        )
         remove_abandoned(_private_directory())
         import_path = os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)
         with path.with_suffix(".log").open("ab") as log:
             process = subprocess.Popen(
-                [sys.executable, "-m", "infra.devices.device_server"],
+                [sys.executable, "-m", "infra.devices.device_server", device, str(path)],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
@@ -156,7 +156,7 @@ class DevicePool:
         _STARTED.append(process)
         assert process.stdin is not None
         with suppress(BrokenPipeError), process.stdin as stdin:  # it may have ended already
-            stdin.write(json.dumps(asdict(settings)).encode())
+            stdin.write(json.dumps(asdict(self)).encode())
         return process
 
 
@@ -201,3 +201,84 @@ def _file_name(device: str) -> str:
     # Short, as a socket's path has 107 characters at most.
     digest = hashlib.sha256(device.encode()).hexdigest()[:6]
     return f"{re.sub(r'[^A-Za-z0-9]', '-', device)[:12]}-{digest}"
+
+
+@contextmanager
+def least_busy(directory: Path, names: Sequence[str]) -> Iterator[str]:
+    """Hold a slot of the name with the fewest held slots, the first of equals; yield the name."""
+    with locked(directory / "choosing", _CHOOSING_LIMIT_S):
+        name = min(names, key=lambda name: _num_held(directory, name))
+        attempts = (try_lock(directory / f"{name}.slot-{number}") for number in count())
+        slot = next(slot for slot in attempts if slot is not None)
+    try:
+        yield name
+    finally:
+        os.close(slot)
+
+
+def _num_held(directory: Path, name: str) -> int:
+    slots = [try_lock(path) for path in directory.glob(f"{name}.slot-*")]
+    for slot in slots:
+        if slot is not None:
+            os.close(slot)
+    return slots.count(None)
+
+
+_IN_USE = "in_use"
+
+
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Make `folder` and keep `remove_abandoned` from it; the kernel frees what a killed one held.
+
+    Clients hold it during a request, servers as long as they live.
+    """
+    descriptor = _hold(folder)
+    try:
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _hold(folder: Path) -> int:
+    while True:
+        with suppress(FileExistsError):  # Path.mkdir(exist_ok) fails if it is removed meanwhile
+            folder.mkdir(mode=0o700)
+        with suppress(FileNotFoundError):  # it was removed at this moment
+            descriptor = _open_folder(folder)
+            fcntl.flock(descriptor, fcntl.LOCK_SH)
+            if _is_in(folder, descriptor):
+                return descriptor
+            os.close(descriptor)
+
+
+def remove_abandoned(folders: Path) -> None:
+    """Remove each of `folders` that no process holds, such as one whose server was killed."""
+    for folder in list(folders.iterdir()):
+        with suppress(OSError):  # held, or removed by another process
+            _remove(folder)
+
+
+def _remove(folder: Path) -> None:
+    descriptor = _open_folder(folder)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not _is_in(folder, descriptor):
+            return
+        # Renamed first: who holds its name from now on makes a new folder.
+        removed = folder.with_name(f".removed-{uuid.uuid4().hex}")
+        folder.rename(removed)
+        shutil.rmtree(removed, ignore_errors=True)
+    finally:
+        os.close(descriptor)
+
+
+def _open_folder(folder: Path) -> int:
+    return os.open(folder / _IN_USE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+
+def _is_in(folder: Path, descriptor: int) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), (folder / _IN_USE).stat())
+    except FileNotFoundError:
+        return False

@@ -1,10 +1,10 @@
 """Serve one device: make its function once, then compute the batches that clients send.
 
-infra/devices/device_pool.py starts this program with its settings as JSON on standard input. Three
-threads keep the device busy: one prepares a batch, one computes, one answers. Batches wait in a
-queue, first come, first served; while it has room, clients are asked for more. Out of memory errors
-teach how many frames of a batch fit into the device's memory. The time that earlier batches took
-tells when a device is stuck.
+infra/devices/device_pool.py starts this program with a device, the path of its socket, and the pool
+as JSON on standard input. Three threads keep the device busy: one prepares a batch, one computes,
+one answers. Batches wait in a queue, first come, first served; while it has room, clients are asked
+for more. Out of memory errors teach how many frames of a batch fit into the device's memory. The
+time that earlier batches took tells when a device is stuck.
 """
 
 import importlib
@@ -24,10 +24,10 @@ from functools import partial
 from itertools import count
 from pathlib import Path
 from queue import Queue
-from typing import Annotated, Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
+from infra.devices.device_pool import ENDED, DevicePool, held, remove_abandoned
 from infra.devices.messages import (
-    MAX_FRAMES,
     MAX_MESSAGE_BYTES,
     Kind,
     Message,
@@ -37,9 +37,8 @@ from infra.devices.messages import (
     receive_message,
     send_message,
 )
-from infra.devices.pool_folder import held, remove_abandoned
 from infra.host_folder import locked
-from infra.settings import Range, Text, check_ranges, read_record
+from infra.settings import read_record
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -252,7 +251,7 @@ R = TypeVar("R")
 _FLUSH_LIMIT_S = 0.01  # a client that does not read delays a batch no longer
 _ISOLATED_FLUSH_LIMIT_S = 1.0
 _SECOND_TRY_AFTER_S = 1.0  # another process's memory may be free by then
-_TOO_LARGE = "out of memory: a batch of no more frames did not fit before"
+_TOO_LARGE = "out of memory: a batch of this many frames or fewer did not fit before"
 
 
 class DeviceFunction(Protocol[P, C]):
@@ -278,9 +277,10 @@ class ComputePipeline(Generic[P, C]):
     """ComputePipeline applies a device's function to the batches of a queue, in three threads.
 
     A batch is decoded and copied while the one before it computes, and answered while the next one
-    does. It is computed as it came, since other company would change the last bits of its answers.
-    If it fails it is tried once more, alone in the device; if it fails again, it is its client that
-    divides it. Batches of as many frames as one that did not fit alone are not tried for a while.
+    does. It is computed as it came, since batched with other requests its answers would differ in
+    their last bits. If it fails it is tried once more, alone in the device; if it fails again, it
+    is its client that divides it. Batches of as many frames as one that did not fit alone are not
+    tried for a while.
     """
 
     def __init__(
@@ -399,64 +399,35 @@ BEAT_INTERVAL_S = 1.0
 _QUEUED_BATCHES = 2  # beside those in work
 _PREDECESSOR_LIMIT_S = 600.0
 _FLUSH_POLL_S = 0.0002
-_ENDED = "ended: "
-
-
-Factory = Annotated[str, Text(3, 1000, r"[\w.]+:\w+", "module:function")]
-BatchFrames = Annotated[int, Range(1, MAX_FRAMES)]
-Seconds = Annotated[float, Range(1e-3, 1e9)]
-
-
-@dataclass(frozen=True)
-class ServerSettings:
-    """ServerSettings names the function to serve ("module:function"), its device and socket.
-
-    A batch has at most `batch_frames` padded frames, and the first one `first_batch_limit_s`.
-    """
-
-    factory: Factory
-    arguments: dict[Annotated[str, Text(1, 1000)], Annotated[str, Text(0, 1 << 20)]]
-    device: Annotated[str, Text(1, 100)]
-    socket_path: Annotated[str, Text(1, 107)]
-    batch_frames: BatchFrames
-    idle_timeout_s: Seconds
-    first_batch_limit_s: Seconds
-
-    __post_init__ = check_ranges
-
-    @property
-    def pool_folder(self) -> Path:
-        """Return the folder of all that belongs to the pool."""
-        return Path(self.socket_path).parents[1]
 
 
 class DeviceServer:
     """DeviceServer computes for all clients of a Unix socket until it has had none for a while.
 
-    It ends at once where its device no longer computes or takes too long, so that clients send
-    what they were not answered elsewhere.
+    It ends at once where its device no longer computes or takes too long, the first batch longer
+    than a start, so that clients send what they were not answered elsewhere.
     """
 
-    def __init__(self, settings: ServerSettings, function: DeviceFunction[Any, Any]) -> None:
-        self._settings = settings
+    def __init__(self, pool: DevicePool, path: Path, function: DeviceFunction[Any, Any]) -> None:
+        self._path, self._idle_timeout_s = path, pool.idle_timeout_s
         self._requests = RequestQueue()
-        self._watch = BatchWatch(settings.first_batch_limit_s)
+        self._watch = BatchWatch(pool.start_timeout_s)
         self._outgoing: dict[int, Queue[Message]] = {}
         self._last_used_s = time.monotonic()
         self._admission = Admission(
-            settings.batch_frames,
-            _QUEUED_BATCHES * settings.batch_frames,
+            pool.batch_frames,
+            _QUEUED_BATCHES * pool.batch_frames,
             waiting=lambda: self._requests.num_frames,
             ask=lambda client, frames: self._send(client, Message(Kind.WANT, num_frames=frames)),
         )
-        budget = FrameBudget(settings.batch_frames)
+        budget = FrameBudget(pool.batch_frames)
         self._pipeline = ComputePipeline(
             function, self._requests, budget, self._watch, self, _end_process
         )
 
     def serve(self) -> None:
-        """Serve clients; return when there was none for `idle_timeout_s`."""
-        path = Path(self._settings.socket_path)
+        """Serve clients; return when there was none for the pool's `idle_timeout_s`."""
+        path = self._path
         path.unlink(missing_ok=True)  # left by a server that was killed
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(str(path))
@@ -476,8 +447,7 @@ class DeviceServer:
             path.unlink(missing_ok=True)
 
     def _accept(self, listener: socket.socket) -> socket.socket | None:
-        limit_s = self._settings.idle_timeout_s
-        while self._outgoing or time.monotonic() < self._last_used_s + limit_s:
+        while self._outgoing or time.monotonic() < self._last_used_s + self._idle_timeout_s:
             try:
                 return listener.accept()[0]
             except TimeoutError:
@@ -570,38 +540,31 @@ class DeviceServer:
 
 def _end_process(reason: str) -> None:
     # A GPU context that failed once may fail for every later batch.
-    print(_ENDED + reason, file=sys.stderr, flush=True)
+    print(ENDED + reason, file=sys.stderr, flush=True)
     os._exit(1)
 
 
-def last_words(log: Path) -> str:
-    """Return why the last server of a log ended itself, or that it did not say."""
-    # Without a log no server of ours listened there.
-    text = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
-    lines = text.splitlines()
-    said = [line.removeprefix(_ENDED) for line in lines[-1:] if line.startswith(_ENDED)]
-    return said[0] if said else "it was killed, or crashed"
-
-
 def _main() -> None:
-    settings = read_record(ServerSettings, json.load(sys.stdin), "settings")
+    device, path = sys.argv[1], Path(sys.argv[2])
+    pool = read_record(DevicePool, json.load(sys.stdin), "settings")
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    folder = path.parents[1]  # of all that belongs to the pool
     try:
-        with held(settings.pool_folder):
-            _serve(settings)
+        with held(folder):
+            _serve(pool, device, path)
     finally:
-        remove_abandoned(settings.pool_folder.parent)
+        remove_abandoned(folder.parent)
 
 
-def _serve(settings: ServerSettings) -> None:
+def _serve(pool: DevicePool, device: str, path: Path) -> None:
     # One server per device: wait for a predecessor that is about to end.
-    with locked(Path(f"{settings.socket_path}.server"), _PREDECESSOR_LIMIT_S):
-        module, _, name = settings.factory.partition(":")
+    with locked(Path(f"{path}.server"), _PREDECESSOR_LIMIT_S):
+        module, _, name = pool.factory.partition(":")
         factory = getattr(importlib.import_module(module), name)
-        function = factory(settings.device, **settings.arguments)
+        function = factory(device, **pool.arguments)
         # A device that cannot compute is found out before it costs an utterance.
         function.check()
-        DeviceServer(settings, function).serve()
+        DeviceServer(pool, path, function).serve()
 
 
 if __name__ == "__main__":

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from infra.devices.pool_folder import held, remove_abandoned
+from infra.devices.device_pool import held, remove_abandoned
 from infra.host_folder import locked
 
 
 def test_a_folder_that_is_removed_and_held_at_once_is_there(tmp_path: Path) -> None:
     """Of 500 holders beside a process that removes all it can, each has its folder."""
-    program = "import sys; from pathlib import Path; from infra.devices import pool_folder\n"
-    program += "while True: pool_folder.remove_abandoned(Path(sys.argv[1]))"
+    program = "import sys; from pathlib import Path; from infra.devices import device_pool\n"
+    program += "while True: device_pool.remove_abandoned(Path(sys.argv[1]))"
     remover = subprocess.Popen([sys.executable, "-c", program, str(tmp_path)])
     try:
         for _ in range(500):
