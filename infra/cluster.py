@@ -88,10 +88,10 @@ class Cluster:
 
     An executor is a Spark executor, or one rank of a training step. `read_prefixes`,
     `write_prefixes` and `delete_prefixes`, which are some of the others, may contain `{run}` and
-    `{corpus}`. Prices are in US dollars. `devices` are
-    those of each host, such as `cuda:0`; `cpu#0` and `cpu#1` are two cores. "auto" are the host's
-    GPUs, or else its cores. Where Spark assigns GPUs to tasks, these are taken instead.
-    `disk_gibibytes` are each instance's local disk, for dependencies and what a task spills.
+    `{corpus}`. Prices are in US dollars. `devices` are those of each host, such as `cuda:0`;
+    `cpu#0` and `cpu#1` are two cores. "auto" are the host's GPUs, or else its cores. Where Spark
+    assigns GPUs to tasks, these are taken instead. `disk_gibibytes` are each instance's local disk,
+    for dependencies and what a task spills.
     """
 
     instance_type: Annotated[str, Text(1, 100)]

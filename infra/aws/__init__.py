@@ -1,1 +1,1 @@
-"""Describe what runs on AWS: a role for each step, and the requests that launch its cluster."""
+"""Describe what runs on AWS: a role for each step, and what its hosts install."""

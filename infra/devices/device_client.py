@@ -31,7 +31,7 @@ from infra.spark.task_resources import task_devices
 from infra.task_metrics import FAULTS, FaultKind
 
 MAX_LOST_SERVERS = 3
-"""A request fails when so many servers ended while they computed it, at last without company."""
+"""A request fails once this many servers have ended while computing it, the last for it alone."""
 
 
 @dataclass(frozen=True, slots=True)

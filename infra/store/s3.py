@@ -99,7 +99,7 @@ _BEFORE_SLASH = " !\"#$%&'()*+,-."
 def confirmed_page(client: Any, bucket: str, folder: str, start_after: str) -> Page:  # noqa: ANN401
     """List the keys after `start_after`; CorruptTransferError if two answers in a row differ.
 
-    ListingFaultError unless the keys are in `folder`, and each is behind the one before it.
+    ListingFaultError unless the keys are in `folder` and in ascending order.
     """
     page = _ask(client, bucket, folder, start_after)
     if _ask(client, bucket, folder, start_after) != page:
@@ -113,7 +113,7 @@ def _require_order(page: Page, folder: str, start_after: str) -> None:
     # Python compares text by code points, as S3 compares the bytes of UTF-8: the order is the same.
     for before, key in pairwise((start_after, *keys)):
         if key <= before:
-            raise ListingFaultError(f"a listing out of order, with {key!r} behind {before!r},")
+            raise ListingFaultError(f"a listing out of order, with {key!r} after {before!r},")
         if not key.startswith(folder):
             raise ListingFaultError(f"a listing of {folder!r} with {key!r}")
     if not keys and not page.is_last:
@@ -121,9 +121,9 @@ def _require_order(page: Page, folder: str, start_after: str) -> None:
 
 
 def names_before(folder: str, last_key: str) -> list[str]:
-    """Return the prefixes of keys that a walk of directories lists only behind `last_key`.
+    """Return the prefixes of keys that a walk of directories lists only after `last_key`.
 
-    It lists day-late/ behind day/. Where a page ends within day/, a store that walks, and resumes
+    It lists day-late/ after day/. Where a page ends within day/, a store that walks, and resumes
     by comparing keys, takes all of day-late/ for listed before; yet each page is in order.
     """
     names = last_key.removeprefix(folder).split("/")
@@ -280,7 +280,7 @@ class S3Store:
 
         if (found := self._perform(uri, attempt)) is not None:
             return found
-        info = self.head(uri)  # the range begins behind the object's end
+        info = self.head(uri)  # the range begins past the object's end
         return FetchedRange(b"", info.num_bytes, info.etag)
 
     def put(self, uri: str, data: bytes) -> None:

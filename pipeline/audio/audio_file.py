@@ -34,7 +34,7 @@ _UNKNOWN_LENGTH = 2**63 - 1
 
 @dataclass(frozen=True, slots=True)
 class StatedMd5:
-    """StatedMd5 is the MD5 that a file states of its samples, channel by turn.
+    """StatedMd5 is the MD5 that a file states of its samples, interleaved by channel.
 
     It is of little-endian integers, of as many bytes as the `bits` of a sample need, at most 24.
     """
@@ -151,7 +151,7 @@ def read_whole(read: Read, num_bytes: int) -> bytes:
 
 
 class _Stream(soundfile.SoundFile):
-    """_Stream does not seek behind each block, upon which an MP3 loses what earlier frames left."""
+    """_Stream does not seek after each block, by which an MP3 loses the state of earlier frames."""
 
     def seekable(self) -> bool:
         return False

@@ -65,7 +65,7 @@ def stated_duration_s(read: Read, num_bytes: int) -> float | None:
             return stated_duration_s(reader_of(content), len(content))
         head = read(0, _SIGNATURE_BYTES)
         ours = (each.duration_s for each in CODECS if each.is_ours(head))
-        # Of another container's file extraction says what it is.
+        # What another container's file is, extraction reports.
         return next(ours, duration_by_libsndfile)(read, num_bytes)
     except AudioError:
         return None

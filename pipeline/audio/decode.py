@@ -194,7 +194,7 @@ HEAD_BYTES = 2**16
 """Nearly all WAVs have their header within the first 64 KB."""
 
 MAX_OVERSHOOT_S = 0.5
-"""A segment may end so much behind the recording's end, as for Kaldi's extract-segments."""
+"""A segment may end this far past the recording's end, as in Kaldi's extract-segments."""
 
 _FLOAT = 3
 

@@ -38,7 +38,7 @@ _KBIT_PER_S = {
 }
 _RATES_HZ = {3: (44_100, 48_000, 32_000), 2: (22_050, 24_000, 16_000), 0: (11_025, 12_000, 8_000)}
 _COUNT_MARKS = (b"Xing", b"Info")
-_COUNT_OFFSET = 8  # behind mark and flags, of which the lowest bit says that there is a count
+_COUNT_OFFSET = 8  # after mark and flags, of which the lowest bit says that there is a count
 _TAGS_AT_END = (b"TAG", b"APETAGEX", b"LYRICSBEGIN")
 _ID3_HEADER_BYTES = 10
 _UNPROTECTED = 0x00010000  # no checksum before the side information
@@ -81,7 +81,7 @@ def parse_header(word: int) -> Header | None:
 def counted_mp3(data: bytes) -> tuple[bytes, int]:
     """Return the file with a correct count of its frames, and the samples of all that hold sound.
 
-    AudioError for bytes that are no frame, for a second file behind the first one, and for fewer
+    AudioError for bytes that are no frame, for a second file after the first, and for fewer
     frames than the file states.
     """
     first = parse_header(int.from_bytes(data[:4], "big"))
@@ -107,7 +107,7 @@ _ZEROS = re.compile(rb"\0*")
 
 
 def without_tags(data: bytes) -> bytes:
-    """Return what is behind the ID3 tags at the start, and behind zeros that follow them."""
+    """Return what follows the ID3 tags at the start, and the zeros after them."""
     start = 0
     while data.startswith(b"ID3", start) and start + _ID3_HEADER_BYTES <= len(data):
         # Four bytes of seven bits state the size; bit 4 of the flags, a footer like the header.

@@ -179,7 +179,7 @@ def _next_chunk(read: Read, start: int, num_bytes: int) -> int:
 
 
 def _behind_chunks(read: Read, start: int, num_bytes: int, object_bytes: int) -> int:
-    """Return where, behind a chunk, no other chunk begins: the object's end, if chunks fill it."""
+    """Return where the chunks that follow end: at the object's end, if they fill it."""
     position = _next_chunk(read, start, num_bytes)
     for _ in range(_MAX_CHUNKS):
         header = read(position, 8)
@@ -195,7 +195,7 @@ def _behind_chunks(read: Read, start: int, num_bytes: int, object_bytes: int) ->
 def _require_binary(read: Read, start: int, object_bytes: int, surplus: int) -> None:
     """Raise AudioError if line feeds or carriage returns became pairs, as in a transfer as text.
 
-    Each moves all samples behind it by a byte. The search ends as soon as both are found alone:
+    Each shifts all later samples by a byte. The search ends as soon as both are found alone:
     in speech, within a few hundred bytes.
     """
     pairs, feeds, returns, carried, end = 0, 0, 0, b"", start

@@ -115,7 +115,7 @@ class Hit:
 
 
 def first_hit(items: Sequence[T], look: Callable[[T], R | None]) -> R | None:
-    """Return the first hit in the order of `items`, and read nothing behind it."""
+    """Return the first hit in the order of `items`, and read no further."""
     # Answers come in the order of items, so the first hit never depends on timing.
     looked = prefetch(look, items)
     return next((hit for _, hit in looked if hit is not None), None)

@@ -120,8 +120,8 @@ def record_faults(
 ) -> Iterator[Finding]:
     """Yield a finding for each record that is missing, or that belongs to something else.
 
-    Runs of the library alone have no job records: they are expected where the
-    corpus was ingested, or where any job has left one.
+    Runs of the library alone have no job records: they are expected where the corpus was ingested,
+    or where any job has left one.
     """
     finished = {name for name, step in steps.items() if step.is_finished}
     if INGEST_STEP in finished or listing.job_record_keys:
@@ -198,9 +198,9 @@ def verify_run(
     """Read all objects that the run's manifests and records name, and compare them with these.
 
     Tasks read them, where `distribute` runs tasks, or else this process; findings are the same.
-    Of each utterance and step 12 bytes are kept, on local disk where they are many; shards are
-    read 8 at a time. Audio in S3 that a listing's ETags confirm is not read, unless `reads_audio`;
-    local audio is read.
+    Twelve bytes an utterance and step are kept, on local disk if there are many; shards are read 8
+    at a time. Audio in S3 that a listing's ETags confirm is not read, unless `reads_audio`; local
+    audio is read.
     """
     # Listed before commits are read: what a task commits meanwhile is then no orphan.
     listing = list_run(store, run_uri, corpus_uri)

@@ -36,7 +36,7 @@ Columns = dict[str, list[Any]]
 class Format:
     """The columns of one kind of shard and the footer entries that state its conventions.
 
-    A shard may have some `optional` columns behind the others.
+    A shard may have some `optional` columns after the others.
     """
 
     schema: pa.Schema
@@ -132,7 +132,7 @@ def read_plain_columns(
 ) -> tuple[Columns, dict[str, str]]:
     """Read those of the columns `names` that a shard of any format has, and its footer's entries.
 
-    Of tensors nothing is read. ValueError for bytes that are no shard.
+    Tensors are not read. ValueError for bytes that are no shard.
     """
     with arrow_errors(_UNREADABLE):
         in_memory = isinstance(shard, bytes)
