@@ -1,4 +1,4 @@
-"""Share folders of this host among the processes of a user, and lock their files.
+"""Share folders of this host among the processes of a user; lock and replace their files.
 
 The kernel frees the locks of a process that ends, even of one that is killed.
 """
@@ -7,6 +7,7 @@ import fcntl
 import os
 import stat
 import time
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,6 +25,17 @@ def private_folder(name: str) -> Path:
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
         raise PermissionError(f"{ours}: need a directory that is ours alone (mode 700): remove it")
     return ours
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yield a file beside `path` that replaces it at the end: readers see one of them whole."""
+    partial = path.with_name(f".partial-{uuid.uuid4().hex}")
+    try:
+        yield partial
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 @contextmanager

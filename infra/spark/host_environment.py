@@ -13,7 +13,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import uuid
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -21,6 +20,7 @@ from pathlib import Path
 from packaging.version import Version
 
 from infra.cluster import Cluster
+from infra.host_folder import replacing
 from infra.settings import ConfigurationError
 
 OPEN_FILES = 512
@@ -259,8 +259,7 @@ def _shim(java: Path) -> Path:
     shim = home / "bin" / "java"
     if not shim.exists():
         shim.parent.mkdir(parents=True, exist_ok=True)
-        partial = shim.with_name(f".partial-{uuid.uuid4().hex}")
-        partial.write_text(script)
-        partial.chmod(0o755)
-        partial.replace(shim)  # atomic: other processes may be starting it
+        with replacing(shim) as partial:  # other processes may be starting it
+            partial.write_text(script)
+            partial.chmod(0o755)
     return home

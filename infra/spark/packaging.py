@@ -9,7 +9,6 @@ import hashlib
 import sys
 import sysconfig
 import tarfile
-import uuid
 import zipfile
 from collections.abc import Iterator, Sequence
 from importlib.metadata import Distribution, distribution, requires, version
@@ -22,6 +21,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from infra.cluster import lack
+from infra.host_folder import replacing
 from infra.settings import ConfigurationError
 
 CODE = ("infra", "jobs", "pipeline", "training")
@@ -57,9 +57,8 @@ def write_code(folder: Path) -> Path:
         for name in sorted(contents):
             archive.writestr(zipfile.ZipInfo(name, _FIXED_TIME), contents[name])
     path = folder / f"megahour-{release}.zip"
-    partial = path.with_name(f".partial-{uuid.uuid4().hex}")
-    partial.write_bytes(buffer.getvalue())
-    partial.replace(path)
+    with replacing(path) as partial:
+        partial.write_bytes(buffer.getvalue())
     return path
 
 
@@ -163,24 +162,20 @@ def _files_of(distributions: Sequence[Distribution]) -> Iterator[tuple[str, Path
 
 
 def _write_tar(path: Path, contents: dict[str, Path]) -> None:
-    partial = path.with_name(f".partial-{uuid.uuid4().hex}")
-    try:
-        with (
-            partial.open("wb") as file,
-            # Level 1: 3 times the speed of the default for 4 % more bytes.
-            gzip.GzipFile("", "wb", compresslevel=1, fileobj=file, mtime=0) as compressed,
-            tarfile.open(fileobj=compressed, mode="w|") as archive,
-        ):
-            for name, source in contents.items():
-                status = source.stat()
-                entry = tarfile.TarInfo(name)
-                entry.size = status.st_size
-                entry.mode = 0o755 if status.st_mode & 0o100 else 0o644
-                with source.open("rb") as data:
-                    archive.addfile(entry, data)
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+    with (
+        replacing(path) as partial,
+        partial.open("wb") as file,
+        # Level 1: 3 times the speed of the default for 4 % more bytes.
+        gzip.GzipFile("", "wb", compresslevel=1, fileobj=file, mtime=0) as compressed,
+        tarfile.open(fileobj=compressed, mode="w|") as archive,
+    ):
+        for name, source in contents.items():
+            status = source.stat()
+            entry = tarfile.TarInfo(name)
+            entry.size = status.st_size
+            entry.mode = 0o755 if status.st_mode & 0o100 else 0o644
+            with source.open("rb") as data:
+                archive.addfile(entry, data)
 
 
 def _walk(folder: Traversable, prefix: str = "") -> Iterator[tuple[str, Traversable]]:

@@ -5,13 +5,13 @@ The metrics are a file for the textfile collector of Prometheus.
 
 import json
 import os
-import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypedDict, get_type_hints
 
+from infra.host_folder import replacing
 from infra.settings import ConfigurationError, canonical_json, digest, printable
 from infra.store.object_store import ObjectNotFound, join_uri
 from infra.task_metrics import REQUEST_KINDS, DeviceFault, RequestCounts
@@ -269,13 +269,8 @@ def metrics_text(summary: Mapping[str, Any], finished_at: float) -> str:
 
 def write_metrics(path: Path, text: str) -> None:
     """Replace the file in one rename: the collector reads a whole file or the one before."""
-    # Its name does not end in .prom, which the collector would read.
-    partial = path.with_name(f".partial-{uuid.uuid4().hex}")
-    try:
+    with replacing(path) as partial:  # not called .prom, which the collector would read
         partial.write_text(text, encoding="utf-8")
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def metrics_path(given: str) -> Path:

@@ -9,7 +9,6 @@ be read beyond the end of an array.
 """
 
 import json
-import os
 import re
 import zipfile
 import zlib
@@ -18,6 +17,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import Annotated, Literal
 
+from infra.host_folder import replacing
 from infra.settings import (
     ConfigurationError,
     Items,
@@ -126,12 +126,8 @@ def write_archive(path: Path, model: ExportedModel) -> int:
             member.compress_type = zipfile.ZIP_DEFLATED
             archive.writestr(member, data)
             _require_room(member)
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
+    with replacing(path) as beside:
         beside.write_bytes(content.getvalue())
-        beside.replace(path)
-    finally:
-        beside.unlink(missing_ok=True)
     return len(content.getvalue())
 
 
