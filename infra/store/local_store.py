@@ -57,13 +57,13 @@ class LocalStore:
         """Read some bytes of the object."""
         data = b""
         try:
-            with _store_errors(uri), _open_regular(uri) as file:
+            with _store_errors(uri), io.BufferedReader(_open_regular(uri)) as file:
                 status = os.fstat(file.fileno())
                 # The length that is there, as a range may be far beyond it.
                 length = max(min(num_bytes, status.st_size - start), 0)
                 if length:
                     file.seek(start)
-                    data = _read_fully(file, length)
+                    data = file.read(length)
         finally:
             REQUESTS.add(RequestCounts(get=1, bytes_received=len(data)))
         return FetchedRange(data, status.st_size, _object_info(uri, status).etag)
@@ -160,15 +160,6 @@ def _open_regular(uri: str) -> io.FileIO:
         file.close()
         raise
     return file
-
-
-def _read_fully(file: io.FileIO, num_bytes: int) -> bytes:
-    pieces = []
-    # Linux returns at most 2 GiB of one read.
-    while num_bytes > 0 and (piece := file.read(num_bytes)):
-        pieces.append(piece)
-        num_bytes -= len(piece)
-    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
 def _object_info(uri: str, status: os.stat_result) -> ObjectInfo:
