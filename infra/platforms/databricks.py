@@ -11,7 +11,7 @@ from typing import Annotated
 from packaging.requirements import Requirement
 
 from infra.blas_threads import ONE_THREAD
-from infra.platforms.platform import CodeUri, StepLaunch
+from infra.platforms.platform import CodeUri, Region, StepLaunch
 from infra.settings import ConfigurationError, Text, check_ranges
 
 PROGRAM = "databricks_step.py"
@@ -41,7 +41,7 @@ class Databricks:
         ),
     ]
     code_uri: CodeUri
-    region: Annotated[str, Text(9, 30, r"[a-z]{2}(-[a-z]+)+-\d", "us-east-1")]
+    region: Region
 
     __post_init__ = check_ranges
 

@@ -24,11 +24,10 @@ from botocore.validate import ParamValidator
 
 from infra.aws.step_roles import role_name
 from infra.cluster import Cluster
-from infra.platforms.platform import CodeUri, Image, StepLaunch
+from infra.platforms.platform import CodeUri, Image, Region, RolePrefix, StepLaunch
 from infra.settings import Items, Text, check_ranges
 from infra.spark.session import launch_options
 
-Region = Annotated[str, Text(9, 30, r"[a-z]{2}(-[a-z]+)+-\d", "us-east-1")]
 Release = Annotated[
     str,
     # EMR 7 has Spark 3.5; releases for Spark 4 alone are named emr-spark-8.
@@ -40,7 +39,6 @@ Release = Annotated[
 class Emr:
     """Emr names what exists in an account before a cluster starts.
 
-    `code_uri` holds what `make dist` wrote, and `role_prefix` is the name of the stack of roles.
     `driver_instance_type` is the driver's host where a cluster's own instances have GPUs.
     """
 
@@ -52,7 +50,7 @@ class Emr:
     code_uri: CodeUri
     logs_uri: CodeUri
     log_group: Annotated[str, Text(1, 512, r"[\w./#-]+", "/megahour/megahour")]
-    role_prefix: Annotated[str, Text(1, 40, r"[\w+=,.@-]+", "megahour-roles")]
+    role_prefix: RolePrefix
     emr_service_role: Annotated[str, Text(1, 200, r"[\w+=,.@:/-]+", "megahour-EmrServiceRole-1A")]
     emr_release: Release
     trainer_image: Image

@@ -11,9 +11,10 @@ from typing import Annotated, Any
 from infra.aws.step_roles import role_name
 from infra.cluster import container_mebibytes
 from infra.platforms.emr import LaunchRequest, validate
-from infra.platforms.platform import CodeUri, StepLaunch, conf_options, spark_package
+from infra.platforms.platform import CodeUri, RolePrefix, StepLaunch, spark_package
 from infra.settings import ConfigurationError, Text, check_ranges
 from infra.spark.packaging import DEPENDENCIES
+from infra.spark.session import conf_options
 
 WORKERS: Mapping[int, range] = {
     1: range(2, 9),
@@ -33,7 +34,7 @@ class EmrServerless:
 
     application_id: Annotated[str, Text(1, 64, r"[0-9a-z]+", "00f1abcd2efgh309")]
     account_id: Annotated[str, Text(12, 12, r"\d{12}", "123456789012")]
-    role_prefix: Annotated[str, Text(1, 40, r"[\w+=,.@-]+", "megahour-roles")]
+    role_prefix: RolePrefix
     code_uri: CodeUri
     logs_uri: CodeUri
 

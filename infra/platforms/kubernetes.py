@@ -11,15 +11,9 @@ import shlex
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
-from infra.platforms.platform import (
-    RENDEZVOUS_PORT,
-    Environment,
-    Image,
-    StepLaunch,
-    conf_options,
-)
+from infra.platforms.platform import RENDEZVOUS_PORT, Environment, Image, StepLaunch
 from infra.settings import Text, check_ranges, mebibytes
-from infra.spark.session import submitted_settings
+from infra.spark.session import conf_options, submitted_settings
 
 _Name = Annotated[str, Text(1, 63, r"[a-z0-9]([a-z0-9-]*[a-z0-9])?", "megahour")]
 

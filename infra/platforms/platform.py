@@ -21,6 +21,10 @@ from infra.spark.session import submitted_settings
 CodeUri = Annotated[str, Text(8, 1024, r"(s3|gs)://[a-z0-9._-]{3,63}(/[\w.-]+)*", "s3://b/code")]
 """The folder to which `make dist` was copied."""
 
+Region = Annotated[str, Text(9, 30, r"[a-z]{2}(-[a-z]+)+-\d", "us-east-1")]
+RolePrefix = Annotated[str, Text(1, 40, r"[\w+=,.@-]+", "megahour-roles")]
+"""The name of the stack of roles."""
+
 Image = Annotated[
     str, Text(3, 400, r"[\w.-]+(:\d+)?(/[\w.-]+)*(:[\w.-]+|@sha256:[0-9a-f]{64})", "megahour:1")
 ]
@@ -132,8 +136,3 @@ def spark_package(code_uri: str, launch: StepLaunch) -> SparkPackage:
         f"{code_uri}/{dependencies_name(launch.requirements)}#{DEPENDENCIES}",
         {**submitted_settings(launch.cluster), "spark.executorEnv.PYTHONPATH": DEPENDENCIES},
     )
-
-
-def conf_options(settings: Mapping[str, str]) -> list[str]:
-    """Return settings as options of spark-submit."""
-    return [part for key, value in settings.items() for part in ("--conf", f"{key}={value}")]

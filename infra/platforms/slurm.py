@@ -69,7 +69,7 @@ class Slurm:
             ),
             nodes=launch.cluster.num_instances,
             logs=self.logs,
-            title=" ".join(f"megahour {launch.step} {launch.run}".split()),
+            title=" ".join(launch.title.split()),
             exports="".join(
                 f"export {key}={shlex.quote(text)}\n" for key, text in self.environment.items()
             ),

@@ -81,8 +81,13 @@ def cluster_settings(cluster: Cluster) -> dict[str, str]:
 def launch_options(cluster: Cluster) -> list[str]:
     """Return the options of spark-submit that no program can set any more once it runs."""
     driver = {key: value for key, value in cluster.spark.items() if _DRIVER_SETTING.fullmatch(key)}
-    conf = [part for key, value in driver.items() for part in ("--conf", f"{key}={value}")]
-    return ["--master", cluster.master, "--driver-memory", cluster.driver_memory, *conf]
+    where = ["--master", cluster.master, "--driver-memory", cluster.driver_memory]
+    return [*where, *conf_options(driver)]
+
+
+def conf_options(settings: Mapping[str, str]) -> list[str]:
+    """Return settings as options of spark-submit."""
+    return [part for key, value in settings.items() for part in ("--conf", f"{key}={value}")]
 
 
 def submitted_settings(cluster: Cluster) -> dict[str, str]:
