@@ -137,19 +137,22 @@ REQUESTS = RequestCounter()
 
 
 @dataclass(frozen=True, slots=True)
-class Observer(Generic[R, S]):
-    """Observer summarizes each result on its worker, and sees the summary in the driver at once.
+class ObservedFunction(Generic[T, R, S]):
+    """ObservedFunction runs a task and lets `see` know the summary of its result at once.
 
-    An error of `see` cancels the job and is raised.
+    A plain loop calls it. A cluster runs `run_task` and `summarize` on its workers, and `see` in
+    the driver alone. An error of `see` cancels the job and is raised.
     """
 
+    run_task: Callable[[T], R]
     summarize: Callable[[R], S]
     see: Callable[[S], None]
 
-
-def add_summary(add: Callable[[list[S]], object], summarize: Callable[[R], S], result: R) -> None:
-    """Add the summary of a result on its worker."""
-    add([summarize(result)])
+    def __call__(self, task: T) -> R:
+        """Run the task and see its summary."""
+        result = self.run_task(task)
+        self.see(self.summarize(result))
+        return result
 
 
 @dataclass(frozen=True, slots=True)

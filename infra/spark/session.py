@@ -13,7 +13,6 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -29,7 +28,7 @@ from infra.cluster import Cluster, require_dependencies
 from infra.log_lines import progress_bar
 from infra.settings import mebibytes, printable
 from infra.spark.host_environment import find_java_home, require_environment, temporary_folder
-from infra.task_metrics import Measured, MeasuredFunction, Observer, TaskTotals, add_summary
+from infra.task_metrics import Measured, MeasuredFunction, ObservedFunction, TaskTotals
 
 # Also for a local master from the command line: nothing listens beyond this host.
 LOCAL_SETTINGS: Mapping[str, str] = {
@@ -221,8 +220,6 @@ def _num_tasks(tracker: StatusTracker, group: str) -> tuple[int, int]:
 
 T = TypeVar("T")
 
-S = TypeVar("S")
-
 # py4j raises these once the driver's JVM has ended.
 _JVM_LOST = (Py4JError, ConnectionError)
 
@@ -327,13 +324,12 @@ def run_tasks(
     function: Callable[[T], R],
     description: str,
     idle_limit_s: float = IDLE_LIMIT_S,
-    observer: Observer[R, S] | None = None,
     totals: TaskTotals | None = None,
 ) -> list[R]:
     """Run `function` on each of `tasks`, one Spark task each; results keep the order of `tasks`.
 
-    The `observer` sees each result's summary soon after its task has ended. The requests and the
-    seconds of the tasks add up in `totals`.
+    An ObservedFunction sees each result's summary soon after its task has ended. The requests and
+    the seconds of the tasks add up in `totals`.
     Spark retries a failed task as often as its master allows; local masters do not retry. Raises
     TaskError after the last attempt, when the JVM ends, or when no task ran for `idle_limit_s`.
     Other exceptions, such as KeyboardInterrupt, cancel the job. Progress goes to a terminal.
@@ -341,12 +337,16 @@ def run_tasks(
     if not tasks:
         return []
     context, group, totals = session.sparkContext, uuid.uuid4().hex, totals or TaskTotals()
-    report, num_seen = None, 0
+    observed = function if isinstance(function, ObservedFunction) else None
+    num_seen = 0
     try:
         summaries = context.accumulator(list[Any](), AddingAccumulatorParam(list[Any]()))
-        if observer is not None:
-            report = partial(add_summary, summaries.add, observer.summarize)
-        measured = MeasuredFunction(function, report)
+        measured = MeasuredFunction(function)
+        if observed is not None:
+            summarize = observed.summarize
+            measured = MeasuredFunction(
+                observed.run_task, lambda result: summaries.add([summarize(result)])
+            )
 
         def collect() -> list[Measured[R]]:
             context.setJobGroup(group, description, interruptOnCancel=True)
@@ -354,10 +354,10 @@ def run_tasks(
 
         def watch() -> None:
             nonlocal num_seen
-            if observer is not None and (new := summaries.value[num_seen:]):
+            if observed is not None and (new := summaries.value[num_seen:]):
                 num_seen += len(new)
                 for each in new:
-                    observer.see(each)
+                    observed.see(each)
 
         with ThreadPoolExecutor(1) as pool:
             try:

@@ -3,12 +3,11 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cache
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from infra.spark.session import run_tasks, spark_session
-from infra.task_metrics import Observer
 from jobs.cli.job import Job
-from pipeline.runs.engine import Distribute, Loss, WatchedFunction, loss_of
+from pipeline.runs.engine import Distribute
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -28,12 +27,6 @@ def distribute_on_spark(job: Job) -> Iterator[Distribute]:
         def distribute(
             elements: Sequence[T], function: Callable[[T], R], description: str
         ) -> list[R]:
-            run_task: Callable[[T], Any] = function
-            observer: Observer[Any, Loss] | None = None
-            if isinstance(function, WatchedFunction):
-                run_task, observer = function.run_task, Observer(loss_of, function.watch.see)
-            return run_tasks(
-                start(), elements, run_task, description, observer=observer, totals=job.tasks
-            )
+            return run_tasks(start(), elements, function, description, totals=job.tasks)
 
         yield distribute

@@ -19,6 +19,7 @@ from itertools import chain
 from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 from infra.store.object_store import ObjectNotFound, ObjectStore, join_uri, read_checked
+from infra.task_metrics import ObservedFunction
 from pipeline.packing import runs_by_bytes
 from pipeline.records import Quarantined, Tally
 from pipeline.runs.commit import (
@@ -417,25 +418,8 @@ class LossWatch:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class WatchedFunction(Generic[T, W]):
-    """WatchedFunction runs a task and lets the watch see its loss, as a plain loop needs it.
-
-    A cluster runs `run_task` on its workers, and in the driver lets the watch see each loss.
-    """
-
-    run_task: Callable[[T], W]
-    watch: LossWatch
-
-    def __call__(self, task: T) -> W:
-        """Run the task; LossBudgetExceededError when all tasks so far have lost too much."""
-        result = self.run_task(task)
-        self.watch.see(result)
-        return result
-
-
 def _watched(run_task: Callable[[T], W], watch: LossWatch | None) -> Callable[[T], W]:
-    return run_task if watch is None else WatchedFunction(run_task, watch)
+    return run_task if watch is None else ObservedFunction(run_task, loss_of, watch.see)
 
 
 def _commit_each(

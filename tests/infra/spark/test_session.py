@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 from infra.cluster import load_cluster
 from infra.spark.session import TaskError, run_tasks, spark_environment, spark_session
 from infra.spark.task_resources import local_folder
-from infra.task_metrics import Observer
+from infra.task_metrics import ObservedFunction
 from tests.infra.spark.java_free import java_free_environment
 
 PROGRAM = str(Path(__file__).with_name("spark_program.py"))
@@ -76,8 +76,8 @@ def test_an_observer_sees_results_while_others_are_at_work(
         if len(seen) == 3:
             all_seen.touch()
 
-    observer = Observer(lambda task: 10 * task, observe)
-    assert run_tasks(session, [0, 1, 2, 3], work, "work", observer=observer) == [0, 1, 2, 3]
+    observed = ObservedFunction(work, lambda task: 10 * task, observe)
+    assert run_tasks(session, [0, 1, 2, 3], observed, "work") == [0, 1, 2, 3]
     assert sorted(seen[:3]) == [0, 20, 30]
 
 
@@ -87,13 +87,12 @@ def test_an_observer_ends_the_work(session: SparkSession) -> None:
     class EnoughError(Exception):
         """EnoughError ends the work."""
 
-    def refuse(_: float) -> None:
+    def refuse(_: str) -> None:
         raise EnoughError
 
     begin = time.monotonic()
-    observer: Observer[None, str] = Observer(str, refuse)
     with pytest.raises(EnoughError):
-        run_tasks(session, [0.0, 60.0, 60.0], time.sleep, "naps", observer=observer)
+        run_tasks(session, [0.0, 60.0, 60.0], ObservedFunction(time.sleep, str, refuse), "naps")
     assert time.monotonic() - begin < 30
     assert run_tasks(session, [0.0], time.sleep, "a nap") == [None]
 

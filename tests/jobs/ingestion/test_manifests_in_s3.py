@@ -24,7 +24,6 @@ from jobs.cli import spark_steps
 from pipeline.audio.decode import decode_audio
 from pipeline.metadata import read_records
 from pipeline.records import Tally, Utterance
-from pipeline.runs.engine import WatchedFunction
 from pipeline.runs.manifest import read_manifest, sha256
 from pipeline.settings import ANY_AUDIO
 from pipeline.steps.audio_reads import WantedAudio, read_audio
@@ -52,8 +51,7 @@ def on_spark(session: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run the tasks of ingest in that session."""
 
     def distribute(elements: Sequence[Any], function: Any, description: str) -> list[Any]:
-        task = function.run_task if isinstance(function, WatchedFunction) else function
-        return run_tasks(session, elements, task, description)
+        return run_tasks(session, elements, function, description)
 
     @contextmanager
     def in_session(job: object) -> Any:
