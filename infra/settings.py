@@ -166,15 +166,6 @@ def bounds_of(hint: Any) -> tuple[Any, tuple[Bound, ...]]:  # noqa: ANN401
     return plain, tuple(each for each in extras if isinstance(each, Bound))
 
 
-def is_of(hint: Any, value: object) -> bool:  # noqa: ANN401
-    """Return whether a value has an annotation's type; a list, as TOML holds it, is a tuple's."""
-    plain, _ = bounds_of(hint)
-    kind = typing.get_origin(plain) or plain
-    if kind is typing.Literal:
-        return value in typing.get_args(plain)
-    return type(value) is kind or (kind is tuple and isinstance(value, list))
-
-
 def _check(hint: Any, value: object, where: str) -> None:  # noqa: ANN401
     plain, bounds = bounds_of(hint)
     for bound in bounds:
@@ -461,8 +452,7 @@ def _convert_to_member(union: Any, value: object, where: str) -> object:  # noqa
     members = _members(union)
     if len(members) > 1 and all(map(is_dataclass, members)):
         return _read_tagged(members, value, where)
-    # A number, a text or a flag is of the member that has its type: 1 is no float, and no flag.
-    fitting = [each for each in members if len(members) == 1 or is_of(each, value)]
+    fitting = [each for each in members if len(members) == 1 or _fits(each, value)]
     if not fitting:
         raise _wrong_type(union, value, where)
     return _convert(fitting[0], value, where)
