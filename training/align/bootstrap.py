@@ -1,7 +1,6 @@
 """Bootstrap the alignment: monophones on a share of the labelled hours, the tree on all of them."""
 
 import heapq
-import json
 import math
 import sys
 from collections import Counter
@@ -26,13 +25,7 @@ from pipeline.sampling import sampling_priority
 from pipeline.settings import Versions
 from pipeline.shards import FeatureRow, read_feature_texts, read_features
 from training.align.labelled import MADE_STATISTIC, transcribed, unknown_words_of
-from training.align.lda_mllt import (
-    CEPSTRA,
-    LDA_MLLT_STATISTIC,
-    LdaMllt,
-    TreeFeatures,
-    estimate_lda_mllt,
-)
+from training.align.lda_mllt import LDA_MLLT_STATISTIC, estimate_lda_mllt
 from training.align.monophone_hmm import Monophones, speaker_cepstra, train_monophones
 from training.align.shard_alignment import PhoneAligner, Phones, align_and_grow
 from training.array_encoding import decode_arrays, encode_arrays
@@ -102,21 +95,23 @@ def bootstrap(
             check_transcripts(
                 store, run_uri, subset, lexicon, loss_budget, unknown_words, is_pronounced=True
             )
-        model = _trained(context, lexicon, config, tree_config, versions)
-        made = json.dumps(dict(complete.made)).encode()
-        put = context.scratch.put_output
-        aligner = StoredMonophones(
-            model=model,
-            lexicon=put("lexicon", ".txt", stored.data, Tally()),
-            made=put("made", ".json", made, Tally()),
-            unknown_words=unknown_words,
-            versions=versions,
-        )
-        about: dict[str, Any] = {**aligner.load(context).tree_features.statistics}
+        trained = _trained(context, complete, config, tree_config, versions)
+        monophones = StoredMonophones(trained, unknown_words)
+        about: dict[str, Any] = {}
+        if (lda_mllt := monophones.load(context).lda_mllt) is not None:
+            about[LDA_MLLT_STATISTIC] = lda_mllt.tolist()
         if complete.made:
             about[MADE_STATISTIC] = {word: [*phones] for word, phones in complete.made.items()}
-        phones = lexicon.phones
-        return align_and_grow(step, aligner, phones, tree_config, loss_budget, distribute, about)
+        return align_and_grow(
+            step,
+            monophones.load,
+            versions,
+            lexicon.phones,
+            tree_config,
+            loss_budget,
+            distribute,
+            about,
+        )
 
     resolved = bootstrap_settings(config, tree_config, versions, unknown_words, text.settings)
     spec = StepSpec(
@@ -135,34 +130,24 @@ def bootstrap(
 
 @dataclass(frozen=True, slots=True)
 class StoredMonophones:
-    """StoredMonophones names the objects of monophones and lexicon, for the tasks of the step.
+    """StoredMonophones names what `_trained` stored, for the tasks of the step."""
 
-    `made` has the pronunciations that the lexicon lacks.
-    """
-
-    model: Output
-    lexicon: Output
-    made: Output
+    state: Output
     unknown_words: UnknownWordsRule
-    versions: Versions
 
     def load(self, context: StepContext) -> PhoneAligner:
-        """Read all three."""
-        made = json.loads(context.read(self.made))
-        lexicon = CorpusLexicon(context.read(self.lexicon), self.unknown_words, made).parse()
-        state = decode_arrays(context.read(self.model))
-        matrix = state[LDA_MLLT_STATISTIC]
-        features = CEPSTRA if matrix is None else LdaMllt(matrix)
-        return MonophoneAligner(lexicon, Monophones.from_state(state["monophones"]), features)
+        """Read the monophones, and the lexicon with the pronunciations that it lacked."""
+        state = decode_arrays(context.read(self.state))
+        lexicon = CorpusLexicon(state["lexicon"].encode(), self.unknown_words, state["made"])
+        monophones = Monophones.from_state(state["monophones"])
+        return MonophoneAligner(lexicon.parse(), state[LDA_MLLT_STATISTIC], monophones)
 
 
 @dataclass(frozen=True, slots=True)
-class MonophoneAligner:
+class MonophoneAligner(PhoneAligner):
     """MonophoneAligner aligns utterances by monophones."""
 
-    lexicon: Lexicon
     monophones: Monophones
-    tree_features: TreeFeatures
 
     def align(
         self,
@@ -215,15 +200,19 @@ def _texts(store: ObjectStore, run_uri: str, subset: str) -> Iterator[str]:
 
 def _trained(
     context: StepContext,
-    lexicon: Lexicon,
+    complete: CorpusLexicon,
     config: BootstrapConfig,
     tree_config: TreeConfig,
     versions: Versions,
 ) -> Output:
-    """Train monophones on the hours that are drawn; a killed step finds them again."""
+    """Train monophones on the hours that are drawn; a killed step finds them again.
+
+    The lexicon, which is `complete`, is stored with them, and the transform of the tree's features.
+    """
     scratch, name = context.scratch, "monophones"
     if (earlier := scratch.committed(name)) is not None:
         return earlier.outputs[0]
+    lexicon = complete.parse()
     rows = [row for row in _draw(context, config.max_hours) if not unknown_words_of(row, lexicon)]
     utterances = [transcribed(row) for row in distinct(heard_versions(rows, versions))]
     cepstra = speaker_cepstra(utterances)
@@ -233,8 +222,13 @@ def _trained(
     if tree_config.features == "lda_mllt":
         frames = ((cepstra[name], path) for name, path in trained.paths.items())
         num_states = len(trained.monophones.mixtures)
-        matrix = estimate_lda_mllt(frames, num_states).matrix
-    state = {"monophones": trained.monophones.to_state(), LDA_MLLT_STATISTIC: matrix}
+        matrix = estimate_lda_mllt(frames, num_states)
+    state = {
+        "lexicon": complete.data.decode(),
+        "made": dict(complete.made),
+        "monophones": trained.monophones.to_state(),
+        LDA_MLLT_STATISTIC: matrix,
+    }
     tally = Tally.of(rows)
     record = Commit(
         task=name,

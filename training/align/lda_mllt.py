@@ -125,38 +125,11 @@ def mllt(
     return matrix
 
 
-@dataclass(frozen=True)
-class LdaMllt:
-    """LdaMllt multiplies spliced cepstra of a speaker by a matrix."""
-
-    matrix: Float64[np.ndarray, "rows spliced"]
-
-    @property
-    def statistics(self) -> dict[str, list[list[float]]]:
-        """Return the matrix as a manifest holds it."""
-        return {LDA_MLLT_STATISTIC: self.matrix.tolist()}
-
-    def of(self, cepstra: Float32[np.ndarray, "frames 39"]) -> Float32[np.ndarray, "frames rows"]:
-        """Transform an utterance."""
-        return spliced(cepstra) @ self.matrix.T.astype(np.float32)
-
-
-@dataclass(frozen=True)
-class Cepstra:
-    """Cepstra leaves normalized cepstra as they are."""
-
-    @property
-    def statistics(self) -> dict[str, list[list[float]]]:
-        """Return nothing, as a manifest holds no matrix."""
-        return {}
-
-    def of(self, cepstra: Float32[np.ndarray, "frames 39"]) -> Float32[np.ndarray, "frames 39"]:
-        """Return an utterance's cepstra."""
-        return cepstra
-
-
-CEPSTRA = Cepstra()
-TreeFeatures = Cepstra | LdaMllt
+def tree_features(
+    cepstra: Float32[np.ndarray, "frames 39"], lda_mllt: Float64[np.ndarray, "_rows 117"] | None
+) -> Float32[np.ndarray, "frames _dimension"]:
+    """Return what the tree is grown on: cepstra, or their transform where there is one."""
+    return cepstra if lda_mllt is None else spliced(cepstra) @ lda_mllt.T.astype(np.float32)
 
 
 def spliced(cepstra: Float32[np.ndarray, "frames 39"]) -> Float32[np.ndarray, "frames 117"]:
@@ -169,9 +142,11 @@ def spliced(cepstra: Float32[np.ndarray, "frames 39"]) -> Float32[np.ndarray, "f
 def estimate_lda_mllt(
     utterances: Iterable[tuple[Float32[np.ndarray, "_frames 39"], Int64[np.ndarray, " _frames"]]],
     num_classes: int,
-) -> LdaMllt:
-    """Estimate the transform from utterances' cepstra and the class of each frame."""
+) -> Float64[np.ndarray, "_rows 117"]:
+    """Estimate the transform of spliced cepstra from utterances and the class of each frame."""
     frames = ((spliced(cepstra), classes) for cepstra, classes in utterances)
     classes = scatter(frames, num_classes, NUM_SPLICED * (2 * CONTEXT + 1))
     discriminant = lda(classes, DIMENSION)
-    return LdaMllt(mllt(classes.projected(discriminant)) @ discriminant)
+    transform: Float64[np.ndarray, "_rows 117"]
+    transform = mllt(classes.projected(discriminant)) @ discriminant
+    return transform

@@ -10,7 +10,7 @@ from types import MappingProxyType
 
 import numpy as np
 import torch
-from jaxtyping import Float32
+from jaxtyping import Float32, Float64
 
 from infra.store.object_store import ObjectStore
 from pipeline.filterbank import STACK
@@ -46,15 +46,14 @@ from training.align.labelled import (
     senone_statistics,
     sum_histograms,
 )
-from training.align.lda_mllt import CEPSTRA, LDA_MLLT_STATISTIC, LdaMllt, TreeFeatures
+from training.align.lda_mllt import LDA_MLLT_STATISTIC
 from training.align.network_alignment import (
     batched_log_likelihoods,
     best_senones,
     network_alignments,
 )
-from training.align.shard_alignment import align_and_grow, senones_of
+from training.align.shard_alignment import PhoneAligner, align_and_grow, senones_of
 from training.decode.decoder import phone_segments
-from training.decode.lexicon import Lexicon
 from training.decode.senones import (
     PhoneAlignment,
     SenoneTree,
@@ -110,8 +109,15 @@ def realign(
 
     def align_senones(step: StepRun) -> Manifest:
         if settings.regrown is not None and subset == LABELLED:
-            phones = stored.parse().phones
-            return align_and_grow(step, network, phones, settings.regrown, loss_budget, distribute)
+            return align_and_grow(
+                step,
+                network.load,
+                settings.versions,
+                stored.parse().phones,
+                settings.regrown,
+                loss_budget,
+                distribute,
+            )
         shards = read_manifest(store, run_uri, features)
         tree = read_tree(
             store, run_uri, BOOTSTRAP_STEP if settings.regrown is None else ALIGNMENT_STEP
@@ -153,11 +159,6 @@ class StoredNetwork:
     settings: AlignmentSettings
     name: str
 
-    @property
-    def versions(self) -> Versions:
-        """The versions of an utterance that are heard."""
-        return self.settings.versions
-
     def load(self, context: StepContext) -> "NetworkAligner":
         """Read network, lexicon and the tree whose senones the network knows."""
         torch.set_num_threads(1)  # a task has one core
@@ -165,22 +166,20 @@ class StoredNetwork:
         # On AN4's 7 labelled minutes, realignment keeps 87.6 % of the senones and gains no WER.
         trained = load_model(store, run_uri, self.name, self.settings.form)
         return NetworkAligner(
-            trained.to(torch.device(self.settings.device)),
             read_lexicon(store, run_uri, self.corpus_uri, [BOOTSTRAP_STEP]).parse(),
+            read_lda_mllt(store, run_uri),
+            trained.to(torch.device(self.settings.device)),
             read_tree(store, run_uri, BOOTSTRAP_STEP),
-            read_tree_features(store, run_uri),
             self.settings.acoustic_scale,
         )
 
 
 @dataclass(frozen=True, slots=True)
-class NetworkAligner:
+class NetworkAligner(PhoneAligner):
     """NetworkAligner aligns utterances by a network."""
 
     trained: TrainedModel
-    lexicon: Lexicon
     tree: SenoneTree
-    tree_features: TreeFeatures
     acoustic_scale: float
 
     def align(
@@ -226,8 +225,8 @@ def align_shard(task: AlignmentTask) -> Commit:
     return commit_aligned(context, task.name, rows, shared_by_versions(rows, heard, found))
 
 
-def read_tree_features(store: ObjectStore, run_uri: str) -> TreeFeatures:
-    """Read from the bootstrap's manifest what the run's trees are grown on."""
+def read_lda_mllt(store: ObjectStore, run_uri: str) -> Float64[np.ndarray, "_rows 117"] | None:
+    """Read the transform of the trees' features; None where they are cepstra."""
     manifest = read_manifest(store, run_uri, BOOTSTRAP_STEP)
     matrix = manifest.statistic(LDA_MLLT_STATISTIC, list[list[float]], [])
-    return LdaMllt(np.array(matrix)) if matrix else CEPSTRA
+    return np.array(matrix) if matrix else None

@@ -8,15 +8,16 @@ senone of every frame.
 Workers of a cluster import this module, so it imports nothing that only a driver has.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from operator import add
 from types import MappingProxyType
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
-from jaxtyping import Float32
+from jaxtyping import Float32, Float64
 
 from infra.prefetch import prefetch
 from pipeline.placement_versions import distinct, heard_versions, shared_by_versions
@@ -43,7 +44,7 @@ from training.align.labelled import (
     transcribed,
     unknown_words_of,
 )
-from training.align.lda_mllt import TreeFeatures
+from training.align.lda_mllt import tree_features
 from training.align.monophone_hmm import speaker_cepstra
 from training.align.tree_growing import TriphoneStatistics, grow_tree, triphone_statistics
 from training.array_encoding import decode_arrays, encode_arrays
@@ -64,51 +65,34 @@ Phones = Mapping[str, PhoneAlignment | Unaligned]
 """By utterance id the phones, or why there are none."""
 
 
-@runtime_checkable
-class PhoneAligner(Protocol):
-    """PhoneAligner aligns utterances phone by phone; the tree is grown on its `tree_features`."""
+@dataclass(frozen=True, slots=True)
+class PhoneAligner(ABC):
+    """PhoneAligner aligns utterances phone by phone; the tree is grown on their `tree_features`.
 
-    @property
-    def lexicon(self) -> Lexicon:
-        """The lexicon of the transcripts."""
-        ...
+    These are cepstra, transformed by `lda_mllt` where the run has it.
+    """
 
-    @property
-    def tree_features(self) -> TreeFeatures:
-        """What the tree's statistics are of."""
-        ...
+    lexicon: Lexicon
+    lda_mllt: Float64[np.ndarray, "_rows 117"] | None
 
+    @abstractmethod
     def align(
         self,
         rows: Sequence[FeatureRow],
         cepstra: Mapping[str, Float32[np.ndarray, "_frames 39"]],
     ) -> Phones:
         """Align utterances whose words the lexicon has, given their normalized cepstra."""
-        ...
-
-
-@runtime_checkable
-class StoredAligner(Protocol):
-    """StoredAligner says where a worker reads an aligner, and which versions it hears."""
-
-    @property
-    def versions(self) -> Versions:
-        """The versions of an utterance that are heard."""
-        ...
-
-    def load(self, context: StepContext) -> PhoneAligner:
-        """Read the aligner."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
 class PhonesTask:
-    """PhonesTask is one feature shard to align phone by phone."""
+    """PhonesTask is one feature shard to align phone by phone, by what `load` reads."""
 
     context: StepContext
     name: str
     features: Output
-    aligner: StoredAligner
+    load: Callable[[StepContext], PhoneAligner]
+    versions: Versions
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +108,8 @@ class SenonesTask:
 
 def align_and_grow(
     step: StepRun,
-    aligner: StoredAligner,
+    load: Callable[[StepContext], PhoneAligner],
+    versions: Versions,
     phones: tuple[str, ...],
     config: TreeConfig,
     loss_budget: float,
@@ -133,13 +118,13 @@ def align_and_grow(
 ) -> Manifest:
     """Align all labelled shards, grow the tree on them, and write the senone of every frame.
 
-    The manifest carries the tree, what bounded its growth, its senones' frames, and what `about`
-    says.
+    Each task calls `load` for its aligner, which hears `versions` of each utterance. The manifest
+    carries the tree, what bounded its growth, its senones' frames, and what `about` says.
     """
     context = step.context
     shards = read_manifest(context.store, context.run_uri, features_step(LABELLED))
     tasks = [
-        PhonesTask(context.scratch, f"{PHONES_PREFIX}{task_name(number)}", output, aligner)
+        PhonesTask(context.scratch, f"{PHONES_PREFIX}{task_name(number)}", output, load, versions)
         for number, output in enumerate(shards.outputs)
     ]
     aligned = ScratchTasks(context, distribute).run(tasks, align_shard_phones, "align phones")
@@ -147,7 +132,7 @@ def align_and_grow(
     tree = parse_senone_tree(grown["senone_tree"])
 
     def task(name: str, output: Output) -> SenonesTask:
-        return SenonesTask(context, name, output, aligned[int(name)].outputs[0], aligner.versions)
+        return SenonesTask(context, name, output, aligned[int(name)].outputs[0], versions)
 
     def statistics(sums: Statistics) -> Statistics:
         bound = {"senone_bound": grown["senone_bound"]}
@@ -170,11 +155,11 @@ def align_and_grow(
 def align_shard_phones(task: PhonesTask) -> Commit:
     """Store a shard's phones and, as the second output, its triphones' statistics."""
     context = task.context
-    aligner = task.aligner.load(context)
+    aligner = task.load(context)
     rows = read_features(read_output(context.store, context.run_uri, task.features))
     found: dict[str, PhoneAlignment | Unaligned] = {}
     known: list[FeatureRow] = []
-    for row in distinct(heard_versions(rows, task.aligner.versions)):
+    for row in distinct(heard_versions(rows, task.versions)):
         if unknown := unknown_words_of(row, aligner.lexicon):
             found[row.utterance_id] = unknown
         else:
@@ -183,7 +168,7 @@ def align_shard_phones(task: PhonesTask) -> Commit:
     cepstra = speaker_cepstra(map(transcribed, known))
     found |= aligner.align(known, cepstra)
     aligned = {name: each for name, each in found.items() if isinstance(each, PhoneAlignment)}
-    features = {name: aligner.tree_features.of(cepstra[name]) for name in aligned}
+    features = {name: tree_features(cepstra[name], aligner.lda_mllt) for name in aligned}
     statistics = triphone_statistics(features, aligned)
     tally = Tally.of(rows)
     outputs = (

@@ -14,6 +14,7 @@ from training.align.lda_mllt import (
     mllt,
     scatter,
     spliced,
+    tree_features,
 )
 
 NUM_CLASSES, DIMENSIONS, NUM_FRAMES = 7, 9, 6000
@@ -104,7 +105,7 @@ def test_the_transform_separates_what_only_neighbours_tell_apart() -> None:
     cepstra = random.normal(size=(len(labels), 39)).astype(np.float32)
     cepstra[:, 0] += 4 * labels
     transform = estimate_lda_mllt([(cepstra, ascending)], 4)
-    frames = transform.of(cepstra)
+    frames = tree_features(cepstra, transform)
     assert frames.shape == (len(labels), 3)
     assert frames.dtype == np.float32
 
