@@ -59,51 +59,35 @@ class FoundLattice:
     ends_sentence: bool
 
 
-class StreamingSearch:
+class StreamingSearch(Search):
     """StreamingSearch finds best paths while log-likelihoods arrive, divided by priors and scaled.
 
-    Each frame is searched once; pieces of any lengths give the paths of the whole.
+    Each frame is searched once; pieces of any lengths give the paths of the whole. An utterance
+    has a search of its own.
     """
 
     def __init__(self, graph: DecodingGraph, config: DecoderConfig) -> None:
-        self._graph, self._config = graph, config
-        self.restart()
-
-    def restart(self) -> None:
-        """Begin a new utterance."""
-        config = self._config
         bounds = config.beam, config.max_active, config.lattice_beam or None
-        self._search = Search(self._graph.searchable, *bounds)
-
-    def advance(self, log_likelihoods: Float32[np.ndarray, "frames senones"]) -> None:
-        """Search the next frames; ValueError for scores that are not the graph's, or not finite."""
-        self._search.advance(log_likelihoods)
-
-    @property
-    def has_complete_path(self) -> bool:
-        """Say whether a path so far ends a sentence."""
-        return self._search.has_complete_path
+        super().__init__(graph.searchable, *bounds)
+        self._words = graph.words
 
     def best(self, ends_sentence: bool) -> BestPath | None:
         """Return the best path so far; if it `ends_sentence`, one that does so, where there is."""
-        path = self._search.best_path(ends_sentence) if self._search.num_frames else None
+        path = self.best_path(ends_sentence) if self.num_frames else None
         if path is None:
             return None
-        arcs = self._graph.searchable.fst.arcs[path]
+        arcs = self._graph.fst.arcs[path]
         labels, word_ids = arcs["input_label"], arcs["output_label"]
-        words = tuple(self._graph.words[word_id] for word_id in word_ids[word_ids > 0])
+        words = tuple(self._words[word_id] for word_id in word_ids[word_ids > 0])
         # Label 0 is epsilon, so senone s has the input label s + 1.
         return BestPath(words, labels[labels > 0].astype(np.int64) - 1)
 
-    def end_lattice(self) -> FoundLattice | None:
-        """End the utterance; return the lattice that its search kept, None if no path is left.
-
-        `restart` begins the next one.
-        """
-        if not self._search.num_frames:
+    def lattice(self) -> FoundLattice | None:
+        """End the search; return the lattice that it kept, None if no path is left."""
+        if not self.num_frames:
             return None
-        ends_sentence = self._search.has_complete_path
-        arcs = self._search.end_lattice()
+        ends_sentence = self.has_complete_path
+        arcs = self.end_lattice()
         return FoundLattice(arcs, ends_sentence) if len(arcs) else None
 
 
@@ -115,7 +99,7 @@ def find_lattice(
     """Return the lattice of log-likelihoods divided by priors and scaled; None without a path."""
     search = StreamingSearch(graph, config)
     search.advance(log_likelihoods)
-    return search.end_lattice()
+    return search.lattice()
 
 
 def decode(

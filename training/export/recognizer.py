@@ -237,7 +237,7 @@ class Recognizer:
         pause_s: float = 0.0,
         state: StreamState | None = None,
     ) -> None:
-        self._settings = exported.settings
+        self._graph, self._settings = exported.graph, exported.settings
         if (num_priors := len(exported.settings.log_priors)) != model.num_senones:
             found = f"a network of {model.num_senones} senones for {num_priors} priors"
             raise ConfigurationError(f"{found}: {_EXPORT}")
@@ -246,7 +246,7 @@ class Recognizer:
         self._pause_rows = round(pause_s / ROW_S)
         self._energies = EnergyStream(exported.settings.engine)
         self._acoustic = AcousticStream(model, exported.settings.delay, state)
-        self._search = StreamingSearch(exported.graph, exported.settings.decoder)
+        self._search = self._new_search()
         self._second_pass = exported.second_pass
         self._first_row = self._next_row = 0
 
@@ -262,7 +262,7 @@ class Recognizer:
         if not self._is_pause(path) and self._next_row - self._first_row < MAX_UTTERANCE_ROWS:
             return self._transcript(path.words if path else (), (), is_final=False)
         ended = self._ended()
-        self._search.restart()
+        self._search = self._new_search()
         self._first_row = self._next_row
         return ended
 
@@ -271,8 +271,11 @@ class Recognizer:
         self._advance(self._acoustic.finish())
         return self._ended()
 
+    def _new_search(self) -> StreamingSearch:
+        return StreamingSearch(self._graph, self._settings.decoder)
+
     def _ended(self) -> Transcript:
-        lattice = self._search.end_lattice()
+        lattice = self._search.lattice()
         if lattice is None:
             return self._transcript((), (), is_final=True)
         found = self._second_pass.hypothesis(lattice)
