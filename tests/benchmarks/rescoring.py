@@ -16,7 +16,8 @@ import psutil
 
 from tests.benchmarks.measure import Figure, show
 from training.decode.const_fst import ARC, ConstFst
-from training.decode.rescoring import SEARCH_ARC, best_arcs, rescore, word_confidences
+from training.decode.decoder import FoundLattice
+from training.decode.rescoring import SEARCH_ARC, SecondPass, best_arcs, word_confidences
 
 FRAMES, STATES, ARCS, WITH_WORD = 500, 40, 120, 0.1
 
@@ -73,18 +74,14 @@ def figures(num_words: int, num_successors: int, beam: float, num_rounds: int) -
             with path.open("wb") as file:
                 file.write(grammar(num_words, successors, seed=successors).to_bytes())
         first, large = map(ConstFst.mapped, paths)
+        words = ("",) * (num_words + 2)
+        second_pass = SecondPass(first, large, words, scale=1.0, insertion_penalty=0.0, beam=beam)
         own_before, _ = megabytes()
         rescoring, confidence, arcs = [], [], []
         for number in range(num_rounds):
             each = lattice(num_words, number)
             started = time.process_time()
-            found = rescore(
-                *(each, first, large),
-                backoff_word=num_words + 1,
-                scale=1.0,
-                insertion_penalty=0.0,
-                beam=beam,
-            )
+            found = second_pass.rescored(FoundLattice(each, ends_sentence=True))
             rescored = time.process_time()
             word_confidences(found, best_arcs(found))
             rescoring.append((rescored - started) / (0.03 * FRAMES))

@@ -8,7 +8,6 @@ n-gram continues has no state: what leads to it leads on to the shorter one, at 
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -16,17 +15,6 @@ from training.decode.const_fst import ARC, ConstFst
 from training.decode.ngrams import END, START, BackoffModel
 
 BACKOFF_WORD = "#0"
-
-
-@dataclass(frozen=True, slots=True)
-class GrammarWeights:
-    """GrammarWeights: a factor of the model's costs, and what each word costs besides.
-
-    The cost of a word, its insertion penalty, is in natural logarithms.
-    """
-
-    scale: float = 1.0
-    insertion_penalty: float = 0.0
 
 
 def ngram_grammar(model: BackoffModel, word_ids: Mapping[str, int]) -> ConstFst:

@@ -20,7 +20,6 @@ from jaxtyping import Float64, Int64
 from pipeline.compiled_library import compiled_library
 from training.decode.const_fst import ARC, STATE, ConstFst
 from training.decode.decoder import BestPath, FoundLattice
-from training.decode.grammar import GrammarWeights
 from training.decode.search import MAX_LATTICE_ARCS, SEARCH_ARC
 
 POSTERIOR_SCALE = 0.5
@@ -32,48 +31,6 @@ _BEAM_STEP = 0.75
 _LEAST_BEAM = 1e-6
 
 _NO_MEMORY, _TOO_MANY_ARCS, _NO_PATH, _UNKNOWN_WORD, _BROKEN_GRAMMAR = -1, -2, -3, -4, -5
-
-
-def rescore(
-    lattice: np.ndarray,
-    first: ConstFst,
-    large: ConstFst,
-    *,
-    backoff_word: int,
-    scale: float,
-    insertion_penalty: float,
-    beam: float,
-    ends_sentence: bool = True,
-    max_arcs: int = MAX_LATTICE_ARCS,
-) -> np.ndarray:
-    """Return the lattice whose words have `scale` times the costs of `large`, not those of `first`.
-
-    A grammar has a state for each history, whose arcs are sorted by word; the arc of
-    `backoff_word` leads to the shorter history. It begins in the history of <s>; a final cost is
-    that of </s>, which the lattice's ends have where it `ends_sentence`: a search that reached no
-    final state has a lattice of unfinished paths. The penalty is added at each word.
-
-    States of the result are those of the lattice, each once for each pair of histories. Paths
-    beyond the `beam` are left out: frame by frame by their cost so far, with the lattice's own cost
-    of the rest, and at last by their whole cost. A beam that leaves more than `max_arcs` arcs is
-    narrowed. ValueError where `first` lacks a word of the lattice, and where `large` has none of
-    its sentences.
-    """
-    library, given = _library(), _arcs_of(lattice)
-    grammars = [_Grammar.of(each, backoff_word) for each in (first, large)]
-    arcs = np.empty(max_arcs, SEARCH_ARC)
-    found = _TOO_MANY_ARCS
-    while beam >= _LEAST_BEAM:
-        found = library.rescore(
-            *given,
-            *(ctypes.byref(grammar) for grammar in grammars),
-            *(scale, insertion_penalty, beam, ends_sentence),
-            *(arcs.ctypes.data, max_arcs),
-        )
-        if found != _TOO_MANY_ARCS:
-            break
-        beam *= _BEAM_STEP
-    return arcs[: _counted(found)].copy()
 
 
 def check_lattice(lattice: np.ndarray) -> None:
@@ -166,30 +123,46 @@ class Hypothesis:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SecondPass:
-    """SecondPass replaces costs of the grammar `first_pass` in lattices by those of another.
+    """SecondPass gives the words of lattices the costs of `grammar`, not those of `first_pass`.
 
-    Ids are those of `words`. What is beyond `beam` of the best path is left out.
+    A grammar has a state for each history, whose arcs are sorted by word; the arc of the last of
+    `words`, whose ids are theirs, leads to the shorter history. It begins in the history of <s>; a
+    final cost is that of </s>. The new costs are multiplied by `scale`, and the penalty, in natural
+    logarithms, is added at each word.
     """
 
     first_pass: ConstFst
     grammar: ConstFst
     words: tuple[str, ...]
-    weights: GrammarWeights
+    scale: float
+    insertion_penalty: float
     beam: float
 
     def rescored(self, found: FoundLattice, max_arcs: int = MAX_LATTICE_ARCS) -> np.ndarray:
-        """Return the lattice (SEARCH_ARC) by the other grammar; a narrower beam if it is large."""
-        return rescore(
-            found.arcs,
-            self.first_pass,
-            self.grammar,
-            backoff_word=len(self.words) - 1,  # word tables end in it
-            scale=self.weights.scale,
-            insertion_penalty=self.weights.insertion_penalty,
-            beam=self.beam,
-            ends_sentence=found.ends_sentence,
-            max_arcs=max_arcs,
-        )
+        """Return the lattice (SEARCH_ARC) by the other grammar.
+
+        Its states are those of the lattice, each once for each pair of histories. Paths beyond the
+        beam are left out: frame by frame by their cost so far, with the lattice's own cost of the
+        rest, and at last by their whole cost. A beam that leaves more than `max_arcs` arcs is
+        narrowed. ValueError where the first grammar lacks a word of the lattice, and where the
+        other has none of its sentences.
+        """
+        library, given = _library(), _arcs_of(found.arcs)
+        backoff_word = len(self.words) - 1
+        grammars = [_Grammar.of(each, backoff_word) for each in (self.first_pass, self.grammar)]
+        arcs = np.empty(max_arcs, SEARCH_ARC)
+        count, beam = _TOO_MANY_ARCS, self.beam
+        while beam >= _LEAST_BEAM:
+            count = library.rescore(
+                *given,
+                *(ctypes.byref(grammar) for grammar in grammars),
+                *(self.scale, self.insertion_penalty, beam, found.ends_sentence),
+                *(arcs.ctypes.data, max_arcs),
+            )
+            if count != _TOO_MANY_ARCS:
+                break
+            beam *= _BEAM_STEP
+        return arcs[: _counted(count)].copy()
 
     def best(self, found: FoundLattice) -> BestPath:
         """Return the best path of the rescored lattice."""

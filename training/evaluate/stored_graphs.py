@@ -17,7 +17,7 @@ from pipeline.runs.commit import StepContext
 from pipeline.runs.manifest import Output, output_on_host, read_manifest, read_output
 from pipeline.runs.names import GRAPH_STEP
 from training.decode.const_fst import ConstFst
-from training.decode.grammar import BACKOFF_WORD, GrammarWeights
+from training.decode.grammar import BACKOFF_WORD
 from training.decode.graph import DecodingGraph
 from training.decode.rescoring import SecondPass
 from training.settings import MAX_ORDER
@@ -110,6 +110,7 @@ class BuiltGraphs:
             self.grammar(self.first_pass),
             self.grammar(self.rescoring[settings.ngram_order]),
             open_graph(self.graph).words,
-            GrammarWeights(settings.language_model_scale, settings.insertion_penalty),
-            beam,
+            scale=settings.language_model_scale,
+            insertion_penalty=settings.insertion_penalty,
+            beam=beam,
         )

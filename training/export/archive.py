@@ -30,7 +30,7 @@ from infra.settings import (
 from pipeline.filterbank import Engine
 from training.decode.const_fst import ConstFst
 from training.decode.decoder import DecoderConfig
-from training.decode.grammar import BACKOFF_WORD, GrammarWeights
+from training.decode.grammar import BACKOFF_WORD
 from training.decode.graph import DecodingGraph
 from training.decode.lexicon import require_visible
 from training.decode.rescoring import SecondPass
@@ -105,9 +105,14 @@ class ExportedModel:
     def second_pass(self) -> SecondPass:
         """Return what rescores lattices of the graph."""
         settings = self.settings
-        weights = GrammarWeights(settings.language_model_scale, settings.insertion_penalty)
-        grammars = self.first_pass, self.grammar
-        return SecondPass(*grammars, self.graph.words, weights, settings.lattice_beam)
+        return SecondPass(
+            self.first_pass,
+            self.grammar,
+            self.graph.words,
+            scale=settings.language_model_scale,
+            insertion_penalty=settings.insertion_penalty,
+            beam=settings.lattice_beam,
+        )
 
 
 def write_archive(path: Path, model: ExportedModel) -> int:

@@ -23,16 +23,18 @@ from tests.training.decode.small_lattices import (
 )
 from training.decode import rescoring
 from training.decode.const_fst import ConstFst
+from training.decode.decoder import FoundLattice
 from training.decode.rescoring import (
     SEARCH_ARC,
+    SecondPass,
     arc_posteriors,
     best_arcs,
-    rescore,
     word_confidences,
     words_and_senones,
 )
 
 ALL_PATHS = 1e6
+TABLE = ("",) * (BACKOFF + 1)
 
 
 def rescored(
@@ -42,18 +44,11 @@ def rescored(
     scale: float = 1.0,
     penalty: float = 0.0,
     beam: float = ALL_PATHS,
+    ends_sentence: bool = True,
     **options: int,
 ) -> np.ndarray:
-    return rescore(
-        lattice,
-        first.grammar(),
-        large.grammar(),
-        backoff_word=BACKOFF,
-        scale=scale,
-        insertion_penalty=penalty,
-        beam=beam,
-        **options,
-    )
+    second_pass = SecondPass(first.grammar(), large.grammar(), TABLE, scale, penalty, beam)
+    return second_pass.rescored(FoundLattice(lattice, ends_sentence), **options)
 
 
 def best_words(lattice: np.ndarray, words: tuple[str, ...]) -> tuple[str, ...]:
@@ -226,14 +221,8 @@ def test_broken_grammar_is_an_error(field: str, value: int) -> None:
     twice = np.array([(0, 1, 1, 1, 0, 0), (1, 2, 1, 1, 0, 0), (2, 3, 0, 0, 0, 0)], SEARCH_ARC)
     sound = unigrams(1, 2).grammar()
     with pytest.raises(ValueError, match="do not exist: build it again"):
-        rescore(
-            twice,
-            sound,
-            broken(sound, field, value),
-            backoff_word=BACKOFF,
-            scale=1.0,
-            insertion_penalty=0.0,
-            beam=1.0,
+        SecondPass(sound, broken(sound, field, value), TABLE, 1.0, 0.0, 1.0).rescored(
+            FoundLattice(twice, ends_sentence=True)
         )
 
 
@@ -241,16 +230,11 @@ def test_grammar_that_backs_off_in_a_circle_is_an_error() -> None:
     circle = Ngrams({(START, 1): 1.0, (6,): 1.0}, {(START,): 0.0, (): 0.0}).grammar()
     arcs = circle.arcs.copy()
     arcs["target"][arcs["input_label"] == BACKOFF] = circle.start
+    second_pass = SecondPass(
+        unigrams(1, 2).grammar(), replace(circle, arcs=arcs), TABLE, 1.0, 0.0, 1.0
+    )
     with pytest.raises(ValueError, match="do not exist: build it again"):
-        rescore(
-            TWO_WORDS,
-            unigrams(1, 2).grammar(),
-            replace(circle, arcs=arcs),
-            backoff_word=BACKOFF,
-            scale=1.0,
-            insertion_penalty=0.0,
-            beam=1.0,
-        )
+        second_pass.rescored(FoundLattice(TWO_WORDS, ends_sentence=True))
 
 
 def test_without_a_compiler_an_error_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:

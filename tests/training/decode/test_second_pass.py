@@ -10,9 +10,9 @@ from tests.training.decode.toy_language import (
     toy_lexicon,
     toy_tree,
 )
-from tests.training.decode.whole_graphs import decoding_graph, witten_bell_arpa
+from tests.training.decode.whole_graphs import GrammarWeights, decoding_graph, witten_bell_arpa
 from training.decode.decoder import DecoderConfig, decode, find_lattice
-from training.decode.grammar import GrammarWeights, ngram_grammar
+from training.decode.grammar import ngram_grammar
 from training.decode.graph import DecodingGraph, grammar_graph, word_ids
 from training.decode.ngrams import witten_bell
 from training.decode.rescoring import SecondPass
@@ -38,7 +38,7 @@ def noisy(words: list[str], seed: int) -> np.ndarray:
 
 def second_pass(graph: DecodingGraph, order: int, weights: GrammarWeights) -> SecondPass:
     large = ngram_grammar(witten_bell(SENTENCES, LEXICON.pronunciations, order), word_ids(LEXICON))
-    return SecondPass(FIRST, large, graph.words, weights, beam=60.0)
+    return SecondPass(FIRST, large, graph.words, *weights, beam=60.0)
 
 
 @pytest.mark.parametrize("order", [1, 2])

@@ -2,14 +2,23 @@
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from io import StringIO
+from typing import NamedTuple
 
 from training.decode.arpa import read_arpa
 from training.decode.const_fst import ConstFst
-from training.decode.grammar import BACKOFF_WORD, GrammarWeights, ngram_grammar
+from training.decode.grammar import BACKOFF_WORD, ngram_grammar
 from training.decode.graph import DecodingGraph, grammar_graph, word_ids
 from training.decode.lexicon import Lexicon
 from training.decode.ngrams import BackoffModel, arpa_text, kneser_ney, witten_bell
 from training.decode.senones import SenoneTree
+
+
+class GrammarWeights(NamedTuple):
+    """A factor of a model's costs, and what each word costs besides."""
+
+    scale: float = 1.0
+    insertion_penalty: float = 0.0
+
 
 AS_ESTIMATED = GrammarWeights()
 

@@ -23,7 +23,7 @@ from pipeline.runs.names import ALIGNMENT_STEP, DEV_ALIGNMENT_STEP, TUNING_STEP,
 from pipeline.shards import FeatureRow
 from tests.small_corpus import serially
 from tests.training.decode.toy_language import toy_lexicon
-from tests.training.decode.whole_graphs import decoding_graph, witten_bell_arpa
+from tests.training.decode.whole_graphs import GrammarWeights, decoding_graph, witten_bell_arpa
 from tests.training.evaluate.oracle_run import (
     CONFIG,
     LISTENS_FROM,
@@ -38,7 +38,7 @@ from tests.training.evaluate.oracle_run import (
     write_oracle_run,
 )
 from training.decode.decoder import DecoderConfig, FoundLattice, decode
-from training.decode.grammar import GrammarWeights, ngram_grammar
+from training.decode.grammar import ngram_grammar
 from training.decode.graph import DecodingGraph, word_ids
 from training.decode.ngrams import witten_bell
 from training.decode.rescoring import SecondPass
@@ -215,7 +215,8 @@ def test_each_models_settings_decode_it(tmp_path: Path, monkeypatch: pytest.Monk
         return find(graph, scores, config)
 
     def noted_second_pass(second_pass: SecondPass, found: FoundLattice) -> np.ndarray:
-        grammars[tasks[-1].model].add((second_pass.grammar.to_bytes(), second_pass.weights))
+        weights = GrammarWeights(second_pass.scale, second_pass.insertion_penalty)
+        grammars[tasks[-1].model].add((second_pass.grammar.to_bytes(), weights))
         return rescored(second_pass, found)
 
     def distribute(elements: Sequence[HypothesisTask], function, description: str) -> list:

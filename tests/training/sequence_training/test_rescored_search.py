@@ -12,11 +12,11 @@ from tests.training.decode.toy_language import (
     toy_lexicon,
     toy_tree,
 )
-from tests.training.decode.whole_graphs import decoding_graph, kneser_ney_arpa
+from tests.training.decode.whole_graphs import GrammarWeights, decoding_graph, kneser_ney_arpa
 from training.decode.arpa import read_arpa
-from training.decode.decoder import DecoderConfig
-from training.decode.grammar import BACKOFF_WORD, GrammarWeights, ngram_grammar
-from training.decode.rescoring import best_arcs, rescore, words_and_senones
+from training.decode.decoder import DecoderConfig, FoundLattice
+from training.decode.grammar import ngram_grammar
+from training.decode.rescoring import SecondPass, best_arcs, words_and_senones
 from training.sequence_training.lattice_decoder import search_lattice
 from training.settings.decoding import LatticeTargetsConfig
 
@@ -47,14 +47,9 @@ def test_rescoring_finds_what_the_large_graph_has(scale: float, penalty: float) 
     for seed in range(6):
         scores = noisy_scores(seed)
         beams = LatticeTargetsConfig(beam=60.0, lattice_beam=25.0)
-        found = rescore(
-            search_lattice(graph, scores, beams),
-            *(first, large),
-            backoff_word=ids[BACKOFF_WORD],
-            scale=scale,
-            insertion_penalty=penalty,
-            beam=40.0,
-        )
+        lattice = FoundLattice(search_lattice(graph, scores, beams), ends_sentence=True)
+        second_pass = SecondPass(first, large, graph.words, *weights, beam=40.0)
+        found = second_pass.rescored(lattice)
         path = words_and_senones(found[best_arcs(found)], graph.words)
         expected = best_path(whole, scores, DecoderConfig(200.0, 10**6))
         assert path.words == expected.words
