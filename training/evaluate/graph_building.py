@@ -4,20 +4,137 @@ The graph is of a small n-gram model, as that of a large one would not fit into 
 that are found by it are rescored: less the small model's costs, plus a large one's.
 """
 
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from infra.store.object_store import ObjectStore
 from pipeline.records import Tally
 from pipeline.runs.engine import StepResult, StepRun, StepSpec, run_step
-from pipeline.runs.manifest import Manifest
-from pipeline.runs.names import ALIGNMENT_STEP, BOOTSTRAP_STEP, GRAPH_STEP
-from training.align.labelled import read_lexicon, read_tree
+from pipeline.runs.manifest import Manifest, sha256
+from pipeline.runs.names import ALIGNMENT_STEP, BOOTSTRAP_STEP, GRAPH_STEP, LANGUAGE_MODEL_SETTINGS
+from training.align.labelled import labelled_transcripts, read_lexicon, read_tree, transcript_reads
+from training.decode.entropy_pruning import pruned
 from training.decode.grammar import ngram_grammar
 from training.decode.graph import grammar_graph, require_room, word_ids
-from training.decode.ngrams import arpa_text
-from training.evaluate.language_model import LanguageModelFiles
+from training.decode.lexicon import Lexicon
+from training.decode.ngrams import BackoffModel, arpa_text, kneser_ney, witten_bell
+from training.evaluate.language_model import LanguageModelFile, num_unknown, with_unknown
 from training.evaluate.stored_graphs import put_fst, put_words
-from training.settings.decoding import EvaluationConfig, graph_settings
+from training.settings.decoding import EvaluationConfig, Smoothing, graph_settings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LanguageModel(ABC):
+    """LanguageModel: what a run's hypotheses are searched with, at the order that is asked for."""
+
+    statistics: Mapping[str, Any]
+    has_own_order: ClassVar[bool]
+
+    @abstractmethod
+    def of_order(self, order: int) -> BackoffModel:
+        """Return the model of an order, unpruned."""
+
+    @abstractmethod
+    def pruned(self, order: int, threshold: float) -> BackoffModel:
+        """Return it without n-grams that change perplexity by less than a share, `threshold`."""
+
+
+@dataclass(frozen=True, slots=True)
+class GivenModel(LanguageModel):
+    """GivenModel is the user's own, which has one order."""
+
+    model: BackoffModel
+    has_own_order: ClassVar[bool] = True
+
+    def of_order(self, order: int) -> BackoffModel:
+        """Return the model as it is."""
+        del order
+        return self.model
+
+    def pruned(self, order: int, threshold: float) -> BackoffModel:
+        """Take its own probabilities of histories: there are no counts."""
+        del order
+        return pruned(self.model, threshold)
+
+
+@dataclass(frozen=True, slots=True)
+class EstimatedModels(LanguageModel):
+    """EstimatedModels are of sentences, which have UNKNOWN for words that are not in `words`."""
+
+    sentences: Sequence[Sequence[str]]
+    words: Collection[str]
+    smoothing: Smoothing
+    min_counts: Sequence[int]
+    has_own_order: ClassVar[bool] = False
+
+    def of_order(self, order: int) -> BackoffModel:
+        """Estimate a model."""
+        estimate = {"witten_bell": witten_bell, "kneser_ney": kneser_ney}[self.smoothing]
+        return estimate(self.sentences, self.words, order, self.min_counts)
+
+    def pruned(self, order: int, threshold: float) -> BackoffModel:
+        """Take Witten-Bell's probabilities of histories: Kneser-Ney's are of types, not tokens."""
+        histories = witten_bell(self.sentences, self.words, order)
+        return pruned(self.of_order(order), threshold, histories)
+
+
+@dataclass(frozen=True, slots=True)
+class LanguageModelFiles:
+    """LanguageModelFiles holds what an evaluation reads besides transcripts, by its setting."""
+
+    by_setting: Mapping[str, LanguageModelFile]
+
+    @classmethod
+    def read(
+        cls, store: ObjectStore, corpus_uri: str, config: EvaluationConfig
+    ) -> "LanguageModelFiles":
+        """Read the files that the recipe names; the store refuses others than it may read."""
+        named = {name: getattr(config, name) for name in LANGUAGE_MODEL_SETTINGS}
+        files = {name: uri for name, uri in named.items() if uri}
+        return cls(
+            {name: LanguageModelFile.read(store, corpus_uri, uri) for name, uri in files.items()}
+        )
+
+    @property
+    def digests(self) -> dict[str, str]:
+        """Return each file's SHA-256, as inputs of a step."""
+        return {name: sha256(file.data) for name, file in self.by_setting.items()}
+
+    def reads(self, store: ObjectStore, run_uri: str) -> list[str]:
+        """Name the steps that the model reads, besides alignment."""
+        return [] if "arpa" in self.by_setting else transcript_reads(store, run_uri)
+
+    def model(
+        self, store: ObjectStore, run_uri: str, lexicon: Lexicon, config: EvaluationConfig
+    ) -> LanguageModel:
+        """Return the user's ARPA, or what estimates models of the labelled transcripts and text.
+
+        ValueError for a malformed ARPA, with its line.
+        """
+        words = lexicon.pronunciations.keys()
+        if (arpa := self.by_setting.get("arpa")) is not None:
+            given = arpa.restricted_arpa(words)
+            counts = {
+                "num_dropped_words": given.num_dropped_words,
+                "num_dropped_ngrams": given.num_dropped_ngrams,
+                "num_missing_words": given.num_missing_words,
+            }
+            return GivenModel(given.model, statistics=counts)
+        sentences = with_unknown(labelled_transcripts(store, run_uri), words)
+        statistics: dict[str, Any] = {}
+        if (text := self.by_setting.get("language_model_text")) is not None:
+            extra = text.sentences(words)
+            statistics = {
+                "num_text_sentences": len(extra),
+                "num_text_words": sum(map(len, extra)),
+                "num_unknown_words": num_unknown(extra),
+            }
+            sentences += extra
+        return EstimatedModels(
+            sentences, words, config.smoothing, config.min_counts, statistics=statistics
+        )
 
 
 def build_graphs(
@@ -41,9 +158,9 @@ def build_graphs(
         ids = word_ids(words)
         language_model = files.model(store, run_uri, words, evaluation)
         config = evaluation.first_pass
-        pruned = language_model.pruned(config.ngram_order, config.pruning)
+        model = language_model.pruned(config.ngram_order, config.pruning)
         # Rescoring takes off what the search has added.
-        small = ngram_grammar(pruned.as_searched(), ids)
+        small = ngram_grammar(model.as_searched(), ids)
         other = "prune the ARPA" if language_model.has_own_order else "lower ngram_order"
         require_room(small, f"raise evaluation.first_pass.pruning, or {other}")
         # A model of the user's own has one order: its grammar is stored once.

@@ -1,25 +1,21 @@
-"""The language model that a run decodes with: estimated from its transcripts, or the user's own."""
+"""Files of language models: an ARPA of the user's own, or a text to estimate one from."""
 
 import gzip
 import io
 import zlib
-from abc import ABC, abstractmethod
 from codecs import BOM_UTF8
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING
 
 from infra.store.object_store import ObjectStore
 from infra.store.uris import resolve_audio
 from pipeline.records import composed
-from pipeline.runs.manifest import sha256
-from pipeline.runs.names import LANGUAGE_MODEL_SETTINGS
-from training.decode.lexicon import UNKNOWN, Lexicon
-from training.settings.decoding import EvaluationConfig, Smoothing
+from training.decode.lexicon import UNKNOWN
 
 if TYPE_CHECKING:
     from training.decode.arpa import RestrictedModel
@@ -139,7 +135,7 @@ class LanguageModelFile:
 
         ValueError where it has none of the lexicon's words.
         """
-        found = _known(self._sentences(), words)
+        found = with_unknown(self._sentences(), words)
         if num_unknown(found) == sum(map(len, found)):
             need = "need the lexicon's spelling, capitals too"
             raise ValueError(f"{self.uri}: a text without any word of lexicon.txt: {need}")
@@ -162,7 +158,7 @@ class LanguageModelFile:
                 yield words
 
 
-def _known(sentences: Iterable[Sequence[str]], words: Collection[str]) -> list[list[str]]:
+def with_unknown(sentences: Iterable[Sequence[str]], words: Collection[str]) -> list[list[str]]:
     """Put UNKNOWN for unknown words: it parts what is beside it, and is never predicted."""
     known = {word: word for word in words}  # one object a word, however often it occurs
     return [[known.get(word, UNKNOWN) for word in each] for each in sentences]
@@ -177,126 +173,3 @@ def _require_size(uri: str, num_bytes: int) -> None:
 def num_unknown(sentences: Iterable[Sequence[str]]) -> int:
     """Count the words that the lexicon lacks."""
     return sum(sentence.count(UNKNOWN) for sentence in sentences)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LanguageModel(ABC):
-    """LanguageModel: what a run's hypotheses are searched with, at the order that is asked for."""
-
-    statistics: Mapping[str, Any]
-    has_own_order: ClassVar[bool]
-
-    @abstractmethod
-    def of_order(self, order: int) -> "BackoffModel":
-        """Return the model of an order, unpruned."""
-
-    @abstractmethod
-    def pruned(self, order: int, threshold: float) -> "BackoffModel":
-        """Return it without n-grams that change perplexity by less than a share, `threshold`."""
-
-
-@dataclass(frozen=True, slots=True)
-class GivenModel(LanguageModel):
-    """GivenModel is the user's own, which has one order."""
-
-    model: "BackoffModel"
-    has_own_order: ClassVar[bool] = True
-
-    def of_order(self, order: int) -> "BackoffModel":
-        """Return the model as it is."""
-        del order
-        return self.model
-
-    def pruned(self, order: int, threshold: float) -> "BackoffModel":
-        """Take its own probabilities of histories: there are no counts."""
-        from training.decode.entropy_pruning import pruned  # noqa: PLC0415 - imports NumPy
-
-        del order
-        return pruned(self.model, threshold)
-
-
-@dataclass(frozen=True, slots=True)
-class EstimatedModels(LanguageModel):
-    """EstimatedModels are of sentences, which have UNKNOWN for words that are not in `words`."""
-
-    sentences: Sequence[Sequence[str]]
-    words: Collection[str]
-    smoothing: Smoothing
-    min_counts: Sequence[int]
-    has_own_order: ClassVar[bool] = False
-
-    def of_order(self, order: int) -> "BackoffModel":
-        """Estimate a model."""
-        from training.decode.ngrams import kneser_ney, witten_bell  # noqa: PLC0415 - imports NumPy
-
-        estimate = {"witten_bell": witten_bell, "kneser_ney": kneser_ney}[self.smoothing]
-        return estimate(self.sentences, self.words, order, self.min_counts)
-
-    def pruned(self, order: int, threshold: float) -> "BackoffModel":
-        """Take Witten-Bell's probabilities of histories: Kneser-Ney's are of types, not tokens."""
-        from training.decode.entropy_pruning import pruned  # noqa: PLC0415 - imports NumPy
-        from training.decode.ngrams import witten_bell  # noqa: PLC0415 - imports NumPy
-
-        histories = witten_bell(self.sentences, self.words, order)
-        return pruned(self.of_order(order), threshold, histories)
-
-
-@dataclass(frozen=True, slots=True)
-class LanguageModelFiles:
-    """LanguageModelFiles holds what an evaluation reads besides transcripts, by its setting."""
-
-    by_setting: Mapping[str, LanguageModelFile]
-
-    @classmethod
-    def read(
-        cls, store: ObjectStore, corpus_uri: str, config: EvaluationConfig
-    ) -> "LanguageModelFiles":
-        """Read the files that the recipe names; the store refuses others than it may read."""
-        named = {name: getattr(config, name) for name in LANGUAGE_MODEL_SETTINGS}
-        files = {name: uri for name, uri in named.items() if uri}
-        return cls(
-            {name: LanguageModelFile.read(store, corpus_uri, uri) for name, uri in files.items()}
-        )
-
-    @property
-    def digests(self) -> dict[str, str]:
-        """Return each file's SHA-256, as inputs of a step."""
-        return {name: sha256(file.data) for name, file in self.by_setting.items()}
-
-    def reads(self, store: ObjectStore, run_uri: str) -> list[str]:
-        """Name the steps that the model reads, besides alignment."""
-        from training.align.labelled import transcript_reads  # noqa: PLC0415 - imports NumPy
-
-        return [] if "arpa" in self.by_setting else transcript_reads(store, run_uri)
-
-    def model(
-        self, store: ObjectStore, run_uri: str, lexicon: Lexicon, config: EvaluationConfig
-    ) -> LanguageModel:
-        """Return the user's ARPA, or what estimates models of the labelled transcripts and text.
-
-        ValueError for a malformed ARPA, with its line.
-        """
-        from training.align.labelled import labelled_transcripts  # noqa: PLC0415 - imports NumPy
-
-        words = lexicon.pronunciations.keys()
-        if (arpa := self.by_setting.get("arpa")) is not None:
-            given = arpa.restricted_arpa(words)
-            counts = {
-                "num_dropped_words": given.num_dropped_words,
-                "num_dropped_ngrams": given.num_dropped_ngrams,
-                "num_missing_words": given.num_missing_words,
-            }
-            return GivenModel(given.model, statistics=counts)
-        sentences = _known(labelled_transcripts(store, run_uri), words)
-        statistics: dict[str, Any] = {}
-        if (text := self.by_setting.get("language_model_text")) is not None:
-            extra = text.sentences(words)
-            statistics = {
-                "num_text_sentences": len(extra),
-                "num_text_words": sum(map(len, extra)),
-                "num_unknown_words": num_unknown(extra),
-            }
-            sentences += extra
-        return EstimatedModels(
-            sentences, words, config.smoothing, config.min_counts, statistics=statistics
-        )

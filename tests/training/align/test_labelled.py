@@ -26,9 +26,10 @@ from tests.training.sequence_training.toy_run import (
 from training.align.labelled import labelled_transcripts, transcript_reads
 from training.decode.corpus_lexicon import UnknownWords, similar_words
 from training.decode.lexicon import Lexicon, parse_lexicon
+from training.decode.ngrams import arpa_text
 from training.decode.senones import SenoneTree
 from training.distributed.simulated_group import simulate_ranks
-from training.evaluate.language_model import LanguageModelFiles
+from training.evaluate.graph_building import LanguageModelFiles
 from training.sequence_training import lattices
 from training.sequence_training.lattices import generate_lattices, weak_graph
 from training.settings.decoding import EvaluationConfig, LatticeConfig
@@ -72,7 +73,7 @@ def arpa_of(place: Place, smoothing: str) -> str:
     store, run_uri, _ = place
     config = replace(CONFIG, smoothing=smoothing)
     model = LanguageModelFiles({}).model(store, run_uri, LEXICON, config)
-    return model.arpa(config.ngram_order)
+    return arpa_text(model.of_order(config.ngram_order))
 
 
 @pytest.mark.parametrize("smoothing", ["witten_bell", "kneser_ney"])

@@ -20,7 +20,8 @@ from tests.training.decode.whole_graphs import kneser_ney_arpa, witten_bell_arpa
 from training.decode.entropy_pruning import pruned
 from training.decode.lexicon import Lexicon, parse_lexicon
 from training.decode.ngrams import arpa_text, witten_bell
-from training.evaluate.language_model import MAX_BYTES, MAX_TEXT_BYTES, LanguageModelFiles
+from training.evaluate.graph_building import LanguageModelFiles
+from training.evaluate.language_model import MAX_BYTES, MAX_TEXT_BYTES
 from training.settings.decoding import EvaluationConfig
 
 LEXICON = parse_lexicon("a AX\nb B\nc S\n")
@@ -54,7 +55,8 @@ def files_of(run: Path, config: EvaluationConfig) -> LanguageModelFiles:
 
 def arpa_of(run: Path, config: EvaluationConfig, order: int = 2) -> str:
     files = files_of(run, config)
-    return files.model(ObjectStore((str(run),)), str(run), LEXICON, config).arpa(order)
+    model = files.model(ObjectStore((str(run),)), str(run), LEXICON, config)
+    return arpa_text(model.of_order(order))
 
 
 def test_transcripts_are_smoothed_as_the_recipe_says(run: Path) -> None:
@@ -77,7 +79,7 @@ def test_text_joins_the_transcripts(run: Path, smoothing: str) -> None:
         "num_text_words": 5,
         "num_unknown_words": 1,
     }
-    text = model.arpa(2)
+    text = arpa_text(model.of_order(2))
     listed = {tuple(line.split("\t")[1].split()) for line in text.splitlines() if "\t" in line}
     assert ("a", "c") in listed
     assert ("b", "c") in listed  # of the transcripts; "b wasp c" has no such pair
@@ -113,7 +115,7 @@ def test_a_given_model_is_used_as_it_is(run: Path) -> None:
     config = replace(PLAIN, arpa=str(run / "mine.arpa"))
     model = files_of(run, config).model(ObjectStore((str(run),)), str(run), LEXICON, config)
     assert model.has_own_order
-    assert model.arpa(1) == model.arpa(2)
+    assert model.of_order(1) is model.of_order(2)
     assert model.statistics["num_dropped_words"] == 1
     assert model.statistics["num_missing_words"] == 1  # c
 
