@@ -4,6 +4,7 @@ The graph is of a small n-gram model, as that of a large one would not fit into 
 that are found by it are rescored: less the small model's costs, plus a large one's.
 """
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from training.decode.graph import grammar_graph, require_room, word_ids
 from training.decode.lexicon import Lexicon
 from training.decode.ngrams import BackoffModel, arpa_text, kneser_ney, witten_bell
 from training.evaluate.language_model import LanguageModelFile, num_unknown, with_unknown
-from training.evaluate.stored_graphs import put_fst, put_words
+from training.evaluate.stored_graphs import put_fst
 from training.settings.decoding import EvaluationConfig, Smoothing, graph_settings
 
 
@@ -181,9 +182,10 @@ def build_graphs(
         }
         del language_model  # before the graph takes as much memory
         graph = grammar_graph(words, tree, small)
+        table = json.dumps(graph.words, ensure_ascii=False).encode()
         outputs = (
             put_fst(step.context, "graph", graph.fst),
-            put_words(step.context, graph.words),
+            step.context.put_output("words", ".json", table, Tally()),
             put_fst(step.context, "first_pass", small),
             *grammars,
         )

@@ -23,7 +23,7 @@ from pipeline.splicing import num_low_rate_frames
 from training.align.network_alignment import batched_log_likelihoods
 from training.decode.decoder import DecoderConfig, FoundLattice, find_lattice
 from training.decode.rescoring import SecondPass
-from training.evaluate.stored_graphs import BuiltGraphs, open_graph
+from training.evaluate.stored_graphs import BuiltGraphs
 from training.models.store import TrainedModel, load_model
 from training.settings.decoding import DecodingSettings, EvaluationConfig
 from training.settings.models import ModelConfig
@@ -98,7 +98,7 @@ class DecodingPlace:
     ) -> FoundLattice | None:
         """Search log-likelihoods at scale 1; None where no path is left."""
         scores = np.float32(acoustic_scale) * log_likelihoods
-        return find_lattice(open_graph(self.graphs.graph), scores, self.decoder)
+        return find_lattice(self.graphs.graph, scores, self.decoder)
 
     def second_pass(self, settings: DecodingSettings) -> SecondPass:
         """Map what rescores the lattices at some settings."""

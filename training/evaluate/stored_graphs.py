@@ -29,29 +29,13 @@ def put_fst(context: StepContext, name: str, fst: ConstFst) -> Output:
     return context.put_output(name, ".fst", fst.to_bytes(), Tally())
 
 
-def put_words(context: StepContext, words: tuple[str, ...]) -> Output:
-    """Store a word table, from which a graph's and a grammar's ids are."""
-    data = json.dumps(words, ensure_ascii=False).encode()
-    return context.put_output("words", ".json", data, Tally())
-
-
-@dataclass(frozen=True, slots=True)
-class StoredGraph:
-    """StoredGraph names the graph of a run that all tasks search, and its word table."""
-
-    store: ObjectStore
-    run_uri: str
-    fst: Output
-    words: Output
-    num_senones: int
-
-
 @lru_cache(maxsize=1)
-def open_graph(stored: StoredGraph) -> DecodingGraph:
-    """Map the graph, whose pages a host has once, or return it if this process mapped it last."""
-    words = json.loads(read_output(stored.store, stored.run_uri, stored.words))
-    fst = ConstFst.mapped(output_on_host(stored.store, stored.run_uri, stored.fst))
-    return DecodingGraph(fst, tuple(words), stored.num_senones)
+def _open_graph(
+    store: ObjectStore, run_uri: str, fst: Output, words: Output, num_senones: int
+) -> DecodingGraph:
+    """Map a graph, or return it if this process mapped it last."""
+    table = tuple(json.loads(read_output(store, run_uri, words)))
+    return DecodingGraph(ConstFst.mapped(output_on_host(store, run_uri, fst)), table, num_senones)
 
 
 @lru_cache(maxsize=MAX_ORDER + 1)
@@ -64,11 +48,16 @@ def _open_grammar(store: ObjectStore, run_uri: str, output: Output) -> ConstFst:
 class BuiltGraphs:
     """BuiltGraphs are what a run's graph step made: the graph of the first pass, and grammars.
 
-    `first_pass` is the grammar of the graph, and `rescoring` are those of n-gram models by order; a
-    model of the user's own is that of each order. All are at scale 1, without insertion penalty.
+    The graph is `fst`; its ids and those of the grammars are places in `words`. `first_pass` is its
+    grammar, and `rescoring` are those of n-gram models by order; a model of the user's own is that
+    of each order. All are at scale 1, without insertion penalty.
     """
 
-    graph: StoredGraph
+    store: ObjectStore
+    run_uri: str
+    fst: Output
+    words: Output
+    num_senones: int
     first_pass: Output
     rescoring: Mapping[int, Output]
 
@@ -80,7 +69,7 @@ class BuiltGraphs:
         num_senones = built.statistic("num_senones", int)
         places = built.statistic("grammars", dict[str, int])
         rescoring = {int(order): grammars[place] for order, place in places.items()}
-        return cls(StoredGraph(store, run_uri, fst, words, num_senones), first_pass, rescoring)
+        return cls(store, run_uri, fst, words, num_senones, first_pass, rescoring)
 
     @property
     def has_own_order(self) -> bool:
@@ -88,15 +77,20 @@ class BuiltGraphs:
         return len(set(self.rescoring.values())) == 1
 
     @property
+    def graph(self) -> DecodingGraph:
+        """Map the graph, whose pages a host has once."""
+        return _open_graph(self.store, self.run_uri, self.fst, self.words, self.num_senones)
+
+    @property
     def searched_words(self) -> set[str]:
         """Return the words that hypotheses may have: those of the lexicon and the first pass."""
-        words = open_graph(self.graph).words
+        words = self.graph.words
         labels = np.unique(self.grammar(self.first_pass).arcs["input_label"])
         return {words[label] for label in labels.tolist()} - {BACKOFF_WORD}
 
     def grammar(self, output: Output) -> ConstFst:
         """Map one of the grammars."""
-        return _open_grammar(self.graph.store, self.graph.run_uri, output)
+        return _open_grammar(self.store, self.run_uri, output)
 
     def second_pass(self, settings: DecodingSettings, beam: float) -> SecondPass:
         """Map what rescores lattices at some settings; ValueError for an order without grammar."""
@@ -109,7 +103,7 @@ class BuiltGraphs:
         return SecondPass(
             self.grammar(self.first_pass),
             self.grammar(self.rescoring[settings.ngram_order]),
-            open_graph(self.graph).words,
+            self.graph.words,
             scale=settings.language_model_scale,
             insertion_penalty=settings.insertion_penalty,
             beam=beam,

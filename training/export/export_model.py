@@ -37,7 +37,7 @@ from pipeline.settings import ExtractionConfig, MeanNormalization
 from pipeline.steps.features import MIN_FRAMES, audio_objects
 from training.align.labelled import read_tree
 from training.decode.lexicon import SILENCE_ID
-from training.evaluate.stored_graphs import BuiltGraphs, open_graph
+from training.evaluate.stored_graphs import BuiltGraphs
 from training.evaluate.tuning import recipe_settings, tuned_settings
 from training.evaluate.word_errors import WordErrors, word_errors
 from training.export.archive import ExportedModel, ExportedSettings, ExportPrecision
@@ -341,9 +341,7 @@ def export_model(
     data = in_int8(network) if precision == "int8" else network.SerializeToString()
     graphs = BuiltGraphs.of(store, run_uri)
     second_pass = graphs.second_pass(settings, recipe.evaluation.lattice_beam)
-    return ExportedModel(
-        data, open_graph(graphs.graph), second_pass.first_pass, second_pass.grammar, exported
-    )
+    return ExportedModel(data, graphs.graph, second_pass.first_pass, second_pass.grammar, exported)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from pipeline.runs.engine import WITHOUT_LATTICE
 from pipeline.runs.manifest import read_manifest
 from pipeline.runs.names import ALIGNMENT_STEP, TARGETS_TUNING_STEP
 from pipeline.steps.targets import TeacherInput
-from training.evaluate.stored_graphs import BuiltGraphs, open_graph
+from training.evaluate.stored_graphs import BuiltGraphs
 from training.evaluate.tuning import recipe_settings, tuned_settings
 from training.models.store import log_priors
 from training.sequence_training.forward_backward import StatePosteriors, interpolated_kbest
@@ -57,8 +57,8 @@ class LatticeSearch:
         Log-likelihoods are divided by priors, and not scaled.
         """
         scores = self.settings.acoustic_scale * log_likelihoods
-        graph = open_graph(self.graphs.graph)
         second_pass = self.graphs.second_pass(self.settings, self.config.lattice_beam)
+        graph = self.graphs.graph
         return decode_posteriors(graph, scores.astype(np.float32), self.config, second_pass)
 
 

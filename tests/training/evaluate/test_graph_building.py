@@ -20,7 +20,7 @@ from training.decode.graph import grammar_graph, word_ids, word_table
 from training.decode.ngrams import BackoffModel, witten_bell
 from training.evaluate import graph_building
 from training.evaluate.graph_building import build_graphs
-from training.evaluate.stored_graphs import BuiltGraphs, open_graph
+from training.evaluate.stored_graphs import BuiltGraphs
 from training.settings.decoding import EvaluationConfig, FirstPassConfig
 
 ORDERS = (1, 2, 3)
@@ -81,7 +81,7 @@ def test_graph_is_of_the_small_model_and_grammars_of_all(
     small = grammar_of(small_model())
     assert len(small.arcs) < len(grammar_of(model_of(3)).arcs)
     assert same(built.grammar(built.first_pass), small)
-    graph = open_graph(built.graph)
+    graph = built.graph
     assert same(graph.fst, grammar_graph(LEXICON, TREE, small).fst)
     assert (graph.words, graph.num_senones) == (word_table(LEXICON), TREE.num_senones)
     assert sorted(built.rescoring) == list(ORDERS)
