@@ -24,7 +24,7 @@ from pipeline.runs.names import BOOTSTRAP_STEP, DEV, LABELLED, features_step
 from pipeline.sampling import sampling_priority
 from pipeline.settings import Versions
 from pipeline.shards import FeatureRow, read_feature_texts, read_features
-from training.align.labelled import MADE_STATISTIC, transcribed, unknown_words_of
+from training.align.labelled import MADE_STATISTIC, unknown_words_of
 from training.align.lda_mllt import LDA_MLLT_STATISTIC, estimate_lda_mllt
 from training.align.monophone_hmm import Monophones, speaker_cepstra, train_monophones
 from training.align.shard_alignment import PhoneAligner, Phones, align_and_grow
@@ -156,9 +156,7 @@ class MonophoneAligner(PhoneAligner):
     ) -> Phones:
         """Align utterances one after the other."""
         return {
-            row.utterance_id: self.monophones.align(
-                transcribed(row), cepstra[row.utterance_id], self.lexicon
-            )
+            row.utterance_id: self.monophones.align(row, cepstra[row.utterance_id], self.lexicon)
             for row in rows
         }
 
@@ -214,7 +212,7 @@ def _trained(
         return earlier.outputs[0]
     lexicon = complete.parse()
     rows = [row for row in _draw(context, config.max_hours) if not unknown_words_of(row, lexicon)]
-    utterances = [transcribed(row) for row in distinct(heard_versions(rows, versions))]
+    utterances = distinct(heard_versions(rows, versions))
     cepstra = speaker_cepstra(utterances)
     # 003 VII-C2 starts from an alignment model at hand; monophones need none.
     trained = train_monophones(utterances, cepstra, lexicon, config)

@@ -31,7 +31,6 @@ from training.decode.corpus_lexicon import CorpusLexicon
 from training.decode.lexicon import Lexicon
 from training.decode.senones import (
     SenoneTree,
-    TranscribedUtterance,
     Unaligned,
     parse_senone_tree,
 )
@@ -74,15 +73,9 @@ def read_lexicon(
     return lexicon
 
 
-def transcribed(row: FeatureRow) -> TranscribedUtterance:
-    """Convert a feature row for alignment."""
-    energies = row.features.astype(np.float32)
-    return TranscribedUtterance(row.utterance_id, row.speaker_id, row.words, energies)
-
-
 def unknown_words_of(row: FeatureRow, lexicon: Lexicon) -> Unaligned | None:
     """Return why an utterance cannot be aligned by the lexicon; None if it has all words."""
-    unknown = lexicon.unaligned((row.text or "").split())
+    unknown = lexicon.unaligned(row.words)
     if not unknown:
         return None
     return Unaligned(f"not in {LEXICON_FILE}: {', '.join(map(repr, unknown))}", "unknown_word")

@@ -14,13 +14,13 @@ from jaxtyping import Float, Float32, Float64, Int64
 from scipy.fft import dct
 
 from infra.log_lines import progress_bar
+from pipeline.shards import FeatureRow
 from training.decode.decoder import align
 from training.decode.graph import monophone_graph
 from training.decode.lexicon import SILENCE, Lexicon
 from training.decode.senones import (
     NO_WORDS,
     PhoneAlignment,
-    TranscribedUtterance,
     Unaligned,
 )
 from training.settings.decoding import BootstrapConfig
@@ -141,7 +141,7 @@ NUM_CEPSTRA = 13
 MIN_STANDARD_DEVIATION = 0.01
 
 
-def cepstra(energies: Float32[np.ndarray, "frames bins"]) -> Float32[np.ndarray, "frames 39"]:
+def cepstra(energies: Float[np.ndarray, "frames bins"]) -> Float32[np.ndarray, "frames 39"]:
     """Compute the first 13 cepstral coefficients with first and second derivatives."""
     # The cosine transform decorrelates neighbouring bins, as diagonal Gaussians assume.
     static = dct(energies.astype(np.float64), axis=1, norm="ortho")[:, :NUM_CEPSTRA]
@@ -160,7 +160,7 @@ def _derivative(
 
 
 def speaker_cepstra(
-    utterances: Iterable[TranscribedUtterance],
+    utterances: Iterable[FeatureRow],
 ) -> dict[str, Float32[np.ndarray, "frames 39"]]:
     """Return cepstra by utterance id, with each speaker's mean 0 and standard deviation 1."""
     by_speaker: dict[str, dict[str, Float32[np.ndarray, "frames 39"]]] = {}
@@ -189,7 +189,7 @@ class Monophones:
 
     def align(
         self,
-        utterance: TranscribedUtterance,
+        utterance: FeatureRow,
         cepstra: Float32[np.ndarray, "frames dimension"],
         lexicon: Lexicon,
     ) -> PhoneAlignment | Unaligned:
@@ -228,7 +228,7 @@ class TrainedMonophones:
 
 
 def train_monophones(
-    utterances: Sequence[TranscribedUtterance],
+    utterances: Sequence[FeatureRow],
     cepstra: Mapping[str, Float32[np.ndarray, "_frames dimension"]],
     lexicon: Lexicon,
     config: BootstrapConfig,
@@ -276,7 +276,7 @@ def train_monophones(
 
 
 def _flat_start(
-    utterance: TranscribedUtterance, lexicon: Lexicon
+    utterance: FeatureRow, lexicon: Lexicon
 ) -> Int64[np.ndarray, " frames"] | Unaligned:
     """Spread an utterance's states evenly over its frames, with silence at both edges."""
     if not utterance.words:

@@ -41,7 +41,6 @@ from training.align.labelled import (
     commit_aligned,
     senone_statistics,
     sum_histograms,
-    transcribed,
     unknown_words_of,
 )
 from training.align.lda_mllt import tree_features
@@ -165,7 +164,7 @@ def align_shard_phones(task: PhonesTask) -> Commit:
         else:
             known.append(row)
     # A speaker is whole in one shard, but one of more hours than a shard has.
-    cepstra = speaker_cepstra(map(transcribed, known))
+    cepstra = speaker_cepstra(known)
     found |= aligner.align(known, cepstra)
     aligned = {name: each for name, each in found.items() if isinstance(each, PhoneAlignment)}
     features = {name: tree_features(cepstra[name], aligner.lda_mllt) for name in aligned}

@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Literal
 
 import numpy as np
-from jaxtyping import Float32, Int32, Int64, UInt16
+from jaxtyping import Int32, Int64, UInt16
 
 from infra.settings import printable
 from pipeline.filterbank import STACK
@@ -139,16 +139,6 @@ class Unaligned:
 
     detail: str
     reason: Literal["alignment_failed", "unknown_word"] = "alignment_failed"
-
-
-@dataclass(frozen=True)
-class TranscribedUtterance:
-    """TranscribedUtterance has words, and log-mel energies at 100 Hz less the causal mean."""
-
-    utterance_id: str
-    speaker_id: str
-    words: tuple[str, ...]
-    features: Float32[np.ndarray, "frames bins"]
 
 
 @dataclass(frozen=True)

@@ -165,7 +165,7 @@ def _decoded(
         speaker_id=row.speaker_id,
         placement=row.placement or WITHOUT_PLACEMENT,
         duration_ms=row.duration_ms,
-        reference=tuple((row.text or "").split()),
+        reference=row.words,
         words=tuple(word for piece in pieces for word in piece.words),
         has_failed=any(piece.has_failed for piece in pieces),
         num_aligned=len(labels),

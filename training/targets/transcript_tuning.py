@@ -129,7 +129,7 @@ def try_candidates(task: TrialTask) -> Commit:
 
 def sample(rows: Sequence[FeatureRow], number: int) -> list[FeatureRow]:
     """Draw utterances that recognizers heard, by a hash of their ids."""
-    heard = [row for row in rows if row.hypotheses and (row.text or "").split()]
+    heard = [row for row in rows if row.hypotheses and row.words]
     return nsmallest(number, heard, key=lambda row: sampling_priority(0, row.utterance_id))
 
 
@@ -154,9 +154,9 @@ def aligned_rows(
         row = rows[position]
         if unknown_words_of(row, aligner.lexicon):
             continue
-        words = (row.text or "").split()
+        graph = alignment_graph(aligner.lexicon, aligner.tree, row.words)
         try:
-            truth = align(alignment_graph(aligner.lexicon, aligner.tree, words), scale * scores)
+            truth = align(graph, scale * scores)
         except AlignmentError:
             continue
         own = softmax(scores.astype(np.float64) + trained.log_priors.numpy(), axis=1)

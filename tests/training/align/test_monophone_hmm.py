@@ -1,6 +1,7 @@
 """The bootstrap's cepstra, mixtures and alignments of real speech."""
 
 from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,8 @@ from pipeline.audio.decode import decode_audio
 from pipeline.filterbank import NUM_BINS
 from pipeline.filterbank.log_mel import log_mel_energies
 from pipeline.normalization import CausalMean
-from tests.training.align.by_monophones import align_by_monophones
+from pipeline.shards import FeatureRow
+from tests.training.align.by_monophones import align_by_monophones, row_of
 from training.align.monophone_hmm import (
     Mixture,
     cepstra,
@@ -19,7 +21,7 @@ from training.align.monophone_hmm import (
     speaker_cepstra,
 )
 from training.decode.lexicon import Lexicon, parse_lexicon
-from training.decode.senones import PhoneAlignment, TranscribedUtterance, Unaligned
+from training.decode.senones import PhoneAlignment, Unaligned
 from training.settings.decoding import BootstrapConfig
 
 NUM_SPEAKERS = 2
@@ -31,17 +33,17 @@ def lexicon(an4_dir: Path) -> Lexicon:
 
 
 @pytest.fixture(scope="module")
-def utterances(an4_dir: Path) -> list[TranscribedUtterance]:
+def utterances(an4_dir: Path) -> list[FeatureRow]:
     """Return the labelled utterances of a few speakers of AN4, as the feature shards hold them."""
     speakers = (an4_dir / "labelled.speakers").read_text().split()[:NUM_SPEAKERS]
     speaker_of = _table(an4_dir / "utt2spk")
     paths, texts = _table(an4_dir / "wav.scp"), _table(an4_dir / "text")
     means: defaultdict[str, CausalMean] = defaultdict(CausalMean)
     return [
-        TranscribedUtterance(
+        row_of(
             name,
             speaker_of[name],
-            tuple(texts[name].split()),
+            texts[name],
             means[speaker_of[name]].subtract(
                 log_mel_energies(decode_audio((an4_dir / paths[name]).read_bytes()))
             ),
@@ -56,13 +58,13 @@ def _table(path: Path) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def aligned(utterances: list[TranscribedUtterance], lexicon: Lexicon) -> dict[str, PhoneAlignment]:
+def aligned(utterances: list[FeatureRow], lexicon: Lexicon) -> dict[str, PhoneAlignment]:
     found = align_by_monophones(utterances, lexicon, BootstrapConfig(num_iterations=8))
     return {name: each for name, each in found.items() if isinstance(each, PhoneAlignment)}
 
 
 def test_every_utterance_is_aligned_to_its_own_words(
-    utterances: list[TranscribedUtterance],
+    utterances: list[FeatureRow],
     lexicon: Lexicon,
     aligned: dict[str, PhoneAlignment],
 ) -> None:
@@ -85,7 +87,7 @@ def test_every_utterance_is_aligned_to_its_own_words(
 
 
 def test_silence_lies_at_the_edges_where_energy_is_low(
-    utterances: list[TranscribedUtterance], aligned: dict[str, PhoneAlignment]
+    utterances: list[FeatureRow], aligned: dict[str, PhoneAlignment]
 ) -> None:
     """Nearly all utterances begin and end in silence, far below the speech in energy."""
     num_silent_edges, drops = 0, []
@@ -102,12 +104,12 @@ def test_silence_lies_at_the_edges_where_energy_is_low(
 
 
 def test_utterances_that_cannot_be_aligned_are_named(
-    utterances: list[TranscribedUtterance], lexicon: Lexicon
+    utterances: list[FeatureRow], lexicon: Lexicon
 ) -> None:
     """Of utterances too short or without words the reason is told; unknown words are refused."""
     good = utterances[0]
-    short = TranscribedUtterance("short", good.speaker_id, good.words, good.features[:5])
-    silent = TranscribedUtterance("silent", good.speaker_id, (), good.features)
+    short = replace(good, utterance_id="short", features=good.features[:5])
+    silent = replace(good, utterance_id="silent", text="")
     config = BootstrapConfig(num_iterations=1)
     found = align_by_monophones([good, short, silent], lexicon, config)
     assert isinstance(found[good.utterance_id], PhoneAlignment)
@@ -116,7 +118,7 @@ def test_utterances_that_cannot_be_aligned_are_named(
     assert found["silent"] == Unaligned("no words: need a transcript to align")
     with pytest.raises(ValueError, match=r"none of 1 utterances can be aligned.*: no words"):
         align_by_monophones([silent], lexicon, config)
-    unknown = TranscribedUtterance("u", good.speaker_id, ("XYZZY",), good.features)
+    unknown = replace(good, utterance_id="u", text="XYZZY")
     with pytest.raises(ValueError, match=r"'XYZZY'.*lexicon\.txt"):
         align_by_monophones([good, unknown], lexicon, BootstrapConfig())
     with pytest.raises(ValueError, match="max_gaussians = 0"):
@@ -187,7 +189,7 @@ def test_each_speaker_has_mean_zero_and_variance_one() -> None:
     """All frames of a speaker together have mean 0 and variance 1, for any channel."""
     random = np.random.default_rng(1)
     utterances = [
-        TranscribedUtterance(f"{speaker}-{i}", speaker, ("a",), features.astype(np.float32))
+        row_of(f"{speaker}-{i}", speaker, "a", features)
         for speaker, offset in (("x", 3.0), ("y", -9.0))
         for i, features in enumerate(random.normal(offset, 2, size=(3, 50, NUM_BINS)))
     ]

@@ -10,9 +10,10 @@ from jobs.synthesis.speech import Speech, SpeechSynthesizer
 from pipeline.filterbank import FRAME_SHIFT_MS, WINDOW_MS
 from pipeline.filterbank.log_mel import log_mel_energies
 from pipeline.normalization import CausalMean
-from tests.training.align.by_monophones import align_by_monophones
+from pipeline.shards import FeatureRow
+from tests.training.align.by_monophones import align_by_monophones, row_of
 from training.decode.lexicon import SILENCE, Lexicon
-from training.decode.senones import PhoneAlignment, TranscribedUtterance, Unaligned
+from training.decode.senones import PhoneAlignment, Unaligned
 from training.settings.decoding import BootstrapConfig
 
 pytestmark = pytest.mark.chaos
@@ -48,7 +49,7 @@ class Spoken:
 
     def __init__(self) -> None:
         generator, synthesizer = np.random.default_rng(4), SpeechSynthesizer()
-        self.utterances: list[TranscribedUtterance] = []
+        self.utterances: list[FeatureRow] = []
         self.speech: dict[str, Speech] = {}
         variants: dict[str, set[tuple[str, ...]]] = {}
         for voice in VOICES:
@@ -64,8 +65,7 @@ class Spoken:
                 name = f"{voice}-{number}"
                 self.speech[name] = synthesizer.speak(text).padded(0.2, 0.2)
                 features = mean.subtract(log_mel_energies(self.speech[name].samples))
-                words = tuple(text.split())
-                self.utterances.append(TranscribedUtterance(name, voice, words, features))
+                self.utterances.append(row_of(name, voice, text, features))
         self.lexicon = Lexicon({word: tuple(sorted(some)) for word, some in variants.items()})
 
 
