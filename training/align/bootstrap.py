@@ -76,8 +76,8 @@ def bootstrap(
     versions of an utterance have the alignment of the clearest one. With `unknown_words` "row",
     utterances with a word without pronunciation have no alignment; with "letters" the manifest
     states the pronunciations that are made, for all other steps: of the transcripts' words, and of
-    those of a `text` for a language model. LossBudgetExceededError if too
-    many of all labelled utterances have no alignment for a word.
+    those of a `text` for a language model. LossBudgetExceededError if too many of all labelled
+    utterances have no alignment for a word.
     """
     features = features_step(LABELLED)
     read_manifest(store, run_uri, features)  # what is missing first is named first

@@ -54,8 +54,7 @@ def read_lexicon(
     """Read the corpus's lexicon for a step that reads the manifests of the steps `reads`.
 
     Unknown words are those that the bootstrap aligned so, with the pronunciations that it made.
-    ValueError if it or another of the
-    steps is unfinished, or was made with other pronunciations.
+    ValueError if it or another of the steps is unfinished, or was made with other pronunciations.
     """
     steps = dict.fromkeys((*reads, BOOTSTRAP_STEP))
     manifests = {step: read_manifest(store, run_uri, step) for step in steps}

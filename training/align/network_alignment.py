@@ -1,7 +1,4 @@
-"""Align the labelled data by a network: log-likelihoods, best paths (paper 003 VII-C2).
-
-Workers of a cluster import this module, so it imports nothing that only a driver has.
-"""
+"""Align the labelled data by a network: log-likelihoods, best paths (paper 003 VII-C2)."""
 
 from collections.abc import Iterator, Sequence
 

@@ -1,7 +1,4 @@
-"""Realign the labelled data by a network, and grow the tree again (paper 003 VII-C2).
-
-Workers of a cluster import this module, so it imports nothing that only a driver has.
-"""
+"""Realign the labelled data by a network, and grow the tree again (paper 003 VII-C2)."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ A step does so in three passes, each of whose tasks is committed once. A task fo
 it, and stores its phones and the statistics of its triphones. The driver adds the statistics up and
 grows the tree, as 003 VII-C2 grew it on all labelled hours. A task for each shard then writes the
 senone of every frame.
-
-Workers of a cluster import this module, so it imports nothing that only a driver has.
 """
 
 from abc import ABC, abstractmethod

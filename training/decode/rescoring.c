@@ -376,9 +376,9 @@ int64_t arc_posteriors(const Arc *arcs, int64_t num_arcs, int64_t num_states, do
     return result;
 }
 
-/* Of the paths through a state, the probability of those whose last word is `word`; of those of
-   them that wrote it since the last label; of those that wrote it since then, but not last; of
-   those that had it at the last label; and of those that wrote it since then, and had not. */
+/* Probabilities among the paths through a state. last: their latest word is `word`. new: so, and
+   written since the last label. before: written since then, but another word followed. had: the
+   word was there at the last label. behind: written since then by paths that did not have it. */
 typedef struct {
     double last, new, before, had, behind;
 } Shares;

@@ -1,7 +1,6 @@
 """Decode the held-out subset with each model, and score it (paper 003 VII-B, VII-D, VIII-C).
 
-A task decodes a slice with one model: words, times, confidence, frames. Workers of a cluster import
-this module, so it imports nothing that only a driver has.
+A task decodes a slice with one model: words, times, confidence, frames.
 """
 
 import json

@@ -1,7 +1,4 @@
-"""Slices of a subset: some minutes of speech, which a task decodes with one model.
-
-Workers of a cluster import this module, so it imports nothing that only a driver has.
-"""
+"""Slices of a subset: some minutes of speech, which a task decodes with one model."""
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -119,7 +116,7 @@ class DecodingTask:
 
 
 def slices(features: Manifest) -> list[Slice]:
-    """Cut each shard of a subset into slices of about SLICE_MS, of as many utterances each."""
+    """Cut each shard into slices of about SLICE_MS with equal numbers of utterances."""
     found = []
     for number, output in enumerate(features.outputs):
         rows = output.utterances

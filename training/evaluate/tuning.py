@@ -1,7 +1,6 @@
 """Choose each model's decoding settings by the word errors of the development speakers.
 
-Tasks score the speakers once with each model, and decode the scores at any settings. Workers of a
-cluster import this module, so it imports nothing that only a driver has.
+Tasks score the speakers once with each model, and decode the scores at any settings.
 """
 
 import itertools
@@ -249,8 +248,9 @@ def search(
 ) -> dict[str, list[CurvePoint]]:
     """Choose one setting after the other: the value of the fewest word errors; return the curves.
 
-    A value must gain an error to replace what `start` states or the grid lists before it. Decodes
-    once for the start and each other value: the grid's sum, where all its pairs were a product.
+    A value must gain an error to replace what `start` states or the grid lists before it. There is
+    one decoding for the start and one for each other value: as many as the lists are long, where
+    the whole grid would be their product.
     """
     counted = count({name: [start] for name in models})
     curves = {name: [CurvePoint("start", start, errors)] for name, (errors,) in counted.items()}

@@ -184,10 +184,9 @@ def interpolated_kbest(
     """Keep the k best log posteriors of (1 - weight) softmax(logits) + weight lattice posteriors.
 
     The weight is one for all frames, or each frame's. Where it is 0 these are the logits' own k
-    best, to the bit. Where fewer than k senones have a
-    probability, the others kept have a logit whose exponential is 0: the student's loss gives them
-    no mass, as it gives none to senones that are not kept. The tail's draws, if any, are from the
-    mixed posteriors.
+    best, to the bit. Where fewer than k senones have a probability, the others kept have a logit
+    whose exponential is 0: the student's loss gives them no mass, as it gives none to senones that
+    are not kept. The tail's draws, if any, are from the mixed posteriors.
     """
     weights = np.broadcast_to(np.asarray(weight, np.float64), len(logits))
     if not weights.any():

@@ -31,7 +31,7 @@ Beams: TypeAlias = LatticeConfig | LatticeTargetsConfig
 """The settings of a search, of which a lattice needs `beam`, `max_active` and `lattice_beam`."""
 
 MAX_WIDENINGS = 2
-"""The beam is doubled so often, at most, for an utterance of which no path ends a sentence."""
+"""The beam is doubled at most this often for an utterance of which no path ends a sentence."""
 
 MAX_ARCS_PER_FRAME = 1000
 """The densest lattice; the paper's have around 10 (003 VII-C3). Each takes 0.74 kB here."""

@@ -76,10 +76,10 @@ def generate_lattices(
 ) -> StepResult:
     """Decode the labelled data by the model `name`, a `form`, on all ranks; write the lattices.
 
-    The model is on `device`, the decoder on the CPU.
-    Each has the reference's path, so that no frame is without its reference: where the search did
-    not keep that path, it is added at its cost in the graph, as Povey's MPE does (2004). With a
-    density, a sample of the utterances chooses the beam.
+    The model is on `device`, the decoder on the CPU. Each has the reference's path, so that no
+    frame is without its reference: where the search did not keep that path, it is added at its cost
+    in the graph, as Povey's MPE does (2004). With a density, a sample of the utterances chooses the
+    beam.
     """
     reads = [ALIGNMENT_STEP, BOOTSTRAP_STEP, model_step(name)]
     stored = read_lexicon(store, run_uri, corpus_uri, reads)

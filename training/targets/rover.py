@@ -20,7 +20,7 @@ SUBSTITUTION, INSERTION = 4, 3
 """The costs of NIST's alignments, of a deletion too."""
 
 SILENT_CONFIDENCE = 0.5
-"""C of a recognizer that has no word where others have one, which has no score there."""
+"""C where others have a word and this recognizer has none, and so no score."""
 
 LEAST, MOST = 0.01, 0.99
 """The bounds of a confidence: neither word nor garbage is impossible."""
