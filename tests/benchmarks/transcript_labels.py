@@ -132,7 +132,9 @@ def measure(arguments: argparse.Namespace) -> dict[str, object]:
             given = (Hypothesis("r", text, hypothesis.score),)
             begin, labels = time.process_time(), own.copy()
             try:
-                words = aligner.posteriors(given, SCALE * scores, SCALE)
+                words = aligner.posteriors(
+                    given, SCALE * scores, SCALE * aligner.config.garbage_cost
+                )
                 trust = trust_of_lattice(words, lattices[position], len(own), agreement)
                 masses = np.bincount(words.frames, words.probabilities, minlength=len(own))
                 labels *= (1 - 0.9 * trust * masses)[:, np.newaxis]

@@ -166,14 +166,14 @@ class TranscriptAligner:
         self,
         hypotheses: tuple[Hypothesis, ...],
         scores: Float32[np.ndarray, "frames senones"],
-        acoustic_scale: float,
+        frame_cost: float,
     ) -> StatePosteriors:
         """Return the senones of the words at each frame; what is missing of 1 is garbage.
 
-        `scores` are scaled log-likelihoods. UnusableTranscriptError says why there are none.
+        `scores` are log-likelihoods, and `frame_cost` is what a frame of garbage costs, both
+        scaled. UnusableTranscriptError says why there are none.
         """
         graph = self.graph(hypotheses)
-        frame_cost = acoustic_scale * self.config.garbage_cost
         try:
             of_all = self.garbage.scores(scores, frame_cost)
             found = state_posteriors(decode_lattice(graph, of_all, BEAMS), of_all)
@@ -242,7 +242,7 @@ class TranscriptTeacher:
         scores = (self.acoustic_scale * log_likelihoods).astype(np.float32)
         try:
             found = open_aligner(self.place).posteriors(
-                given.hypotheses, scores, self.acoustic_scale
+                given.hypotheses, scores, self.acoustic_scale * config.garbage_cost
             )
         except UnusableTranscriptError as error:
             if config.unaligned == "row":

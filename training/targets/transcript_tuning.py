@@ -7,6 +7,7 @@ labels are compared with the alignment of the true transcripts: by their cross-e
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from heapq import nsmallest
 from itertools import product
 from typing import Any
@@ -71,9 +72,12 @@ class TuningPlace:
     form: ModelConfig
     lattices: LatticeSearch | None = None
 
-    def aligner(self, config: TranscriptsConfig) -> TranscriptAligner:
-        """Return the aligner at a candidate."""
-        return replace(open_aligner(self.transcripts), config=config)
+
+@lru_cache(maxsize=len(MIN_CONFIDENCES) + 1)
+def open_trial_aligner(place: TranscriptPlace, min_confidence: float) -> TranscriptAligner:
+    """Return the aligner at a confidence, whose graphs serve all garbage costs."""
+    config = replace(place.config, min_confidence=min_confidence)
+    return replace(open_aligner(place), config=config)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +153,7 @@ def aligned_rows(
     context, scale = task.context, place.acoustic_scale
     torch.set_num_threads(1)
     trained = load_model(context.store, context.run_uri, place.model, place.form)
-    aligner = place.aligner(place.transcripts.config)
+    aligner = open_aligner(place.transcripts)
     for position, scores in batched_log_likelihoods(rows, trained, 1.0):
         row = rows[position]
         if unknown_words_of(row, aligner.lexicon):
@@ -176,8 +180,10 @@ def word_probabilities(
     They count as far as the run's own `lattice` agrees, if it is asked.
     """
     words, masses = np.zeros(len(truth)), np.zeros(len(truth))
+    aligner = open_trial_aligner(place.transcripts, config.min_confidence)
+    frame_cost = place.acoustic_scale * config.garbage_cost
     try:
-        found = place.aligner(config).posteriors(row.hypotheses, scores, place.acoustic_scale)
+        found = aligner.posteriors(row.hypotheses, scores, frame_cost)
     except UnusableTranscriptError:
         return words, masses
     is_right = found.senones == truth[found.frames]

@@ -225,7 +225,7 @@ def masses_of(
     lexicon = lexicon or toy_lexicon()
     letters = LetterToSound.of(lexicon) if rule == "letters" else None
     aligner = TranscriptAligner.of(lexicon, TREE, config, letters)
-    found = aligner.posteriors((Hypothesis("r", text),), scores, 1.0)
+    found = aligner.posteriors((Hypothesis("r", text),), scores, aligner.config.garbage_cost)
     masses = np.bincount(found.frames, found.probabilities, minlength=len(scores))
     return np.array([masses[numbers == each].mean() for each in np.unique(numbers)])
 
@@ -278,7 +278,9 @@ def test_a_cost_of_garbage_bends_them() -> None:
     scores, _ = spoken(["see", "cab", "sake"])
     config = TranscriptsConfig(garbage_cost=1000.0)
     aligner = TranscriptAligner.of(toy_lexicon(), TREE, config)
-    found = aligner.posteriors((Hypothesis("r", "see be sake"),), scores, 1.0)
+    found = aligner.posteriors(
+        (Hypothesis("r", "see be sake"),), scores, aligner.config.garbage_cost
+    )
     masses = np.bincount(found.frames, found.probabilities, minlength=len(scores))
     np.testing.assert_allclose(masses, 1.0, atol=1e-6)
     assert (scores[found.frames, found.senones] < 0).any()
@@ -350,7 +352,7 @@ def test_of_two_recognizers_words_the_spoken_one_is_aligned() -> None:
     config = TranscriptsConfig(max_garbage=1.0, garbage_cost=3.0)
     aligner = TranscriptAligner.of(toy_lexicon(), TREE, config)
     heard = (Hypothesis("a", "See be sake", -1.0), Hypothesis("b", "see cab sake.", -1.0))
-    found = aligner.posteriors(heard, scores, 1.0)
+    found = aligner.posteriors(heard, scores, aligner.config.garbage_cost)
     masses = np.bincount(found.frames, found.probabilities, minlength=len(scores))
     assert masses[numbers == 1].mean() > 0.9
     assert masses[numbers == 2].mean() > 0.9

@@ -25,7 +25,7 @@ from training.evaluate.stored_graphs import BuiltGraphs
 from training.evaluate.tuning import recipe_settings
 from training.settings.decoding import LatticeTargetsConfig, TranscriptsConfig
 from training.targets.lattice_targets import LatticeSearch
-from training.targets.transcript_targets import TranscriptPlace
+from training.targets.transcript_targets import TranscriptAligner, TranscriptPlace
 from training.targets.transcript_tuning import (
     TuningPlace,
     candidates,
@@ -77,6 +77,15 @@ def test_right_words_weigh_more_than_wrong_ones(tmp_path: Path, wrong: bool, wei
     assert chosen.weight == weight
     assert replace(chosen, **plain_settings(CONFIG)) == CONFIG
     assert tune_transcripts(place, {}, serially).was_finished
+
+
+def test_candidates_of_one_confidence_share_an_utterances_graph(tmp_path: Path) -> None:
+    """Nine candidates of two confidences: at most two graphs for each of six utterances."""
+    TranscriptAligner.graph.cache_clear()
+    tune_transcripts(place_of(tmp_path, wrong=False), {}, serially)
+    cache = TranscriptAligner.graph.cache_info()
+    assert cache.misses + cache.hits == 9 * 6
+    assert cache.misses <= 2 * 6
 
 
 def test_thresholds_are_chosen_as_the_lattices_weigh(tmp_path: Path) -> None:
