@@ -69,9 +69,15 @@ def _wait_for(endpoint: str, server: "subprocess.Popen[bytes]") -> None:
 
 
 @pytest.fixture(scope="session")
-def s3_endpoint() -> Iterator[str]:
+def s3_log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the file of all requests to the session's S3 server."""
+    return tmp_path_factory.mktemp("s3") / "requests.log"
+
+
+@pytest.fixture(scope="session")
+def s3_endpoint(s3_log: Path) -> Iterator[str]:
     """Return the endpoint URL of the session's S3 server."""
-    with running_s3_server() as endpoint:
+    with running_s3_server(s3_log) as endpoint:
         yield endpoint
 
 

@@ -17,7 +17,6 @@ from pipeline.runs.manifest import Manifest, manifest_uri, read_manifest, sha256
 from pipeline.runs.names import GRAPH_STEP
 from tests.job_programs import RunJob, Said
 from tests.pipeline.steps.increments.nights import SUBSET, Nights
-from tests.s3_server import fresh_bucket, running_s3_server
 from tests.small_corpus import plain_loop
 from tests.whole_path.processes import TINY
 from training.settings.recipe import read_recipe
@@ -143,41 +142,38 @@ def test_an_increment_trains_the_student_alone_on_ranks() -> None:
 
 
 def test_another_selection_in_s3_takes_the_other_subsets_over(
-    run_job: RunJob, monkeypatch: pytest.MonkeyPatch
+    s3_bucket: str, run_job: RunJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It draws its own unlabelled speech, compares it with them, and reads their objects there."""
     monkeypatch.setattr(spark_steps, "distribute_on_spark", plain_loop)
-    with running_s3_server() as endpoint:
-        found = Nights.at(f"s3://{fresh_bucket(endpoint, monkeypatch)}")
-        found.add(1, SPEAKERS)
-        for subset, speaker in (("labelled", "lisa"), ("heldout", "hugo")):
-            key = f"metadata/{subset}/date=2026-01-01/speaker_bucket=00/part-0.jsonl"
-            record = json.dumps(found.record(1, speaker, 0)).encode()
-            found.store.put(join_uri(found.corpus_uri, key), record)
-        labelled = ("--set", "models.normalization='labelled'")
-        taken = (*labelled, "--labelled-from", found.run_uri("base"))
-        assert give(run_job, found, "select_utterances", "base", *labelled).code == 0
-        other = ("--set", "selection.seed=6", "--set", "selection.file_hours=0.001")
-        said = give(run_job, found, "select_utterances", "other", *taken, *other)
-        assert said.code == 0, said.err
-        assert read_bases(found.store, found.run_uri("other")) == Bases(
-            (), (found.run_uri("base"),)
+    found = Nights.at(f"s3://{s3_bucket}")
+    found.add(1, SPEAKERS)
+    for subset, speaker in (("labelled", "lisa"), ("heldout", "hugo")):
+        key = f"metadata/{subset}/date=2026-01-01/speaker_bucket=00/part-0.jsonl"
+        record = json.dumps(found.record(1, speaker, 0)).encode()
+        found.store.put(join_uri(found.corpus_uri, key), record)
+    labelled = ("--set", "models.normalization='labelled'")
+    taken = (*labelled, "--labelled-from", found.run_uri("base"))
+    assert give(run_job, found, "select_utterances", "base", *labelled).code == 0
+    other = ("--set", "selection.seed=6", "--set", "selection.file_hours=0.001")
+    said = give(run_job, found, "select_utterances", "other", *taken, *other)
+    assert said.code == 0, said.err
+    assert read_bases(found.store, found.run_uri("other")) == Bases((), (found.run_uri("base"),))
+    for subset in ("labelled", "heldout"):
+        before, after = (
+            read_manifest(found.store, found.run_uri(run), f"selection/{subset}")
+            for run in ("base", "other")
         )
-        for subset in ("labelled", "heldout"):
-            before, after = (
-                read_manifest(found.store, found.run_uri(run), f"selection/{subset}")
-                for run in ("base", "other")
-            )
-            assert after.is_inherited
-            assert [each.run for each in after.outputs] == [found.run_uri("base")]
-            assert after.tally_out == before.tally_out
-        own = read_manifest(found.store, found.run_uri("other"), f"selection/{SUBSET}")
-        assert own.extends is None
-        assert own.tally_out.utterances == 9
-        assert give(run_job, found, "verify", "other", *labelled, *other).code == 0
-        found.add(2, ["hugo"])
-        said = give(run_job, found, "select_utterances", "shares", *taken)
-        assert "shares 1 speaker(s) with selection/heldout" in said.err
+        assert after.is_inherited
+        assert [each.run for each in after.outputs] == [found.run_uri("base")]
+        assert after.tally_out == before.tally_out
+    own = read_manifest(found.store, found.run_uri("other"), f"selection/{SUBSET}")
+    assert own.extends is None
+    assert own.tally_out.utterances == 9
+    assert give(run_job, found, "verify", "other", *labelled, *other).code == 0
+    found.add(2, ["hugo"])
+    said = give(run_job, found, "select_utterances", "shares", *taken)
+    assert "shares 1 speaker(s) with selection/heldout" in said.err
 
 
 def test_a_workflow_of_another_selection_trains_the_student_alone(run_job: RunJob) -> None:

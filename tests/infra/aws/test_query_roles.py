@@ -12,7 +12,7 @@ from infra.store.object_store import ObjectStore
 from jobs.roles import template
 from tests.infra.aws.role_policy import Request, allows, logged_requests, role_of
 from tests.job_programs import RunJob
-from tests.s3_server import CREDENTIALS, running_s3_server
+from tests.s3_server import set_endpoint
 from tests.training.export.heard_run import SETTINGS, write_heard_run
 from tests.whole_path.processes import TINY
 
@@ -34,21 +34,18 @@ class HeardRun:
 
 
 @pytest.fixture(scope="module")
-def heard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HeardRun]:
-    folder = tmp_path_factory.mktemp("heard")
-    local, run_uri, corpus_uri = write_heard_run(folder)
-    log = folder / "requests.log"
-    with running_s3_server(log) as endpoint, pytest.MonkeyPatch.context() as patch:
-        for name, value in {**CREDENTIALS, "AWS_ENDPOINT_URL": endpoint}.items():
-            patch.setenv(name, value)
-        for name in ("AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL_S3"):
-            patch.delenv(name, raising=False)
+def heard(
+    s3_endpoint: str, s3_log: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[HeardRun]:
+    local, run_uri, corpus_uri = write_heard_run(tmp_path_factory.mktemp("heard"))
+    with pytest.MonkeyPatch.context() as patch:
+        set_endpoint(s3_endpoint, patch)
         boto3.client("s3").create_bucket(Bucket="megahour")
         there = ObjectStore((f"{RUN}/",))
         for base, place in ((run_uri, RUN), (corpus_uri, f"{RUN}/corpus")):
             for each in local.list(base):
                 there.put(f"{place}/{each.uri.removeprefix(f'{base}/')}", local.get(each.uri))
-        yield HeardRun(log, tuple(each.uri for each in there.list(RUN)))
+        yield HeardRun(s3_log, tuple(each.uri for each in there.list(RUN)))
 
 
 def options(*more: str) -> list[str]:
