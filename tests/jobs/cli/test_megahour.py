@@ -142,8 +142,9 @@ def start(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize("name", ["training", "pipeline", "infra"])
-@pytest.mark.parametrize("as_file", [False, True])
+@pytest.mark.parametrize(
+    ("name", "as_file"), [("training", False), ("pipeline", True), ("infra", False)]
+)
 def test_a_hidden_lower_layer_is_named(tmp_path: Path, name: str, as_file: bool) -> None:
     """A folder or a file of the name ends a command with 2, and one line says what to do."""
     if as_file:
