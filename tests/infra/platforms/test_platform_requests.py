@@ -8,6 +8,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from importlib.metadata import distribution
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -78,9 +79,10 @@ def test_workers_are_the_smallest_that_fit(needed: tuple[int, int], found: tuple
     assert worker(*needed) == found
 
 
-@pytest.mark.parametrize("platform", ["emr_serverless", "databricks", "dataproc"])
-@pytest.mark.parametrize("step", OTHERS)
-def test_spark_platforms_refuse_other_steps(run_job: RunJob, platform: str, step: str) -> None:
+@pytest.mark.parametrize(
+    ("step", "platform"), zip(OTHERS, cycle(["emr_serverless", "databricks", "dataproc"]))
+)
+def test_spark_platforms_refuse_other_steps(run_job: RunJob, step: str, platform: str) -> None:
     """Exit code 2, with platforms that have hosts for them."""
     said = request(run_job, platform, step)
     assert (said.code, said.out) == (2, "")
