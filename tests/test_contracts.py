@@ -1,7 +1,6 @@
 """The house rules that hold for the whole source: who may import what, recipes."""
 
 import ast
-from collections.abc import Iterator
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -19,29 +18,21 @@ from jobs.run_table import STEPS, written_steps
 from pipeline.runs.manifest import manifest_uri
 from pipeline.runs.names import EVALUATED_MODELS
 from pipeline.splicing import splice
-from tests.source_trees import REPOSITORY, trees
+from tests.source_trees import REPOSITORY, dotted, imported, trees
 from training.settings.recipe import read_recipe
-
-
-def imported(tree: ast.AST) -> Iterator[str]:
-    """Dotted names of all modules that are imported, and of names from them."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
-
-
-def attributes(tree: ast.AST) -> Iterator[str]:
-    """Dotted names of all attributes that are read, such as os.environ."""
-    return (ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute))
 
 
 @cache
 def used_names() -> dict[str, frozenset[str]]:
-    """Each file's dotted names of both kinds."""
+    """Each file's dotted names of modules, of names from them, and of attributes that are read."""
     return {
-        str(file): frozenset((*imported(tree), *attributes(tree))) for file, tree in trees().items()
+        str(file): frozenset(
+            (
+                *(name for _, name in imported(tree)),
+                *(dotted(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute)),
+            )
+        )
+        for file, tree in trees().items()
     }
 
 

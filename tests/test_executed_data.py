@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.source_trees import REPOSITORY, trees
+from tests.source_trees import REPOSITORY, dotted, imported, trees
 
 MODULES = {
     *("pickle", "_pickle", "cPickle", "cloudpickle", "dill", "joblib", "jsonpickle", "marshal"),
@@ -30,12 +30,12 @@ EXCEPTIONS: dict[str, str] = {
 
 def executed(tree: ast.AST) -> Iterator[str]:
     """Yield each use of what executes data: by import, by a module's other name, or built in."""
-    names = dict(_imported(tree))
+    names = dict(imported(tree))
     for name in names.values():
         yield from _of_modules(name)
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute | ast.Name):
-            head, _, rest = _dotted(node).partition(".")
+            head, _, rest = dotted(node).partition(".")
             used = f"{names.get(head, head)}.{rest}".rstrip(".")
             if used in CALLS or used.removeprefix("builtins.") in BUILTINS:
                 yield used
@@ -43,17 +43,6 @@ def executed(tree: ast.AST) -> Iterator[str]:
                 yield from _of_modules(used)
         elif isinstance(node, ast.Call):
             yield from _of_keywords(node)
-
-
-def _imported(tree: ast.AST) -> Iterator[tuple[str, str]]:
-    """Yield the name that each import binds, and what it is a name of."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            for alias in node.names:
-                yield alias.asname or alias.name, alias.name
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            for alias in node.names:
-                yield alias.asname or alias.name, f"{node.module}.{alias.name}"
 
 
 def _of_modules(name: str) -> Iterator[str]:
@@ -68,15 +57,6 @@ def _of_keywords(call: ast.Call) -> Iterator[str]:
             yield f"{keyword.arg}={given}"
         if keyword.arg == "weights_only" and given != "True":
             yield f"weights_only={given}"
-
-
-def _dotted(node: ast.expr) -> str:
-    """Return a name with its attributes, or nothing for an attribute of another expression."""
-    parts: list[str] = []
-    while isinstance(node, ast.Attribute):
-        parts.append(node.attr)
-        node = node.value
-    return ".".join([node.id, *reversed(parts)]) if isinstance(node, ast.Name) else ""
 
 
 def test_nothing_is_unpickled_or_evaluated() -> None:
