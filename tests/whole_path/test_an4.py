@@ -16,8 +16,14 @@ from infra.store.object_store import ObjectStore, join_uri
 from jobs.cli import spark_steps
 from jobs.planning.run_plan import plan_run, planned_workload, store_plan
 from jobs.run import JOBS, launches
-from jobs.run_table import BUILD_GRAPH, TRAIN_STUDENT, optional_steps, step_configs, written_steps
-from jobs.run_table import STEPS as RUN_TABLE
+from jobs.run_table import (
+    BUILD_GRAPH,
+    STEPS,
+    TRAIN_STUDENT,
+    optional_steps,
+    step_configs,
+    written_steps,
+)
 from pipeline.audit.verify import Expectation, Verification, verify_run
 from pipeline.runs.ledger import ledger_reasons
 from pipeline.runs.manifest import read_manifest
@@ -35,18 +41,6 @@ from training.settings.recipe import read_recipe
 
 pytestmark = pytest.mark.timeout(2400)
 
-STEPS = (
-    *("ingest", "select_utterances", "extract_features", "bootstrap", "train_aligner", "realign"),
-    *(
-        "build_graph",
-        "train_baseline",
-        "train_teacher",
-        "generate_targets",
-        "repartition",
-        "train_student",
-    ),
-    *("evaluate", "certify", "report"),
-)
 MODELS = {"baseline", "teacher", "student"}
 NUM_RANKS = 4
 
@@ -184,7 +178,7 @@ class Copy:
         """Verify as megahour verify does."""
         store, uri = ObjectStore((str(self.folder),)), str(self.folder)
         recipe = read_recipe(str(TINY))
-        jobs = {name: written_steps(recipe, name) for name in RUN_TABLE}
+        jobs = {name: written_steps(recipe, name) for name in STEPS}
         configs = step_configs(recipe, recipe)
         expectation = Expectation(configs, jobs, optional_steps(recipe))
         return verify_run(store, uri, join_uri(uri, "corpus"), lambda *_: None, expectation)

@@ -11,6 +11,7 @@ import pytest
 from infra.settings import digest
 from infra.store.object_store import ObjectStore
 from jobs.cli import spark_steps
+from jobs.run_table import STEPS
 from pipeline.runs.manifest import manifest_uri
 from pipeline.runs.names import SUBSETS
 from pipeline.steps.selection.select import metadata_uri, select_utterances
@@ -20,19 +21,6 @@ from tests.small_corpus import local_store, plain_loop, serially, write_corpus, 
 from tests.whole_path.processes import TINY
 from training.settings.recipe import read_recipe
 from training.settings.trainers import TRAINERS
-
-STEPS = (
-    *("ingest", "select_utterances", "extract_features", "bootstrap", "train_aligner", "realign"),
-    *(
-        "build_graph",
-        "train_baseline",
-        "train_teacher",
-        "generate_targets",
-        "repartition",
-        "train_student",
-    ),
-    *("evaluate", "certify", "report"),
-)
 
 
 def usual(step: str, run_uri: object, *more: str) -> tuple[str, ...]:
