@@ -1,4 +1,4 @@
-"""The wheel that `make dist` builds is whole: alone it plans, its trainers need no Spark."""
+"""The wheel that `make dist` builds is whole, and alone it checks and plans."""
 
 import os
 import shutil
@@ -12,32 +12,8 @@ import pytest
 
 from infra.spark.packaging import closure
 from tests.source_trees import PACKAGES, REPOSITORY
-from tests.training.trainers.test_library import HEAVY
 
 PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet")
-
-PROGRAM = """
-import sys
-from pathlib import Path
-
-heavy, folder = {heavy!r}, {folder!r}
-
-
-class Absent:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in heavy:
-            raise ImportError(name)
-
-
-sys.meta_path.insert(0, Absent())
-import torch
-import infra, jobs, megahour, pipeline, training.trainers
-from training.trainers import Htm, Synchronous
-
-for module in (infra, jobs, megahour, pipeline, training.trainers):
-    assert Path(module.__file__).is_relative_to(folder), module.__file__
-print(Htm.__name__, Synchronous.__name__)
-"""
 
 
 @pytest.fixture(scope="module")
@@ -95,19 +71,3 @@ def test_installed_alone_it_checks_and_plans(wheel: Path, tmp_path: Path) -> Non
         check=False,
     )
     assert done.returncode == 0, done.stderr
-
-
-def test_its_trainers_need_neither_spark_nor_kaldi(wheel: Path, tmp_path: Path) -> None:
-    """Unpacked into an empty folder, it is imported from there, with these packages absent."""
-    target = tmp_path / "site"
-    zipfile.ZipFile(wheel).extractall(target)
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM.format(heavy=HEAVY, folder=str(target))],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(target)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == ["Htm", "Synchronous"]
