@@ -7,13 +7,13 @@ from collections.abc import Iterator
 import pytest
 import torch.distributed as dist
 
-from tests.training.distributed.rank_processes import NUM_RANKS, Train, WaitForDevice, World
+from tests.training.distributed.rank_processes import Train, WaitForDevice, World
 from tests.training.distributed.test_failures import (
     PATIENCE_S,
     SILENT,
     Case,
     open_worlds,
-    require_named,
+    require_named_by_all,
 )
 from training.distributed.failures import FailureDetector, rendezvous
 
@@ -36,11 +36,7 @@ def worlds() -> Iterator[dict[str, World]]:
 @pytest.mark.parametrize("name", CASES)
 def test_a_device_that_waits_ends_its_process(worlds: dict[str, World], name: str) -> None:
     """The message names the rank that was killed, stopped, asleep, in error or gone."""
-    case, world = CASES[name], worlds[name]
-    ends = world.ends([rank for rank in range(NUM_RANKS) if rank != case.victim], PATIENCE_S)
-    for end in ends:
-        require_named(end, world, case)
-    print(name, [round(end.at_s - world.signalled_at_s, 2) for end in ends])
+    require_named_by_all(name, CASES[name], worlds[name])
 
 
 class Broken(dist.Work):

@@ -90,7 +90,11 @@ def test_every_other_rank_ends_and_names_the_faulty_one(
     worlds: dict[str, World], name: str
 ) -> None:
     """A rank is killed, stopped, asleep, in error or gone: each other one ends and says why."""
-    case, world = CASES[name], worlds[name]
+    require_named_by_all(name, CASES[name], worlds[name])
+
+
+def require_named_by_all(name: str, case: Case, world: World) -> None:
+    """Assert that each other rank ends with a message about the victim; print after how long."""
     ends = world.ends([rank for rank in range(NUM_RANKS) if rank != case.victim], PATIENCE_S)
     for end in ends:
         require_named(end, world, case)

@@ -16,13 +16,12 @@ from pipeline.audit.verify import Expectation, verify_run
 from pipeline.kbest import soft_targets
 from pipeline.records import Tally
 from pipeline.runs.engine import LossBudgetExceededError
-from pipeline.runs.manifest import Manifest, read_output
+from pipeline.runs.manifest import Manifest
 from pipeline.runs.names import GRAPH_STEP, TARGETS_TUNING_STEP, TEACHER
 from pipeline.settings import TargetsConfig
-from pipeline.shards import TargetRow, read_targets
 from pipeline.splicing import splice
 from pipeline.steps.targets import TargetsSearch, generate_targets
-from tests.in_process_teacher import in_process, stream_alone
+from tests.in_process_teacher import stream_alone
 from tests.small_corpus import serially
 from tests.training.decode.toy_language import toy_lexicon
 from tests.training.decode.whole_graphs import decoding_graph, witten_bell_arpa
@@ -34,7 +33,13 @@ from tests.training.sequence_training.toy_run import (
 )
 from tests.training.targets.unlabelled_toy_run import (
     BIDIRECTIONAL,
+    CONFIG,
     SHARDS,
+    K,
+    digests,
+    from_logits,
+    remove_targets,
+    rows_of,
     unlabelled_rows,
     write_unlabelled_toy_run,
 )
@@ -56,10 +61,8 @@ from training.settings.decoding import (
 )
 from training.targets import lattice_targets
 from training.targets.lattice_targets import Score, open_lattice_teacher, search_settings
-from training.targets.teacher import decode_logits, serve_logits, serve_teacher
+from training.targets.teacher import decode_logits, serve_logits
 
-K = 6
-CONFIG = TargetsConfig(K, 60, 3)
 EVALUATION = EvaluationConfig(
     ngram_order=2,
     acoustic_scale=SCALE,
@@ -103,31 +106,6 @@ def label(
     teacher = open_lattice_teacher(store, run_uri, score(run_uri), config.k, lattices, settings)
     arguments = store, run_uri, config, teacher, distribute, (TEACHER,), SEARCH, loss_budget
     return generate_targets(*arguments).manifest
-
-
-def remove_targets(folder: Path) -> None:
-    for path in sorted((folder / "run" / "targets").rglob("*"), reverse=True):
-        path.rmdir() if path.is_dir() else path.unlink()
-
-
-def from_logits(folder: Path) -> Manifest:
-    """Label into a fresh targets step, by the teacher's logits alone."""
-    run_uri = str(folder / "run")
-    remove_targets(folder)
-    teacher = in_process(serve_teacher("cpu", run_uri, str(K), canonical_json(BIDIRECTIONAL)), K)
-    return generate_targets(
-        ObjectStore((str(folder),)), run_uri, CONFIG, teacher, serially
-    ).manifest
-
-
-def rows_of(folder: Path, manifest: Manifest) -> list[TargetRow]:
-    store, run_uri = ObjectStore((str(folder),)), str(folder / "run")
-    shards = [read_targets(read_output(store, run_uri, each)) for each in manifest.outputs]
-    return [row for shard in shards for row in shard]
-
-
-def digests(manifest: Manifest) -> list[str]:
-    return [output.sha256 for output in manifest.outputs]
 
 
 def test_targets_are_those_of_each_utterances_lattice(toy_run: Path) -> None:

@@ -19,20 +19,26 @@ from pipeline.kbest import select_kbest, soft_targets
 from pipeline.records import Hypothesis
 from pipeline.runs.commit import step_context
 from pipeline.runs.engine import write_manifest
-from pipeline.runs.manifest import Manifest, manifest_uri, read_manifest, read_output
+from pipeline.runs.manifest import Manifest, manifest_uri, read_manifest
 from pipeline.runs.names import BOOTSTRAP_STEP, TEACHER
 from pipeline.settings import TargetsConfig
-from pipeline.shards import FeatureRow, TargetRow, read_targets
+from pipeline.shards import FeatureRow
 from pipeline.splicing import splice
 from pipeline.steps.targets import generate_targets
-from tests.in_process_teacher import in_process, stream_alone
+from tests.in_process_teacher import stream_alone
 from tests.small_corpus import serially
 from tests.training.decode.toy_language import senones_of, toy_lexicon
 from tests.training.sequence_training.toy_run import SCALE, TREE, sentence_row
 from tests.training.targets.test_lattice_targets import EVALUATION
 from tests.training.targets.unlabelled_toy_run import (
     BIDIRECTIONAL,
+    CONFIG,
     SHARDS,
+    K,
+    digests,
+    from_logits,
+    remove_targets,
+    rows_of,
     unlabelled_rows,
     write_unlabelled_toy_run,
 )
@@ -46,7 +52,7 @@ from training.sequence_training.forward_backward import StatePosteriors, state_p
 from training.sequence_training.lattice_decoder import decode_lattice
 from training.settings.decoding import LatticeTargetsConfig, TranscriptsConfig, UnknownWordsRule
 from training.targets.lattice_targets import LatticeSearch, search_settings
-from training.targets.teacher import decode_logits, serve_logits, serve_teacher
+from training.targets.teacher import decode_logits, serve_logits
 from training.targets.transcript_targets import (
     MAX_WORDS,
     TranscriptAligner,
@@ -59,8 +65,6 @@ from training.targets.transcript_targets import (
     transcript_kbest,
 )
 
-K = 6
-CONFIG = TargetsConfig(K, 60, 3)
 CERTAIN = TranscriptsConfig(weight=1.0, garbage_cost=1000.0, max_garbage=1.0)
 """Garbage never pays, and the targets are the alignment's alone."""
 
@@ -99,29 +103,6 @@ def label(
     return generate_targets(store, run_uri, columns, teacher, serially, loss_budget=1.0).manifest
 
 
-def from_logits(folder: Path) -> Manifest:
-    remove_targets(folder)
-    run_uri = str(folder / "run")
-    teacher = in_process(serve_teacher("cpu", run_uri, str(K), canonical_json(BIDIRECTIONAL)), K)
-    store = ObjectStore((str(folder),))
-    return generate_targets(store, run_uri, CONFIG, teacher, serially).manifest
-
-
-def remove_targets(folder: Path) -> None:
-    for path in sorted((folder / "run" / "targets").rglob("*"), reverse=True):
-        path.rmdir() if path.is_dir() else path.unlink()
-
-
-def rows_of(folder: Path, manifest: Manifest) -> dict[str, TargetRow]:
-    store, run_uri = ObjectStore((str(folder),)), str(folder / "run")
-    shards = [read_targets(read_output(store, run_uri, each)) for each in manifest.outputs]
-    return {row.utterance_id: row for shard in shards for row in shard}
-
-
-def digests(manifest: Manifest) -> list[str]:
-    return [output.sha256 for output in manifest.outputs]
-
-
 @pytest.fixture(scope="module")
 def true_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run whose unlabelled utterances have transcripts without errors."""
@@ -135,7 +116,7 @@ def test_true_words_give_their_soft_alignment(true_run: Path) -> None:
     manifest = label(true_run, CERTAIN)
     assert manifest.statistics["mean_transcript_share"] == pytest.approx(1.0)
     assert "without_transcript" not in manifest.statistics
-    found = rows_of(true_run, manifest)
+    found = {row.utterance_id: row for row in rows_of(true_run, manifest)}
     rows = [row for shard in range(len(SHARDS)) for row in heard_rows(shard, truth)]
     for row in rows:
         target = found[row.utterance_id]

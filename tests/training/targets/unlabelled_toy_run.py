@@ -3,16 +3,24 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from infra.settings import canonical_json
 from infra.store.object_store import ObjectStore
 from pipeline.records import Tally
 from pipeline.runs.commit import step_context
-from pipeline.runs.manifest import manifest_uri, read_manifest
+from pipeline.runs.manifest import Manifest, manifest_uri, read_manifest, read_output
 from pipeline.runs.names import TEACHER, UNLABELLED, features_step
-from pipeline.shards import FeatureRow, PartitionRow, write_features
+from pipeline.settings import TargetsConfig
+from pipeline.shards import FeatureRow, PartitionRow, TargetRow, read_targets, write_features
 from pipeline.steps.features import WITH_HYPOTHESES
+from pipeline.steps.targets import generate_targets
+from tests.in_process_teacher import in_process
+from tests.small_corpus import serially
 from tests.training.sequence_training.toy_run import finish, sentence_row, write_toy_run
 from training.settings.models import LstmConfig
+from training.targets.teacher import serve_teacher
 
+K = 6
+CONFIG = TargetsConfig(K, 60, 3)
 BIDIRECTIONAL = LstmConfig(1, 12, bidirectional=True, look_ahead=0, dropout=0.0)
 SHARDS = ((4, 0), (4, 1), (3, 2))
 """The sentences of each shard: how many, and from which of the toy run's on."""
@@ -59,3 +67,30 @@ def write_unlabelled_toy_run(
     stated = {WITH_HYPOTHESES: heard} if heard else {}
     finish(*(store, run_uri, step, total, tuple(outputs)), moments=moments, **stated)
     return store, run_uri, corpus_uri
+
+
+def remove_targets(folder: Path) -> None:
+    """Remove the run's targets, so that the step is fresh."""
+    for path in sorted((folder / "run" / "targets").rglob("*"), reverse=True):
+        path.rmdir() if path.is_dir() else path.unlink()
+
+
+def from_logits(folder: Path) -> Manifest:
+    """Label into a fresh targets step, by the teacher's logits alone."""
+    run_uri = str(folder / "run")
+    remove_targets(folder)
+    teacher = in_process(serve_teacher("cpu", run_uri, str(K), canonical_json(BIDIRECTIONAL)), K)
+    store = ObjectStore((str(folder),))
+    return generate_targets(store, run_uri, CONFIG, teacher, serially).manifest
+
+
+def rows_of(folder: Path, manifest: Manifest) -> list[TargetRow]:
+    """Return the targets of all shards, in order."""
+    store, run_uri = ObjectStore((str(folder),)), str(folder / "run")
+    shards = [read_targets(read_output(store, run_uri, each)) for each in manifest.outputs]
+    return [row for shard in shards for row in shard]
+
+
+def digests(manifest: Manifest) -> list[str]:
+    """Return the digests of a step's outputs, in order."""
+    return [output.sha256 for output in manifest.outputs]
