@@ -111,6 +111,7 @@ def test_htm_begins_with_what_one_rank_pretrained(small: dict[str, Any]) -> None
     assert all("validation_cross_entropy" in epoch for epoch in epochs)
 
 
+@pytest.mark.chaos
 @each(
     "one_bit_309h",
     TRAIN_BASELINE,
@@ -130,6 +131,7 @@ def test_one_bit_starts_cold_and_selects_minibatches(small: dict[str, Any]) -> N
     assert small["training"]["trainer"]["adagrad"]["place"] == "aggregate"
 
 
+@pytest.mark.chaos
 @each(
     "decentralized_2000h",
     TRAIN_TEACHER,

@@ -26,15 +26,24 @@ OTHERS = [
 
 
 @pytest.mark.parametrize(
-    ("trainer", "num_ranks", "group_size"),
-    [*CASES, *(pytest.param(*each, marks=pytest.mark.chaos) for each in OTHERS)],
+    ("trainer", "num_ranks", "group_size", "every_step"),
+    [
+        *((*each, False) for each in CASES),
+        *(pytest.param(*each, True, marks=pytest.mark.chaos) for each in (*CASES, *OTHERS)),
+    ],
 )
 def test_stopped_after_any_step_a_fit_ends_in_the_same_bytes(
-    rank_pool: RankPool, tmp_path: Path, trainer: str, num_ranks: int, group_size: int
+    rank_pool: RankPool,
+    tmp_path: Path,
+    trainer: str,
+    num_ranks: int,
+    group_size: int,
+    every_step: bool,
 ) -> None:
     """Within a sub-epoch and a block, with dropout and Adam; saving each step changes nothing.
 
-    A save takes as long as two steps, so what resumes saves at the ends of sub-epochs alone.
+    A save takes as long as two steps, so what resumes saves at the ends of sub-epochs alone. A fit
+    that is not stopped after every step is stopped after the first and in the middle.
     """
     minibatch_frames = 64 if num_ranks == 1 else 32
     name, _, is_double = trainer.partition(" with ")
@@ -54,7 +63,7 @@ def test_stopped_after_any_step_a_fit_ends_in_the_same_bytes(
     steps = steps_saved(saved, what)
     assert steps == list(range(1, len(steps) + 1))
     assert len(steps) > len(what.sub_epochs)  # and so within sub-epochs too
-    for step in steps:
+    for step in steps if every_step else (steps[0], steps[len(steps) // 2]):
         stopped = tmp_path / f"stopped-{step}"
         copy_stopped(saved, what, step, stopped)
         assert rank_pool.run(num_ranks, fit, stopped, never_saved) == expected
