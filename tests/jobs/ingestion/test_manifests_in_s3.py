@@ -1,4 +1,4 @@
-"""Spark ingests other tools' layouts from S3, and their audio is read where it lies there.
+"""Other tools' layouts are ingested from S3, their audio is read there, and Spark runs the tasks.
 
 Whole runs in S3 ingest NeMo's manifests and tables.
 """
@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 import soundfile
 from lhotse.audio import AudioSource
-from pyspark.sql import SparkSession
 
 from infra.cluster import load_cluster
 from infra.spark.session import run_tasks, spark_session
@@ -35,20 +34,12 @@ from tests.whole_path.processes import TINY
 Samples = Mapping[str, np.ndarray]
 
 
-@pytest.fixture(scope="module")
-def session(s3_endpoint: str) -> Iterator[SparkSession]:
-    """Return the one session of all formats.
+@pytest.fixture
+def on_spark(s3_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Run the tasks of ingest in a session.
 
     Its workers get the place of S3 from it: another test may have begun its JVM without one.
     """
-    with spark_session("ingest from S3", load_cluster("demo")) as made:
-        made.sparkContext.environment.update({**CREDENTIALS, "AWS_ENDPOINT_URL": s3_endpoint})
-        yield made
-
-
-@pytest.fixture(autouse=True)
-def on_spark(session: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run the tasks of ingest in that session."""
 
     def distribute(elements: Sequence[Any], function: Any, description: str) -> list[Any]:
         return run_tasks(session, elements, function, description)
@@ -59,6 +50,9 @@ def on_spark(session: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
         yield distribute
 
     monkeypatch.setattr(spark_steps, "distribute_on_spark", in_session)
+    with spark_session("ingest from S3", load_cluster("demo")) as session:
+        session.sparkContext.environment.update({**CREDENTIALS, "AWS_ENDPOINT_URL": s3_endpoint})
+        yield
 
 
 def recorded(folder: Path, name: str, seconds: float = 3.0) -> np.ndarray:
@@ -162,6 +156,7 @@ def write_common_voice(folder: Path, at: str) -> Samples:
         ("common_voice", write_common_voice, "/train.tsv", ()),
     ],
 )
+@pytest.mark.usefixtures("without_spark")
 def test_audio_is_read_in_place(
     s3_bucket: str,
     tmp_path: Path,
@@ -204,7 +199,7 @@ def spoken_rows(store: ObjectStore, at: str) -> str:
     return f"{at}/m.jsonl"
 
 
-@pytest.mark.usefixtures("small_acoustics")
+@pytest.mark.usefixtures("on_spark", "small_acoustics")
 def test_placements_are_simulated_by_spark_tasks(
     s3_bucket: str, tmp_path: Path, run_job: RunJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
