@@ -1,4 +1,4 @@
-"""Share among all tests: array checks, S3 servers, the recorded speech, one thread a process."""
+"""Share among all tests: array checks, S3 servers, recorded speech, short waits, one thread."""
 
 import gc
 import os
@@ -73,6 +73,16 @@ def single_thread() -> None:
 def an4_dir() -> Path:
     """Return the Kaldi data directory of the AN4 corpus beside the checkout."""
     return Path(__file__).parents[2] / "shared" / "corpora" / "an4"
+
+
+@pytest.fixture
+def quick_decisions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let refused objects be decided after three short waits, with patience for thirty.
+
+    Without any wait patience would never end where no object answers.
+    """
+    monkeypatch.setattr("pipeline.steps.audio_reads.CONFIRMING_WAITS_S", (0.001,) * 3)
+    monkeypatch.setattr("pipeline.steps.audio_reads.PATIENCE_S", 0.03)
 
 
 def pytest_collection_finish() -> None:

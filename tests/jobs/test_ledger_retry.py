@@ -11,22 +11,18 @@ from infra.store.object_store import ObjectStore
 from jobs.retry import later_steps
 from pipeline.runs import ledger
 from pipeline.runs.manifest import manifest_uri, read_manifest
-from pipeline.steps import audio_reads
 from tests.four_steps import OUTPUTS, four_steps, manifests, put_teacher
 from tests.job_programs import RunJob, Said
 from tests.small_corpus import local_store, serially, write_corpus
 from tests.whole_path.processes import TINY
 from training.settings.recipe import read_recipe
 
+pytestmark = pytest.mark.usefixtures("quick_decisions")
+
 FEATURES = "features/unlabelled"
 LATER = ["models/teacher", "targets/unlabelled", "partitions/unlabelled"]
 Run = tuple[ObjectStore, str, str]
 Ask = Callable[..., Said]
-
-
-@pytest.fixture(autouse=True)
-def quick_decisions(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(audio_reads, "CONFIRMING_WAITS_S", (0.0,) * 3)
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from infra.store.object_store import ObjectStore
-from pipeline.steps import audio_reads
 from tests.faults.bad_input.small_runs import (
     Record,
     extract,
@@ -22,7 +21,7 @@ from tests.faults.bad_input.small_runs import (
 from tests.faults.failing_store.scripted_server import Request, Serve
 from tests.small_corpus import flac, tone
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("quick_decisions")]
 
 # URIs by kind, with {corpus} and {outside} to be filled in, and the ledger's reason.
 LOCAL = {
@@ -57,12 +56,6 @@ LOCAL = {
     "a home directory": ("~/secret.flac", "missing_object"),
     "a shell's variable": ("$HOME/secret.flac", "missing_object"),
 }
-
-
-@pytest.fixture(autouse=True)
-def quick_decisions(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ask again at once for what is refused; tests of waits are those of audio objects."""
-    monkeypatch.setattr(audio_reads, "CONFIRMING_WAITS_S", (0.0,) * 3)
 
 
 @pytest.fixture

@@ -83,9 +83,8 @@ def acoustics() -> tuple[Acoustics, Acoustics, Acoustics]:
 
 
 @pytest.fixture(autouse=True)
-def confirmed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def confirmed_at_once(quick_decisions: None) -> None:
     """Refused objects are asked for again without waits of 7 s."""
-    monkeypatch.setattr("pipeline.steps.audio_reads.CONFIRMING_WAITS_S", (0.0,) * 3)
 
 
 @pytest.fixture

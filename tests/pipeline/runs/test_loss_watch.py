@@ -21,7 +21,7 @@ from pipeline.runs.engine import (
 )
 from pipeline.runs.manifest import manifest_uri, read_manifest
 from pipeline.settings import ExtractionConfig, SelectionConfig
-from pipeline.steps import audio_reads, features
+from pipeline.steps import features
 from pipeline.steps.features import extract_features
 from pipeline.steps.selection.select import metadata_uri, select_utterances
 from tests.faults.bad_input.small_runs import ledger, lines_of
@@ -144,11 +144,11 @@ def test_a_short_task_has_a_whole_ledger(corpus: tuple[ObjectStore, str, str]) -
     assert commit.quarantined.utterances == 7
 
 
+@pytest.mark.usefixtures("quick_decisions")
 def test_a_long_task_ends_at_its_fifth_missing_file(
     corpus: tuple[ObjectStore, str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All but the first are missing: five are asked for again, and the other 34 never are."""
-    monkeypatch.setattr(audio_reads, "CONFIRMING_WAITS_S", (0.0,) * 3)
     monkeypatch.setattr(features, "LOSS_INTERVAL", 1)
     store, run_uri, corpus_uri = corpus
     (selected,) = read_manifest(store, run_uri, "selection/unlabelled").outputs

@@ -90,9 +90,9 @@ def test_segments_equal_objects(tmp_path: Path, form: str, subtype: str, rate: i
     assert [row.audio_part for row in again] == [each.part for each in parts]
 
 
-def test_bad_parts_are_ledger_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("quick_decisions")
+def test_bad_parts_are_ledger_rows(tmp_path: Path) -> None:
     """Each says why; the utterances beside them are kept."""
-    monkeypatch.setattr(audio_reads, "CONFIRMING_WAITS_S", (0.0,) * 3)
     store = ObjectStore((str(tmp_path),))
     store.put(f"{tmp_path}/r.wav", wav(tone(1, 2)))
     store.put(f"{tmp_path}/r.flac", flac(tone(1, 2)))

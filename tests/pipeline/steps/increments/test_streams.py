@@ -15,7 +15,7 @@ from pipeline.normalization.causal_mean import (
 )
 from pipeline.runs.ledger import find_lost_rows, take_back
 from pipeline.runs.manifest import read_output
-from pipeline.steps import audio_reads, stream_means
+from pipeline.steps import stream_means
 from tests.pipeline.steps.increments.nights import SUBSET, Nights
 
 SPEAKERS = ["ann", "bert", "clara", "doris"]
@@ -63,9 +63,9 @@ def test_nights_may_have_other_ranges(
     np.testing.assert_array_equal(chain["ended_us"], whole["ended_us"])
 
 
-def test_a_retried_task_is_in_the_means(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("quick_decisions")
+def test_a_retried_task_is_in_the_means(tmp_path: Path) -> None:
     """After audio has come back, the means are those of a run that could read it at once."""
-    monkeypatch.setattr(audio_reads, "CONFIRMING_WAITS_S", (0.0,) * 3)
     nights = Nights.at(str(tmp_path))
     ids = nights.add(1, SPEAKERS)
     lost = join_uri(nights.corpus_uri, f"audio/{ids[1]}.flac")

@@ -15,7 +15,6 @@ import pytest
 
 from infra.store.object_store import ObjectStore, StoreError
 from pipeline.records import Quarantined, Utterance
-from pipeline.steps import audio_reads
 from pipeline.steps.ingestion.ingest_manifests import Manifest
 from pipeline.steps.ingestion.kaldi import Kaldi
 from pipeline.steps.ingestion.lhotse import Lhotse, Shar
@@ -241,12 +240,9 @@ def test_ids_that_a_shar_or_its_recordings_have_twice_are_ledger_rows(tmp_path: 
     assert not isinstance(of_s, Quarantined)
 
 
-def test_audio_that_is_away_for_a_moment_is_no_ledger_row(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("quick_decisions")
+def test_audio_that_is_away_for_a_moment_is_no_ledger_row(tmp_path: Path) -> None:
     """Where no object answers, access has failed: nothing is committed. One that is lost is one."""
-    monkeypatch.setattr(audio_reads, "CONFIRMING_WAITS_S", (0.01,) * 3)
-    monkeypatch.setattr(audio_reads, "PATIENCE_S", 0.05)
     audio = tmp_path / "audio"
     audio.mkdir()
     for number in range(3):
