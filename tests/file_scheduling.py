@@ -17,8 +17,11 @@ LONG_FILES = (
     "test_exploration.py",
     "test_ceph.py",
     "test_rank_chaos.py",
+    "test_distillation_page.py",
+    "test_trainer.py",
+    "test_papers_recipes.py",
+    "test_ctc_teacher_run.py",
     "test_faulty_pipeline.py",
-    "test_command_line.py",
     "test_session.py",
 )
 """Begun last, one of them would leave the other processes idle."""
