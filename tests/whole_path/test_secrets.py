@@ -112,7 +112,7 @@ def test_secrets_in_arguments_are_not_repeated(run_job: RunJob, s3_bucket: str, 
 
 
 def test_a_store_that_fails_shows_no_credentials(watched: Watched, s3_bucket: str) -> None:
-    """No server, a bucket that is not there, and keys that are refused: each names a remedy."""
+    """With no server, and with a bucket that is not there: outputs and command lines have none."""
     watched.run("jobs.verify", *arguments_of(f"s3://absent-{s3_bucket}/run"))
     watched.environment["AWS_ENDPOINT_URL"] = f"http://127.0.0.1:{free_port()}"
     watched.environment["AWS_CONFIG_FILE"] = os.devnull
