@@ -11,10 +11,10 @@ NOTEBOOKS = sorted((REPOSITORY / "notebooks").glob("*.ipynb"))
 LIMIT_S = 600
 FOLDERS = ("JUPYTER_RUNTIME_DIR", "IPYTHONDIR", "MPLCONFIGDIR")
 SHOWN = {
-    "inspect_shards": ("mean retained mass", 5),
+    "inspect_shards": ("effective speakers", 3),
     "kbest_mass": ("mean mass", 2),
-    "trainer_tradeoffs": ("student: htm on ", 2),
-    "errors": (" s of audio", 4),
+    "trainer_tradeoffs": ("student: htm on ", 1),
+    "errors": (" s of audio", 3),
 }
 """Each notebook prints this text and draws so many pictures, on a whole run."""
 
