@@ -23,24 +23,9 @@ PYTEST = $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder
 .PHONY: help setup demo run test faults chaos packages gpu compat dist docs format lint audit clean
 
 help:
-	@echo 'make demo                 synthetic corpus, every step, word error rates (10 minutes, 2 cores)'
-	@echo 'make run KALDI_DIR=DIR    the same on your own Kaldi data directory (RECIPE=recorded RUN=runs/mine)'
-	@echo 'make run MANIFEST=URIS    the same on audio where it lies: "labelled=URI URI heldout=URI", with'
-	@echo '                          LEXICON=URI, and perhaps LANGUAGE_MODEL=URI; or on the corpus at corpus.uri'
-	@echo 'make setup                the environment of tests and linters, in .venv; demo and run need less'
-	@echo 'make test                 all tests but those below'
-	@echo 'make faults               tests on a Spark cluster, Ceph, Swift, rclone, sclite, Chromium, PortAudio (apt), every step in an S3'
-	@echo 'make chaos                those of make faults, and the long ones: KILLS=200, all schedules, Airflow'
-	@echo 'make gpu                  tests on a CUDA device, which needs a CUDA build of torch in .venv'
-	@echo 'make compat               every step with the oldest and the newest versions, and each Spark (CORNERS="oldest")'
-	@echo 'make dist                 code and dependencies for spark-submit on a cluster'
-	@echo 'make docs                 the documentation site, in build/site; a link that leads nowhere is an error'
-	@echo 'make format               format the code, and fix what the linter can fix'
-	@echo 'make lint                 formatting, lint, types, import contracts, templates, images, scripts, make docs'
-	@echo 'make audit                known vulnerabilities of the pinned dependencies, as advisory services list them'
-	@echo 'make clean                remove what the other commands made, runs too'
+	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "make %-8s %s\n", $$1, $$2}' Makefile
 
-setup: $(VENV)/.developed
+setup: $(VENV)/.developed ## the environment of tests and linters, in .venv; demo and run need less
 
 INSTALLED_BY = pyproject.toml constraints.txt $(wildcard */*/*.c */*/*/*.c)
 # Python compiles what is imported; to compile all that is installed took a third of the CPU.
@@ -65,13 +50,13 @@ $(VENV)/.developed: $(INSTALLED_BY)
 	$(install)
 	touch $@
 
-demo: $(VENV)/.ready
+demo: $(VENV)/.ready ## synthetic corpus, every step, word error rates (10 minutes, 2 cores); RUN=runs/demo
 	$(BIN)/python -m jobs.demo --run $(RUN)
 
-run: $(VENV)/.ready
+run: $(VENV)/.ready ## every step on KALDI_DIR=DIR, on MANIFEST='labelled=URI URI heldout=URI' LEXICON=URI, or on the corpus at corpus.uri; RECIPE=recorded RUN=runs/mine
 	$(BIN)/python -m jobs.run --recipe $(RECIPE) --run $(RUN) $(SOURCE)
 
-test: setup
+test: setup ## all tests but those below
 	$(PYTEST) --numprocesses 2
 
 # Airflow pins what we pin otherwise, so it has an environment of its own.
@@ -89,33 +74,33 @@ $(STORES)/.ready: tests/infra/store/servers.txt
 packages:
 	sh tests/install_packages.sh || echo 'Ceph, sclite, PortAudio or Chromium cannot be installed here: tests that need the first three are skipped'
 
-faults: setup packages $(STORES)/.ready
+faults: setup packages $(STORES)/.ready ## a Spark cluster, Ceph, Swift, rclone, sclite, Chromium, PortAudio (apt), every step in an S3 that misbehaves, some kills
 	$(PYTEST) --numprocesses 2 -m 'cluster and not chaos' -rs
 
-chaos: setup packages $(STORES)/.ready $(AIRFLOW)/.ready
+chaos: setup packages $(STORES)/.ready $(AIRFLOW)/.ready ## those of make faults, and the long ones: KILLS=200, all schedules, Airflow
 	$(PYTEST) --numprocesses 4 -m 'cluster or chaos' --kills $(KILLS) -rs
 	FUZZ_EXAMPLES=1000 $(PYTEST) --numprocesses 4 tests/fuzzing tests/pipeline tests/training/algorithms
 
-gpu: setup
+gpu: setup ## tests on a CUDA device, which needs a CUDA build of torch in .venv
 	$(PYTEST) -m gpu tests/gpu
 
-compat: setup
+compat: setup ## every step with the oldest and the newest versions, and each Spark (CORNERS="oldest")
 	$(BIN)/python -m tests.compat $(CORNERS)
 
-dist: $(VENV)/.ready
+dist: $(VENV)/.ready ## code and dependencies for spark-submit on a cluster
 	$(BIN)/python -m jobs.package --folder dist
 	rm -rf build
 	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
 	cp constraints.txt dist
 
-docs: setup
+docs: setup ## the documentation site, in build/site; a link that leads nowhere is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-format: setup
+format: setup ## format the code, and fix what the linter can fix
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-lint: setup docs
+lint: setup docs ## formatting, lint, types, import contracts, templates, images, scripts, make docs
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
@@ -125,8 +110,9 @@ lint: setup docs
 	$(BIN)/hadolint infra/docker/*.Dockerfile
 	$(BIN)/shellcheck infra/*/*.sh tests/*.sh
 
-audit: setup
+audit: setup ## known vulnerabilities of the pinned dependencies, as advisory services list them
 	$(BIN)/python -m tests.dependency_audit
 
-clean:
-	rm -rf $(VENV) $(AIRFLOW) $(STORES) build training/algorithms/gtc/*.so dist runs .mypy_cache .ruff_cache .pytest_cache .hypothesis
+clean: ## remove what the other commands made, runs too
+	rm -rf $(VENV) .venv-3.* $(AIRFLOW) $(STORES) build */*/*.so */*/*/*.so *.egg-info dist runs
+	rm -rf .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
