@@ -1,16 +1,18 @@
 """Show a shard, a manifest or a record, or trace an utterance.
 
 megahour inspect runs/demo/features/unlabelled
+megahour inspect ID --recipe demo --run runs/demo
 """
 
 import argparse
 import json
 import sys
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any, BinaryIO, NoReturn
 
 from infra.log_lines import printed
-from infra.settings import ConfigurationError, holds_password, printable
+from infra.settings import ConfigurationError, printable
 from infra.store.object_store import (
     ObjectNotFound,
     ObjectStore,
@@ -22,10 +24,18 @@ from infra.store.object_store import (
 )
 from infra.store.uris import is_s3
 from jobs.cli import command_line
-from jobs.cli.arguments import Parser
-from jobs.cli.command_line import Answer, fail
+from jobs.cli.arguments import (
+    Parser,
+    add_cluster_arguments,
+    add_log_argument,
+    add_recipe_arguments,
+    require_no_passwords,
+)
+from jobs.cli.command_line import Answer, Query, fail
+from jobs.cli.job import Job
 from jobs.cli.record import tallies
-from jobs.inspect_utterance import QUERY
+from jobs.run_table import utterance_reads
+from pipeline.audit.trace import StepTrace, Trace, run_that_selected, trace
 from pipeline.runs.manifest import Manifest
 from pipeline.runs.names import MANIFEST_FILE
 from pipeline.runs.sealed_json import unseal
@@ -47,8 +57,7 @@ def main() -> None:
         trace_utterance(arguments)
     try:
         uri = normalize_uri(target)
-        if holds_password(uri):
-            raise ConfigurationError(f"{printable(uri)}: need a URI without a signature")
+        require_no_passwords([uri])
         answer = inspect_object(ObjectStore((uri,)), uri)
     except (ConfigurationError, PrefixError) as error:
         sys.exit(fail(NAME, error, 2))
@@ -61,17 +70,16 @@ def main() -> None:
 def _parser() -> Parser:
     parser = Parser(
         prog=f"megahour {NAME}",
-        description="Show what an object of a run holds: rows, columns and first rows of a shard "
-        "(.parquet); counts, settings and inputs of a manifest, or of a step's folder; any other "
-        "record (.json) as it is. What is no path and no URI is the id of an utterance, which "
-        "is traced through the run, as inspect_utterance does. Damaged objects are refused.",
-        epilog="Exit codes: 0 shown, 1 not there or damaged, 2 bad usage or recipe.",
+        description=QUERY.description,
+        epilog=f"Exit codes: {QUERY.exit_codes}",
     )
     add = parser.add_argument
     add("target", help="path or s3:// URI of a shard, a manifest or a step; or an utterance's id")
+    add_recipe_arguments(parser, default="")
     add("--run", help="for an utterance: folder or s3:// URI that holds the run")
-    add("--recipe", help="for an utterance: TOML file, or a name in jobs/recipes")
+    add_cluster_arguments(parser)
     add("--json", action="store_true", help="print one JSON object on standard output")
+    add_log_argument(parser)
     return parser
 
 
@@ -80,10 +88,44 @@ def trace_utterance(arguments: argparse.Namespace) -> NoReturn:
     if not (arguments.run and arguments.recipe):
         need = "need --run and --recipe for an utterance, or the path of an object"
         sys.exit(fail(NAME, ConfigurationError(f"{printable(arguments.target)}: {need}"), 2))
-    options = ["--run", arguments.run, "--recipe", arguments.recipe]
-    parsed = QUERY.parser().parse_args([*options, *(["--json"] if arguments.json else [])])
-    parsed.utterance = arguments.target
-    command_line.main(QUERY, parsed)
+    command_line.main(QUERY, arguments)
+
+
+def answer_trace(job: Job) -> Answer:
+    """Trace the utterance; ValueError if the run does not know it."""
+    wanted, reads = job.arguments.target, utterance_reads(job.recipe)
+    # Of a chain, the run that selected the utterance has all of its objects.
+    run_uri = run_that_selected(job.store, job.run_uri, job.corpus_uri, wanted)
+    found = trace(job.store, run_uri, job.corpus_uri, wanted, reads)
+    by = f"selected by {run_uri}, which {job.run_uri} extends\n" if run_uri != job.run_uri else ""
+    return Answer(True, by + describe(found), {"step": NAME, "run": run_uri, **asdict(found)})
+
+
+def describe(found: Trace) -> str:
+    """Format the trace as a small tree."""
+    lines = [found.utterance_id]
+    for step in found.steps:
+        lines += branch(step)
+    lines += ["audio", *leaves(found.audio)] if found.audio else []
+    lines += ["models", *leaves(found.models)] if found.models else []
+    return "\n".join([lines[0], *(f"  {line}" for line in lines[1:])])
+
+
+def branch(step: StepTrace) -> list[str]:
+    """Format one step: the outcome, the object, the configuration and the code."""
+    lines = [f"{step.step}: {step.outcome}"]
+    if step.object:
+        unit = "row" if step.object.endswith(".parquet") else "line"
+        lines.append(f"  {step.object}, {unit} {step.position}")
+    if step.config_digest:
+        made_by = f"config {step.config_digest[:12]}, megahour {step.code_version}"
+        lines.append(f"  {made_by}")
+    return [*lines, *leaves(step.facts)]
+
+
+def leaves(facts: Mapping[str, Any]) -> list[str]:
+    """Format names and values, one a line."""
+    return [f"  {name:<20} {value}" for name, value in facts.items()]
 
 
 def inspect_object(store: ObjectStore, uri: str) -> Answer:
@@ -159,6 +201,19 @@ def _lines(document: Any, indent: str = "  ") -> list[str]:  # noqa: ANN401 - as
             lines.append(f"{indent}{name:<24} {text if len(text) < 200 else text[:197] + '...'}")
     return lines
 
+
+QUERY = Query(
+    name=NAME,
+    description="Show what an object of a run holds: rows, columns and first rows of a shard "
+    "(.parquet); counts, settings and inputs of a manifest, or of a step's folder; any other "
+    "record (.json) as it is. Damaged objects are refused. What is no path and no URI is the id of "
+    "an utterance, which is traced through a run: its metadata line, why it was selected or not, "
+    "its selection file, the ETag of its audio then and now, its shards and rows of features and "
+    "targets, its training partition, and the models trained on it. Each step is shown with its "
+    "configuration and code. This reads ids, not tensors.",
+    exit_codes="0 shown, 1 not there, damaged or unknown to the run, 2 bad usage or recipe.",
+    answer=answer_trace,
+)
 
 if __name__ == "__main__":
     main()

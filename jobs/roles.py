@@ -15,14 +15,13 @@ from jobs.cli.arguments import Parser, add_step_cluster_argument, step_clusters,
 from jobs.cli.command_line import ending
 from jobs.run_table import STEPS, spark_steps
 
-QUERIES = ("export", "inspect_utterance", "retry", "status", "verify")
+QUERIES = ("export", "inspect", "retry", "status", "verify")
 """The queries that have a role of their own.
 
-`inspect` of an object needs the role of `inspect_utterance`; `transcribe` reads no store, and
-`export_shards` writes to the user's own disk.
+`transcribe` reads no store, and `export_shards` writes to the user's own disk.
 """
 
-AUDIO_QUERIES = ("export", "inspect_utterance", "verify")
+AUDIO_QUERIES = ("export", "inspect", "verify")
 """The queries that, as some steps, read audio below corpus.audio_prefixes."""
 
 _MAX_LINE = 400

@@ -26,7 +26,7 @@ STORY: Mapping[str, Collection[str]] = {
     "The steps of a run, in order": STEPS,
     "Clusters and schedulers": ("roles", "request_cluster", "workflow"),
     "Second attempts at a run": ("retry",),
-    "Questions to a run": ("status", INSPECT, "verify", "inspect_utterance"),
+    "Questions to a run": ("status", INSPECT, "verify"),
     "After a run": ("export", "transcribe", "export_shards"),
 }
 """All commands by chapter."""
@@ -35,7 +35,7 @@ _EXTRAS: Mapping[str, tuple[Extra, ...]] = {
     **{name: step.extras for name, step in STEPS.items()},
     **dict.fromkeys(("plan", CHECK, "run", "verify"), ("spark", "train")),
     **dict.fromkeys(("package", "request_cluster", "workflow"), ("spark",)),
-    **dict.fromkeys((INSPECT, "inspect_utterance", "retry", "export_shards"), ("spark",)),
+    **dict.fromkeys((INSPECT, "retry", "export_shards"), ("spark",)),
     **dict.fromkeys(("synthesize", "demo"), ("demo",)),
     "scaling": ("train",),
     "export": ("deploy", "train"),
@@ -133,7 +133,7 @@ class _Output:
 
 @contextmanager
 def ended_by_closed_pipe() -> Iterator[None]:
-    """End this process with 141 and no word once the reader of its output has ended (| head)."""
+    """End this process silently, with 141, once the reader of its output has ended (| head)."""
     before: Any = sys.stdout, sys.stderr
     after: Any = [stream and _Output(stream) for stream in before]
     sys.stdout, sys.stderr = after

@@ -66,10 +66,10 @@ def test_a_run_is_extended_by_commands(run_job: RunJob, nights: Nights) -> None:
     verified = give(run_job, nights, "verify", "night-2")
     assert verified.code == 0, verified.out
     assert f"extends {nights.run_uri('night-1')}, whose objects are verified" in verified.out
-    traced = give(run_job, nights, "inspect_utterance", "night-2", "--utterance", "ann-01-0")
+    traced = give(run_job, nights, "inspect_object", "night-2", "ann-01-0")
     assert f"selected by {nights.run_uri('night-1')}" in traced.out
     assert f"features/{SUBSET}: written" in traced.out
-    own = give(run_job, nights, "inspect_utterance", "night-2", "--utterance", "ann-02-0")
+    own = give(run_job, nights, "inspect_object", "night-2", "ann-02-0")
     assert "selected by" not in own.out
     assert f"features/{SUBSET}: written" in own.out
 

@@ -139,7 +139,7 @@ def test_an_utterance_is_traced_through_it(run_job: RunJob, run: tuple[ObjectSto
     """In the shard that its task made of the utterance's features."""
     store, run_uri = run
     chosen = min({*selected_ids(store, run_uri)} - {spoilt(store, run_uri)})
-    said = run_job("inspect_utterance", *arguments_of(run_uri), "--utterance", chosen, "--json")
+    said = run_job("inspect_object", *arguments_of(run_uri), chosen, "--json")
     steps = {each["step"]: each for each in json.loads(said.out)["steps"]}
     assert steps[MADE]["outcome"] == "written"
     assert steps[MADE]["position"] == steps[FEATURES]["position"]

@@ -202,8 +202,8 @@ def require_equal_student(runs: Runs, taken: tuple[str, str]) -> None:
     verified = runs.job("verify", "first")
     assert verified.code == 0, verified.out
     assert f"labelled from {runs.uri('labelled')}, whose objects are verified" in verified.out
-    traced = runs.job("inspect_utterance", "first", "--utterance", "labelled0-0")
+    traced = runs.job("inspect_object", "first", "labelled0-0")
     assert f"selected by {runs.uri('labelled')}" in traced.out
     assert "models" in traced.out
-    traced = runs.job("inspect_utterance", "first", "--utterance", "unlabelled0-0")
+    traced = runs.job("inspect_object", "first", "unlabelled0-0")
     assert "partitions/unlabelled: written" in traced.out

@@ -9,6 +9,7 @@ import boto3
 import pytest
 
 from infra.store.object_store import ObjectStore
+from jobs.cli.megahour import module_of
 from jobs.roles import template
 from tests.infra.aws.role_policy import Request, allows, logged_requests, role_of
 from tests.job_programs import RunJob
@@ -54,17 +55,17 @@ def options(*more: str) -> list[str]:
 
 
 def test_roles_allow_what_queries_ask_for(heard: HeardRun, run_job: RunJob, tmp_path: Path) -> None:
-    """Each with its own cluster file: `export` with its score, `status` and `inspect_utterance`."""
+    """Each with its own cluster file: `export` with its score, `status`, `inspect` of an id."""
     given = {
         "export": options("--out", str(tmp_path / "x.zip"), "--score"),
         "status": options(),
-        "inspect_utterance": options("--utterance", "nobody"),
+        "inspect": options("nobody"),
     }
     for query, arguments in given.items():
-        expected = 1 if query == "inspect_utterance" else 0
+        expected = 1 if query == "inspect" else 0
 
         def ask(query: str = query, arguments: list[str] = arguments, code: int = expected) -> None:
-            done = run_job(query, *arguments)
+            done = run_job(module_of(query), *arguments)
             assert done.code == code, done.err
 
         requests = heard.requests_of(ask)
@@ -73,7 +74,7 @@ def test_roles_allow_what_queries_ask_for(heard: HeardRun, run_job: RunJob, tmp_
         assert denied == [], query
 
 
-def test_inspect_needs_the_role_of_inspect_utterance(heard: HeardRun, run_job: RunJob) -> None:
+def test_inspect_s_role_allows_what_objects_need(heard: HeardRun, run_job: RunJob) -> None:
     """A shard, a step's manifest and a commit in S3 are shown by their URIs."""
     shard = next(uri for uri in heard.names if "/features/" in uri and uri.endswith(".parquet"))
     folder = f"{RUN}/features/heldout"
@@ -90,7 +91,7 @@ def test_inspect_needs_the_role_of_inspect_utterance(heard: HeardRun, run_job: R
     assert [each["kind"] for each in said] == ["shard", "manifest", "record"]
     assert said[0]["uri"] == shard
     assert said[1]["made"] == "features/heldout"
-    role = role_of("inspect_utterance")
+    role = role_of("inspect")
     assert sorted(str(each) for each in requests if not allows(role, each)) == []
 
 
@@ -108,7 +109,7 @@ def test_audio_elsewhere_is_read_by_the_steps_that_hear_it() -> None:
                     reading.add(name.removesuffix("Role"))
     assert reading == {
         *("Ingest", "ExtractFeatures", "GenerateTargets"),
-        *("Export", "InspectUtterance", "Verify"),
+        *("Export", "Inspect", "Verify"),
     }
     assert "speech" not in json.dumps(plain)
 

@@ -1,4 +1,4 @@
-"""verify and inspect_utterance print their findings and exit with the documented codes."""
+"""verify and inspect print their findings and exit with the documented codes."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -8,6 +8,7 @@ import pytest
 
 from infra.settings import plain
 from infra.store.object_store import ObjectStore, join_uri
+from jobs.cli.megahour import module_of
 from pipeline.runs.manifest import Manifest
 from pipeline.runs.names import DEV, features_step, model_step, realignment_rounds
 from pipeline.runs.sealed_json import NamedObject, naming, seal
@@ -177,12 +178,12 @@ def test_inspect_shows_a_tree(ask: Ask, undamaged: Run) -> None:
     """Every step, its object and row, and the audio; the same as JSON."""
     store, run_uri = undamaged
     utterance_id = selected_ids(store, run_uri)[0]
-    code, out, err = ask("inspect_utterance", run_uri, "--utterance", utterance_id)
+    code, out, err = ask("inspect_object", run_uri, utterance_id)
     assert (code, err) == (0, "")
     assert out.startswith(f"{utterance_id}\n  metadata/unlabelled: read\n")
     for part in ("selection/unlabelled: selected", ".parquet, row", ".jsonl, line", "unchanged"):
         assert part in out
-    code, out, _ = ask("inspect_utterance", run_uri, "--utterance", utterance_id, "--json")
+    code, out, _ = ask("inspect_object", run_uri, utterance_id, "--json")
     document = json.loads(out)
     assert (code, document["utterance_id"]) == (0, utterance_id)
     assert [each["step"] for each in document["steps"]][-1] == "partitions/unlabelled"
@@ -192,15 +193,15 @@ def test_inspect_shows_a_tree(ask: Ask, undamaged: Run) -> None:
 
 def test_inspect_of_an_unknown_utterance(ask: Ask, undamaged: Run) -> None:
     """Exit code 1, and where it was looked for."""
-    code, out, err = ask("inspect_utterance", undamaged[1], "--utterance", "nobody")
+    code, out, err = ask("inspect_object", undamaged[1], "nobody")
     assert (code, out) == (1, "")
-    assert "inspect_utterance: no utterance 'nobody' in the metadata of" in err
+    assert "inspect: no utterance 'nobody' in the metadata of" in err
 
 
-@pytest.mark.parametrize("name", ["verify", "inspect_utterance"])
+@pytest.mark.parametrize("name", ["verify", "inspect"])
 def test_a_bad_run_uri_is_bad_usage(ask: Ask, name: str) -> None:
     """Exit code 2."""
-    options = ("--utterance", "any") if name == "inspect_utterance" else ()
-    code, out, err = ask(name, "ftp://host/run", *options)
+    options = ("any",) if name == "inspect" else ()
+    code, out, err = ask(module_of(name), "ftp://host/run", *options)
     assert (code, out) == (2, "")
     assert err.startswith(f"{name}: ftp://host/run")

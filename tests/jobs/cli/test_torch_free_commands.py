@@ -29,7 +29,7 @@ for name, *arguments in json.loads(sys.argv.pop()):
 """
 
 RUN = ("ingest", "select_utterances", "extract_features", "repartition", "certify", "report")
-QUERIES = ("status", "verify", "inspect_utterance")
+QUERIES = ("status", "verify")
 GRAPHS = ("bootstrap", "build_graph")
 OTHERS = ("check", "plan", "run", "inspect_object", "retry", "scaling")
 
@@ -39,13 +39,12 @@ def arguments_of(name: str, folder: Path) -> list[str]:
     place = ["--recipe", str(TINY), "--run", str(folder / "run")]
     options = {
         "ingest": [*place, "--kaldi-dir", "data", "--dry-run"],
-        "inspect_utterance": [*place, "--utterance", "x"],
         "check": [*place, "--device", "cpu"],
         "plan": ["--help"],
         "run": ["--help"],
         "retry": [*place, "--reason", "missing_object"],
         "scaling": ["--ranks", "1..8"],
-        "inspect_object": [str(folder / "absent.parquet")],
+        "inspect_object": [*place, "x"],
     }
     return options.get(name, [*place, "--dry-run"] if name in (*RUN, *GRAPHS) else place)
 

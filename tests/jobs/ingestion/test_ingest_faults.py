@@ -243,7 +243,7 @@ def test_the_loss_budget_bounds_what_ingest_leaves_out(
     assert manifest.ledgers[0].key == join_uri(*path.parts[-3:])
     assert (manifest.tally_in.utterances, manifest.tally_out.utterances) == (6, 5)
     assert run_job("verify", *arguments[:4]).code == 0
-    traced = run_job("inspect_utterance", *arguments[:4], "--utterance", "ann-2").out
+    traced = run_job("inspect_object", *arguments[:4], "ann-2").out
     assert "quarantined" in traced
     assert "missing_object" in traced
 
