@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from functools import partial
-from typing import TypeVar
 
 import numpy as np
 import soundfile
@@ -54,9 +53,6 @@ from training.settings.model_training import TrainingSettings
 from training.settings.models import ModelConfig
 from training.settings.recipe import Recipe
 from training.trainers.trainer import make_optimizer
-
-T = TypeVar("T")
-R = TypeVar("R")
 
 NUM_CLIPS = 16
 MAX_UTTERANCES = 256
