@@ -44,7 +44,7 @@ def has_new_lexicon(arguments: argparse.Namespace) -> bool:
 
 
 def read_lexicon(job: Job) -> Lexicon | None:
-    """Read the lexicon; None if there is none yet, ConfigurationError for one that is none."""
+    """Read the lexicon; None if there is none yet, ConfigurationError if it is malformed."""
     data = new_lexicon_bytes(job)
     if data is None and not has_new_lexicon(job.arguments):
         data = stored_lexicon(job)

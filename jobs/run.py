@@ -197,7 +197,7 @@ def dry_run(steps: Sequence[Launch], shared: Sequence[str]) -> int:
 
 
 def run_supervised(command: Sequence[str], environment: Mapping[str, str]) -> int:
-    """Run a command, all of whose processes end when this one ends, however it ends."""
+    """Run a command, all of whose processes end when this one ends, for whatever reason."""
     # In a group of its own, it survives a SIGKILL of this one's.
     process = subprocess.Popen(command_of(command), env=dict(environment), process_group=0)
     try:

@@ -36,8 +36,8 @@ from training.data.sub_epochs import last_measures, measures_text, newest_place
 class Progress:
     """Progress of one step of a job: hours that are done and in quarantine, and those it reads.
 
-    `hours_in` is 0 where the step's input is not there yet, and `left_s` below 0 where no time can
-    be said. `measures` are those of a training's last sub-epoch, {} for other steps.
+    `hours_in` is 0 where the step's input is not there yet, and `left_s` is negative where there is
+    no estimate. `measures` are those of a training's last sub-epoch, {} for other steps.
     """
 
     state: str

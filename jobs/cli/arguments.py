@@ -469,7 +469,7 @@ def names_labelled_alone(arguments: argparse.Namespace) -> bool:
 
 
 def recognizer_and_uri(text: str) -> tuple[str, str]:
-    """Read NAME=URI; ConfigurationError for what is none."""
+    """Read NAME=URI; ConfigurationError for anything else."""
     recognizer, _, uri = text.partition("=")
     try:
         require_recognizer(recognizer)
@@ -481,7 +481,7 @@ def recognizer_and_uri(text: str) -> tuple[str, str]:
 
 
 def subset_and_uri(text: str) -> tuple[str, str]:
-    """Read [SUBSET=]URI; ConfigurationError for a subset that there is not."""
+    """Read [SUBSET=]URI; ConfigurationError for an unknown subset."""
     subset, separator, uri = text.partition("=")
     # A key of S3 may have an equals sign, but begins with a scheme or a slash.
     if not separator or "/" in subset:

@@ -82,7 +82,7 @@ class Gpus:
         return cls(torch.cuda.device_count(), is_built)
 
     def remedy(self) -> str:
-        """Say how a host without GPUs may come to one."""
+        """Say how to make a GPU usable here."""
         if not self.is_built:
             return f"install a CUDA build of torch, as {version('torch')} is built without"
         return "see that nvidia-smi lists one and CUDA_VISIBLE_DEVICES does not hide it"

@@ -180,7 +180,7 @@ class _Cluster(TypedDict):
 
 
 class _JobRecord(TypedDict):
-    """The fields of a job's record that others read; the dollars of a step are of some of these."""
+    """The fields of a job's record that others read; a step's dollars are computed from some."""
 
     step: str
     machine: str

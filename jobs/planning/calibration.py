@@ -175,7 +175,7 @@ def read_calibration(calibration: str) -> Calibration:
     """Read a calibration: JSON, as --calibrate-to writes it, TOML, or a name in jobs/calibrations.
 
     Published figures stand for the tables and the devices that it lacks. Raises ConfigurationError
-    for a file that is none.
+    for a file that holds no calibration.
     """
     table = read_tables(calibration)
     published = asdict(read_published())

@@ -251,7 +251,7 @@ def step_records(job: Job) -> dict[str, Any]:
 
 
 def record_uris(store: ObjectStore, run_uri: str) -> list[str]:
-    """List the jobs' records, without the report's own; metrics and notes of a begun job are none.
+    """List the jobs' records, without the report's own; metrics and start records are left out.
 
     A record's URI is the one that its name has.
     """
