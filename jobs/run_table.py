@@ -60,6 +60,16 @@ from pipeline.runs.names import (
     selection_step,
     targets_rounds,
 )
+from training.settings.decoding import (
+    bootstrap_settings,
+    graph_settings,
+    kbest_costs_settings,
+    lattice_settings,
+    realignment_settings,
+    rescoring_orders,
+    search_of_targets,
+    transcripts_tuning_settings,
+)
 
 if TYPE_CHECKING:
     from infra.cluster import Cluster
@@ -77,8 +87,8 @@ class Written:
     or by the training `fit`. Its tasks read the shards of the step `hours_of`, `times_read` times;
     without one, its hours are not known before. Runs without development speakers lack an optional
     one. An increment inherits it from its base, extends the base's, or makes it anew. What is made
-    of labelled speech alone is inherited by each run that has a base. Its step removes objects of
-    one that `is_replaced`: old checkpoints, the report before.
+    of labelled speech alone is inherited by each run that has a base. Its command may delete
+    what `is_replaced`: old checkpoints, the previous report.
     """
 
     name: str
@@ -100,7 +110,7 @@ class Step:
     `trains` names the recipe's section whose model its ranks train. A step with a device takes
     --device: it trains or scores in its own processes. `volume` states what a step makes, asks for
     and computes, so that it can be planned; other steps on Spark or torchrun are planned by their
-    hours: a core works through `x_real_time` of them in one.
+    hours: a core works through X_REAL_TIME of them in one.
     """
 
     name: str
@@ -112,7 +122,6 @@ class Step:
     reads_audio: bool = False
     also_on_spark: bool = False
     volume: Callable[[PlannedStep], list[Volume]] | None = None
-    x_real_time: float = 1_000.0
 
     @property
     def is_on_spark(self) -> bool:
@@ -135,7 +144,7 @@ class Step:
     def volumes(self, workload: Workload, recipe: "Recipe", cluster: "Cluster") -> list[Volume]:
         """Return the volumes of the step's parts, which run one after the other."""
         planned = PlannedStep(workload, recipe, cluster, self.writes(recipe))
-        return self.volume(planned) if self.volume else by_hours(planned, self.x_real_time)
+        return self.volume(planned) if self.volume else by_hours(planned)
 
 
 INGEST, SELECT_UTTERANCES, EXTRACT_FEATURES = "ingest", "select_utterances", "extract_features"
@@ -175,8 +184,6 @@ def _of_subset(subset: str, name: str, settings: object, source: str = "") -> Wr
 
 
 def _bootstrap(recipe: "Recipe") -> list[Written]:
-    from training.settings.decoding import bootstrap_settings  # noqa: PLC0415 - imports NumPy
-
     versions, rule = recipe.alignment.versions, recipe.corpus.unknown_words
     text = recipe.spelled_text
     settings = bootstrap_settings(recipe.bootstrap, recipe.senones, versions, rule, text)
@@ -187,8 +194,6 @@ def _bootstrap(recipe: "Recipe") -> list[Written]:
 
 
 def _realignments(recipe: "Recipe") -> list[Written]:
-    from training.settings.decoding import realignment_settings  # noqa: PLC0415 - imports NumPy
-
     config, of_dev = recipe.alignment, features_step(DEV)
     rounds = realignment_rounds(config.rounds)
 
@@ -210,11 +215,6 @@ def _realignments(recipe: "Recipe") -> list[Written]:
 
 
 def _graph(recipe: "Recipe") -> list[Written]:
-    from training.settings.decoding import (  # noqa: PLC0415 - imports NumPy
-        graph_settings,
-        rescoring_orders,
-    )
-
     orders = rescoring_orders(recipe.evaluation, recipe.tuning, recipe.targets.lattices)
     return [
         Written(
@@ -241,8 +241,7 @@ def _trained(fit: "Fit") -> Written:
 
 def _models(section: str, recipe: "Recipe") -> list[Written]:
     """Return what is written by models that train, and that sMBR trains on where it is asked to."""
-    from training.fit.model_specs import fits_of, sequence_fit  # noqa: PLC0415 - imports NumPy
-    from training.settings.decoding import lattice_settings  # noqa: PLC0415 - imports NumPy
+    from training.fit.model_specs import fits_of, sequence_fit  # noqa: PLC0415 - imports boto3
 
     config, found = recipe.sequence_training, list[Written]()
     settings = lattice_settings(config.lattices, config.acoustic_scale)
@@ -250,15 +249,12 @@ def _models(section: str, recipe: "Recipe") -> list[Written]:
         trained = _trained(fit)
         found.append(trained)
         if section_of(fit.name) in config.models:
-            lattices = replace(
-                trained,
-                name=lattices_step(fit.name),
-                reads=(ALIGNMENT_STEP, BOOTSTRAP_STEP, model_step(fit.name)),
-                settings=settings,
-                fit=None,
+            lattices = Written(
+                lattices_step(fit.name),
+                (ALIGNMENT_STEP, BOOTSTRAP_STEP, model_step(fit.name)),
+                settings,
                 hours_of=ALIGNMENT_STEP,
-                holds_utterances=True,
-                is_replaced=False,
+                in_increment=trained.in_increment,
             )
             by_sequence = _trained(sequence_fit(recipe, fit))
             # It learns from labelled speech, but goes on where the other has begun.
@@ -267,11 +263,6 @@ def _models(section: str, recipe: "Recipe") -> list[Written]:
 
 
 def _targets(recipe: "Recipe") -> list[Written]:
-    from training.settings.decoding import (  # noqa: PLC0415 - imports NumPy
-        search_of_targets,
-        transcripts_tuning_settings,
-    )
-
     rounds, features = targets_rounds(recipe.targets.rounds), features_step(UNLABELLED)
     search, searched = list[Written](), tuple[str, ...]()
     of_search = partial(Written, holds_utterances=False, in_increment="inherited")
@@ -316,8 +307,6 @@ def _partitions(recipe: "Recipe") -> list[Written]:
 
 
 def _evaluation(recipe: "Recipe") -> list[Written]:
-    from training.settings.decoding import kbest_costs_settings  # noqa: PLC0415 - imports NumPy
-
     scored = tuple(map(model_step, recipe.evaluated_models))
     rounds = targets_rounds(recipe.targets.rounds)
     heldout, unlabelled = features_step(HELDOUT), features_step(UNLABELLED)
@@ -347,7 +336,7 @@ def _evaluation(recipe: "Recipe") -> list[Written]:
 
 
 def _certificate(recipe: "Recipe") -> list[Written]:
-    from training.fit.model_specs import student_fit  # noqa: PLC0415 - imports NumPy
+    from training.fit.model_specs import student_fit  # noqa: PLC0415 - imports boto3
 
     reads = (selection_step(UNLABELLED), features_step(UNLABELLED), PARTITIONS_STEP)
     config = student_fit(recipe).config

@@ -24,6 +24,7 @@ from pipeline.runs.names import (
     UNLABELLED,
     section_of,
 )
+from training.models.parameter_count import num_parameters
 
 if TYPE_CHECKING:
     from jobs.run_table import Written
@@ -205,8 +206,6 @@ class PlannedStep:
 
     def num_parameters(self, section: str) -> int:
         """Count the parameters of the teacher, or of the student, whose form other models have."""
-        from training.models.parameter_count import num_parameters  # noqa: PLC0415 - NumPy
-
         models = self.recipe.models
         config = models.teacher if section == TEACHER else models.student
         return num_parameters(config, self.recipe.senones.max_senones)
@@ -502,16 +501,20 @@ def num_tuned_settings(recipe: "Recipe") -> int:
     return 1 + sum(len({*values} - {start[name]}) for name, values in grid.items())
 
 
-def by_hours(step: PlannedStep, x_real_time: float) -> list[Volume]:
+X_REAL_TIME = 1_000.0
+"""Hours of speech an hour that a core works through in a step that states no volume."""
+
+
+def by_hours(step: PlannedStep) -> list[Volume]:
     """Plan a step of which nothing but its speed on a core is known.
 
-    It has a task a feature shard of each subset whose hours its tasks read, and writes as much as
-    it reads.
+    It has one task for each feature shard of each subset whose hours its tasks read, and writes as
+    much as it reads.
     """
     found = []
     for written in step.written:
         for subset in step.workload.of(written.hours_of.rpartition("/")[2]):
             files, num_bytes = step.files(subset), step.feature_bytes(subset)
             tasks = _tasks(files, files, files, num_bytes, num_bytes, {})
-            found.append(tasks + Volume(core_seconds=subset.hours * 3600 / x_real_time))
+            found.append(tasks + Volume(core_seconds=subset.hours * 3600 / X_REAL_TIME))
     return found
