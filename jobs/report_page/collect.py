@@ -68,7 +68,6 @@ from pipeline.runs.names import (
     SUBSETS,
     TARGETS_FOLDER,
     TARGETS_STEP,
-    TEACHER,
     TUNING_STEP,
     UNLABELLED,
     alignment_steps,
@@ -98,18 +97,6 @@ from training.evaluate.scores import (
 )
 from training.evaluate.word_errors import UtteranceErrors, joined, of_models, read_errors
 from training.settings.recipe import Recipe
-
-OPTIONAL_READS = (selection_step(DEV), features_step(DEV))
-REQUIRED_READS = (
-    *(EVALUATION_STEP, TARGETS_STEP, *map(model_step, EVALUATED_MODELS)),
-    *map(selection_step, SUBSETS),
-    *map(features_step, SUBSETS),
-)
-"""The steps that every report reads, but for the teacher where it is the user's own."""
-OF_UNLABELLED = (
-    *(selection_step(UNLABELLED), features_step(UNLABELLED), TARGETS_STEP, model_step(STUDENT)),
-)
-"""Those of them that a run without unlabelled speech lacks."""
 
 EVERY_SUBSET = "all subsets"
 """The name of what the subsets share: an ingest counts them together."""
@@ -199,7 +186,7 @@ def build_report(job: Job) -> dict[str, Any]:
 
 def manifests_of(job: Job, subsets: Collection[str], models: Sequence[str]) -> dict[str, Manifest]:
     """Read the manifests of all steps that a report shows, by step."""
-    optional = OPTIONAL_READS if DEV in subsets else ()
+    optional = (selection_step(DEV), features_step(DEV)) if DEV in subsets else ()
     # The evaluation's inputs name the tuning and the models trained on by sMBR, so its digest is
     # theirs, too.
     num_rounds = job.recipe.targets.rounds if job.has_unlabelled else 0
@@ -231,13 +218,13 @@ def statistics_of(job: Job, step: str) -> dict[str, Any]:
 
 
 def required_reads(job: Job) -> list[str]:
-    """Return the steps that a report reads in any case: no teacher where none is trained.
-
-    Without unlabelled speech there is nothing of it, no target and no student.
-    """
-    absent = set() if job.has_unlabelled else set(OF_UNLABELLED)
-    absent |= set() if job.recipe.num_teachers else {model_step(TEACHER)}
-    return [step for step in REQUIRED_READS if step not in absent]
+    """Return the steps that each report reads; without unlabelled speech nothing is of it."""
+    has_unlabelled, scored = job.has_unlabelled, job.evaluated_models
+    subsets = [each for each in SUBSETS if each != UNLABELLED or has_unlabelled]
+    models = [each for each in EVALUATED_MODELS if each in scored]
+    targets = [TARGETS_STEP] if has_unlabelled else []
+    steps = (*map(model_step, models), *map(selection_step, subsets), *map(features_step, subsets))
+    return [EVALUATION_STEP, *targets, *steps]
 
 
 def step_records(job: Job) -> dict[str, Any]:

@@ -12,7 +12,6 @@ from infra.store.object_store import ObjectStore, StoreError, join_uri
 from jobs import report
 from jobs.cli.job import Job
 from jobs.report_page.collect import (
-    REQUIRED_READS,
     dollars_of,
     origin_of,
     quarantine_reasons,
@@ -31,7 +30,7 @@ from pipeline.runs.names import (
     job_record,
 )
 from pipeline.runs.sealed_json import seal
-from tests.jobs.job_records import RECORD
+from tests.jobs.job_records import RECORD, REPORTED_STEPS
 from tests.whole_path.processes import TINY
 from training.settings.recipe import read_recipe
 
@@ -44,7 +43,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
     monkeypatch.setattr(report, "render_report", lambda found: f"page {found['number']}")
     monkeypatch.setattr(report, "format_table", lambda _: "")
     store, run_uri = ObjectStore((str(tmp_path),)), str(tmp_path)
-    for step in REQUIRED_READS:
+    for step in REPORTED_STEPS:
         write_manifest(step_context(store, run_uri, step, {}, {}), Manifest(step, {}, {}, ()))
     arguments, recipe = (
         Namespace(json=False, curve=[], compare=None, oracle=None),

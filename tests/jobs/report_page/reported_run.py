@@ -8,7 +8,6 @@ from typing import Any
 
 from infra.settings import plain
 from infra.store.object_store import ObjectStore, join_uri
-from jobs.report_page.collect import REQUIRED_READS
 from pipeline.records import Quarantined, Tally
 from pipeline.runs.commit import step_context
 from pipeline.runs.engine import write_manifest
@@ -28,7 +27,7 @@ from pipeline.runs.names import (
 )
 from pipeline.runs.sealed_json import seal
 from tests.job_programs import RunJob, Said
-from tests.jobs.job_records import RECORD
+from tests.jobs.job_records import RECORD, REPORTED_STEPS
 from tests.whole_path.processes import TINY
 from training.evaluate.scores import speaker_scores, word_error_scores
 from training.evaluate.tuning import CurvePoint
@@ -122,7 +121,7 @@ def write_reported_run(
     of each model in 50 words, of each acoustic scale that was tried; the fewest chose the scale.
     """
     store, run_uri = ObjectStore((str(run),)), str(run)
-    for step in REQUIRED_READS:
+    for step in REPORTED_STEPS:
         write_step(run, step)
     context = step_context(store, run_uri, EVALUATION_STEP, {}, {})
     scored = utterances(errors)
