@@ -50,11 +50,7 @@ from training.settings.decoding import (
     search_of_targets,
     transcripts_tuning_settings,
 )
-from training.targets.lattice_targets import (
-    LatticeSearch,
-    open_lattice_teacher,
-    search_settings,
-)
+from training.targets.lattice_targets import LatticeSearch, open_lattice_teacher, search_settings
 from training.targets.own_teacher import check_untrained
 from training.targets.teacher import PooledTeacher, kept_logits, kept_targets
 from training.targets.text_normalization import check_language

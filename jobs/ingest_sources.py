@@ -45,10 +45,7 @@ from pipeline.steps.ingestion import (
     reader_of,
 )
 from pipeline.steps.ingestion.ingest_manifests import Manifest, ManifestIngestion
-from pipeline.steps.ingestion.kaldi_directory import (
-    UNDETERMINED_LOCALE,
-    read_kaldi_directory,
-)
+from pipeline.steps.ingestion.kaldi_directory import UNDETERMINED_LOCALE, read_kaldi_directory
 from pipeline.steps.ingestion.manifest_format import CHANNEL, FIELDS, FormatOptions, ManifestFormat
 from pipeline.steps.ingestion.manifest_probe import require_usable_rows
 from pipeline.steps.ingestion.manifest_records import RecordRules

@@ -17,12 +17,7 @@ from pathlib import Path
 
 from infra.cluster import Cluster, load_cluster
 from infra.log_lines import begin_log, log, progress_bar
-from infra.spark.packaging import (
-    DEPENDENCIES,
-    with_drivers,
-    write_code,
-    write_dependencies,
-)
+from infra.spark.packaging import DEPENDENCIES, with_drivers, write_code, write_dependencies
 from infra.spark.session import launch_options
 from jobs.cli.arguments import (
     Parser,

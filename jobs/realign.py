@@ -12,12 +12,7 @@ from jobs.cli.job import Job
 from jobs.cli.spark_steps import distribute_on_spark
 from jobs.cli.training_steps import arguments_with_device, own_device
 from jobs.run_table import REALIGN
-from pipeline.runs.names import (
-    ALIGNER,
-    DEV,
-    model_step,
-    realignment_rounds,
-)
+from pipeline.runs.names import ALIGNER, DEV, model_step, realignment_rounds
 from training.align.realignment import AlignmentSettings, realign
 
 

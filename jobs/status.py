@@ -23,12 +23,7 @@ from jobs.run_table import STEPS, Written
 from pipeline.records import Tally
 from pipeline.runs.commit import each_commit
 from pipeline.runs.manifest import manifest_uri
-from pipeline.runs.names import (
-    INGEST_STEP,
-    METADATA_FOLDER,
-    SELECTION_FOLDER,
-    folder_of,
-)
+from pipeline.runs.names import INGEST_STEP, METADATA_FOLDER, SELECTION_FOLDER, folder_of
 from training.data.sub_epochs import last_measures, measures_text, newest_place
 
 

@@ -39,10 +39,7 @@ class KBest:
     def rows(self, chosen: slice | Int64[np.ndarray, " rows"]) -> "KBest":
         """Return some rows: of a slice views, of numbers copies."""
         return replace(
-            self,
-            senones=self.senones[chosen],
-            logits=self.logits[chosen],
-            log_z=self.log_z[chosen],
+            self, senones=self.senones[chosen], logits=self.logits[chosen], log_z=self.log_z[chosen]
         )
 
 

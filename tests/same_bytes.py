@@ -188,11 +188,7 @@ def synthesize(tree: Path, work: Path) -> None:
 
 
 def whole_run(
-    tree: Path,
-    work: Path,
-    run_uri: str,
-    environment: Environment,
-    python: str = sys.executable,
+    tree: Path, work: Path, run_uri: str, environment: Environment, python: str = sys.executable
 ) -> None:
     """Run every step from a Kaldi data directory."""
     start(
@@ -205,10 +201,7 @@ def whole_run(
 
 
 def start(
-    tree: Path,
-    *arguments: str,
-    environment: Environment = os.environ,
-    python: str = sys.executable,
+    tree: Path, *arguments: str, environment: Environment = os.environ, python: str = sys.executable
 ) -> None:
     """Run Python on a checkout's code; exit with its last lines if it fails."""
     done = subprocess.run(

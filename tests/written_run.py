@@ -22,12 +22,7 @@ NUM_FRAMES = 20
 
 
 def write_run(
-    store: ObjectStore,
-    run_uri: str,
-    num_files: int,
-    num_speakers: int,
-    num_each: int,
-    seed: int,
+    store: ObjectStore, run_uri: str, num_files: int, num_speakers: int, num_each: int, seed: int
 ) -> dict[str, int]:
     """Write three steps' objects and manifests; return the selection file of each utterance."""
     generator = np.random.default_rng(seed)

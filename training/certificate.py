@@ -384,12 +384,7 @@ def finite_or_none(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-BETTER_HIGH = (
-    "effective_files",
-    "effective_speakers",
-    "mean_displacement",
-    "median_displacement",
-)
+BETTER_HIGH = ("effective_files", "effective_speakers", "mean_displacement", "median_displacement")
 """Figures that fall where an order is less mixed; the others rise."""
 
 

@@ -139,10 +139,7 @@ def _host_statements() -> list[Document]:
 
 
 def _role(
-    step: str,
-    statements: Sequence[Document],
-    services: Sequence[Any],
-    shared: Sequence[str] = (),
+    step: str, statements: Sequence[Document], services: Sequence[Any], shared: Sequence[str] = ()
 ) -> Document:
     name = "".join(part.capitalize() for part in step.split("_"))
     named = _sub(role_name("${AWS::StackName}", step))

@@ -10,12 +10,7 @@ from typing import Annotated, Literal, Protocol, runtime_checkable
 
 from infra.cluster import Cluster
 from infra.settings import ConfigurationError, Items, Text
-from infra.spark.packaging import (
-    DEPENDENCIES,
-    dependencies_name,
-    extra_requirements,
-    with_drivers,
-)
+from infra.spark.packaging import DEPENDENCIES, dependencies_name, extra_requirements, with_drivers
 from infra.spark.session import submitted_settings
 
 CodeUri = Annotated[str, Text(8, 1024, r"(s3|gs)://[a-z0-9._-]{3,63}(/[\w.-]+)*", "s3://b/code")]

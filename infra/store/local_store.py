@@ -29,14 +29,7 @@ from infra.task_metrics import REQUESTS, RequestCounts
 # Marks the files of writers that are at work or were killed; a listing omits them.
 _PARTIAL_PREFIX = ".partial-"
 # No object exists where no file can: a name above 255 bytes, symlinks in a circle, a socket.
-_MISSING = {
-    errno.ENOENT,
-    errno.ENOTDIR,
-    errno.EISDIR,
-    errno.ENAMETOOLONG,
-    errno.ELOOP,
-    errno.ENXIO,
-}
+_MISSING = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP, errno.ENXIO}
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _MAKE_ROOM = "make room, or raise the quota or ulimit -f; the same command then resumes"
 

@@ -177,8 +177,7 @@ class SharedRates:
         cell = _cell_of(key)
         if is_throttled or self._read(cell).is_limited:
             self._update(
-                cell,
-                lambda rate, now_s: (after_answer(rate, now_s, sent_s, is_throttled), None),
+                cell, lambda rate, now_s: (after_answer(rate, now_s, sent_s, is_throttled), None)
             )
 
     def unserved_s(self, key: str, begun_s: float) -> float:

@@ -28,21 +28,8 @@ from infra.settings import (
 from infra.store.uris import is_s3, normalize_uri
 from jobs.run_table import STEPS
 from pipeline.records import require_recognizer
-from pipeline.runs.names import (
-    ALL_SUBSETS,
-    DEV,
-    EXTENDS,
-    LABELLED,
-    LABELLED_FROM,
-    UNLABELLED,
-)
-from pipeline.steps.ingestion import (
-    COLUMNS,
-    FORMATS,
-    IGNORE_COLUMNS,
-    RECORDINGS,
-    TRANSCRIPTS,
-)
+from pipeline.runs.names import ALL_SUBSETS, DEV, EXTENDS, LABELLED, LABELLED_FROM, UNLABELLED
+from pipeline.steps.ingestion import COLUMNS, FORMATS, IGNORE_COLUMNS, RECORDINGS, TRANSCRIPTS
 
 DEV_SHARES = Range(0.001, 0.5, zero="none")
 """The shares of the labelled speakers that may become development speakers."""

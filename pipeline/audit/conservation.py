@@ -8,12 +8,7 @@ import numpy as np
 from jaxtyping import UInt32
 
 from infra.store.object_store import ObjectStore
-from pipeline.audit.hashed_names import (
-    names_in_ranges,
-    names_twice,
-    names_without,
-    those,
-)
+from pipeline.audit.hashed_names import names_in_ranges, names_twice, names_without, those
 from pipeline.audit.step_records import Finding, StepRecords
 from pipeline.audit.stored_objects import Holding, read_contents
 from pipeline.runs.manifest import Manifest, read_output
@@ -183,11 +178,7 @@ def _shared_by_subsets(
 
 
 def _named(
-    store: ObjectStore,
-    run_uri: str,
-    holding: Holding,
-    wanted: _Names,
-    are_speakers: bool = False,
+    store: ObjectStore, run_uri: str, holding: Holding, wanted: _Names, are_speakers: bool = False
 ) -> str:
     """Read the ids of some utterances or speakers again from their objects."""
     names: set[str] = set()

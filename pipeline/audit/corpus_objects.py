@@ -93,10 +93,7 @@ def corpus_findings(
 
 
 def in_doubt(
-    store: ObjectStore,
-    corpus_uri: str,
-    ingested: Sequence[Output],
-    holdings: Mapping[str, Holding],
+    store: ObjectStore, corpus_uri: str, ingested: Sequence[Output], holdings: Mapping[str, Holding]
 ) -> list[Output]:
     """Return the outputs of ingest without the audio whose listed ETag is the one extraction read.
 

@@ -10,12 +10,7 @@ from typing import Any
 
 from infra.store.object_store import ObjectNotFound, ObjectStore, join_uri, read_checked
 from pipeline.audit.conservation import chain_findings
-from pipeline.audit.corpus_objects import (
-    audio_findings,
-    corpus_findings,
-    digest_findings,
-    in_doubt,
-)
+from pipeline.audit.corpus_objects import audio_findings, corpus_findings, digest_findings, in_doubt
 from pipeline.audit.step_records import (
     Finding,
     RunListing,

@@ -189,13 +189,7 @@ def run_step(
     inputs = {**input_digests(spec.store, spec.run_uri, spec.reads), **spec.digests}
     inputs |= base.digests if base else {}
     context = step_context(
-        spec.store,
-        spec.run_uri,
-        spec.step,
-        spec.config,
-        inputs,
-        spec.repetition,
-        spec.engines,
+        spec.store, spec.run_uri, spec.step, spec.config, inputs, spec.repetition, spec.engines
     )
     if (finished := finished_manifest(context, spec.config, inputs)) is not None:
         return StepResult(finished, was_finished=True)

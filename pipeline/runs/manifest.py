@@ -329,8 +329,7 @@ ENGINES: Mapping[str, tuple[str, ...]] = {
     CERTIFICATE_STEP: ("numpy",),
     KBEST_COSTS_STEP: ("numpy", "pyarrow", "scipy", "torch"),
     **dict.fromkeys(
-        (TUNING_STEP, GRAPHS_FOLDER, EVALUATION_STEP),
-        ("kaldialign", "kaldifst", "numpy", "torch"),
+        (TUNING_STEP, GRAPHS_FOLDER, EVALUATION_STEP), ("kaldialign", "kaldifst", "numpy", "torch")
     ),
 }
 """The distributions that compute or write the objects of each kind of step."""

@@ -171,11 +171,7 @@ def _targets(row: FeatureRow | PartitionRow) -> dict[str, np.ndarray]:
     if isinstance(row.targets, Alignment):
         return {"alignment": row.targets.senones.astype(np.int32)}
     kbest = at_offset(row.targets, row.offset)
-    return {
-        "senones": kbest.senones.astype(np.int32),
-        "logits": kbest.logits,
-        "log_z": kbest.log_z,
-    }
+    return {"senones": kbest.senones.astype(np.int32), "logits": kbest.logits, "log_z": kbest.log_z}
 
 
 def _cut(row: FeatureRow | PartitionRow, duration_s: float) -> dict[str, Any]:

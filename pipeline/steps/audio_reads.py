@@ -363,11 +363,7 @@ class AudioObjects:
     """
 
     def __init__(
-        self,
-        store: ObjectStore,
-        wanted: Sequence[WantedAudio],
-        in_flight: int,
-        neighbour: str = "",
+        self, store: ObjectStore, wanted: Sequence[WantedAudio], in_flight: int, neighbour: str = ""
     ) -> None:
         self._store = store
         self._reads = plan_reads(store, wanted)

@@ -120,10 +120,7 @@ def size_bound(declared_s: float, conversion: AudioConversion = NO_CONVERSION) -
 
 
 def extract_utterance(
-    utterance: Utterance,
-    found: FoundAudio,
-    mean: CausalMean,
-    config: ExtractionConfig,
+    utterance: Utterance, found: FoundAudio, mean: CausalMean, config: ExtractionConfig
 ) -> FeatureRow | Quarantined:
     """Decode, filter and subtract the causal mean; what fails does not touch the mean."""
     num_bytes = 0

@@ -140,12 +140,7 @@ def repartition(
     # Nights are mixed again: a sub-epoch that hears one night alone would forget the others.
     extension = Extension(lambda _, own: own, order=shuffled)
     spec = StepSpec(
-        store,
-        run_uri,
-        targets_round.partitions,
-        asdict(config),
-        sources,
-        extension=extension,
+        store, run_uri, targets_round.partitions, asdict(config), sources, extension=extension
     )
     return run_step(spec, write_partitions)
 

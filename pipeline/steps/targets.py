@@ -17,13 +17,7 @@ from jaxtyping import Float32
 
 from infra.store.object_store import ObjectStore
 from pipeline.filterbank import SHIFT_SAMPLES, STACK
-from pipeline.kbest import (
-    KBest,
-    KBestOfTranscript,
-    OwnKBest,
-    TeacherFailure,
-    retained_mass,
-)
+from pipeline.kbest import KBest, KBestOfTranscript, OwnKBest, TeacherFailure, retained_mass
 from pipeline.placement_versions import distinct, heard_versions
 from pipeline.records import Hypothesis, Quarantined, Tally
 from pipeline.runs.commit import Commit, Repetition, StepContext, once

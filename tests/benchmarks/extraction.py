@@ -98,10 +98,7 @@ def lhotse_compute_and_store(folder: Path) -> Callable[[], None]:
     def compute_and_store() -> None:
         shutil.rmtree(folder / "lhotse", ignore_errors=True)
         cuts.compute_and_store_features(
-            extractor,
-            folder / "lhotse",
-            storage_type=lhotse.NumpyFilesWriter,
-            progress_bar=False,
+            extractor, folder / "lhotse", storage_type=lhotse.NumpyFilesWriter, progress_bar=False
         )
 
     return compute_and_store

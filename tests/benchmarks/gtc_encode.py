@@ -27,10 +27,7 @@ def _figures_at(num_elements: int, density: float, num_rounds: int) -> list[Figu
     plain, counts = task.residual.clone(), torch.zeros(num_elements, dtype=torch.int32)
     step = task.residual, task.gradients, task.gradient_threshold
     message = encoding.take_message(*step)
-    encoders = {
-        "encode": encoding.compiled_take_message,
-        "encode, NumPy": encoding.take_message,
-    }
+    encoders = {"encode": encoding.compiled_take_message, "encode, NumPy": encoding.take_message}
     seconds = interleaved(
         {
             "r += g": lambda: plain.add_(task.gradients),

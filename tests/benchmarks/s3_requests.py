@@ -60,12 +60,7 @@ def expected_driver(step: str, absent: int) -> RequestCounts:
 
 
 def expected_tasks(
-    step: str,
-    num_tasks: int,
-    num_objects: int,
-    num_inputs: int,
-    num_utterances: int,
-    absent: int,
+    step: str, num_tasks: int, num_objects: int, num_inputs: int, num_utterances: int, absent: int
 ) -> RequestCounts:
     """Return the requests of a step's tasks: no LIST, no HEAD, a PUT per object and per commit.
 

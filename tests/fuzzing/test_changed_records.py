@@ -309,10 +309,7 @@ HASHES = np.arange(5, dtype=np.uint64)
 HASH_RANGE = HashRange(utterances_of(HASHES, np.arange(5)), HASHES)
 ARRAYS = {
     "hash range": (HashRange, HASH_RANGE.to_bytes()),
-    "range of a subset": (
-        SubsetRange,
-        SubsetRange(HASH_RANGE, np.zeros(5, SPAN)).to_bytes(),
-    ),
+    "range of a subset": (SubsetRange, SubsetRange(HASH_RANGE, np.zeros(5, SPAN)).to_bytes()),
     "id index": (IdRange, IdRange(HASHES, np.arange(5, dtype=np.uint32)).to_bytes()),
 }
 

@@ -124,11 +124,7 @@ def test_ranks_that_share_the_gpu_train_as_on_a_cpu(
 
 @pytest.mark.parametrize("trainer", ["synchronous", "gtc", "bmuf", "htm", "one_bit", "sparse_loco"])
 def test_no_step_of_a_trainer_waits(
-    gpu: torch.device,
-    run: Path,
-    world: ProcessGroup,
-    monkeypatch: pytest.MonkeyPatch,
-    trainer: str,
+    gpu: torch.device, run: Path, world: ProcessGroup, monkeypatch: pytest.MonkeyPatch, trainer: str
 ) -> None:
     """torch itself refuses whatever would wait for the GPU within a sub-epoch's steps."""
     train, num_watched = Fitting._train, []

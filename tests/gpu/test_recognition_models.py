@@ -11,13 +11,7 @@ from infra.store.object_store import ObjectStore
 from pipeline.runs.manifest import Manifest
 from pipeline.runs.names import BASELINE
 from tests.gpu.small_training import NUM_SENONES, minibatch, relative_error
-from tests.training.sequence_training.toy_run import (
-    CONFIG,
-    SCALE,
-    rows_of,
-    smbr_fit,
-    write_toy_run,
-)
+from tests.training.sequence_training.toy_run import CONFIG, SCALE, rows_of, smbr_fit, write_toy_run
 from tests.training.training_settings import training_settings
 from training.align.network_alignment import log_likelihoods
 from training.distributed.process_group import ProcessGroup

@@ -9,13 +9,7 @@ import torch
 from torch import Tensor
 
 from pipeline.filterbank import NUM_INPUTS
-from tests.gpu.small_training import (
-    FRAMES,
-    NUM_CHUNKS,
-    minibatch,
-    relative_error,
-    student,
-)
+from tests.gpu.small_training import FRAMES, NUM_CHUNKS, minibatch, relative_error, student
 from tests.training.training_settings import training_settings
 from training.distributed.checks import all_finite
 from training.fit.steps import GradientGraphs, GradientNorms, compute_gradients, take_steps

@@ -145,10 +145,7 @@ def test_a_cluster_of_ones_own_is_read_by_path(tmp_path: Path) -> None:
             {
                 "num_instances": 3,
                 "executors_per_instance": 4,
-                "spark": {
-                    "spark.excludeOnFailure.enabled": "true",
-                    "spark.task.maxFailures": "7",
-                },
+                "spark": {"spark.excludeOnFailure.enabled": "true", "spark.task.maxFailures": "7"},
             },
             "6 attempts at a task on 12 executors of 3 instances: need .*, 7: leave it out",
         ),

@@ -98,11 +98,7 @@ def test_a_host_without_bfloat16_is_known_before(
         (("--set", "baseline.minibatch_frames=-1"), ("minibatch_frames = -1: need 1..10000000",)),
         (
             ("--set", "models.teacher.num_layers=100", "--set", "models.teacher.num_units=16384"),
-            (
-                "teacher: a model of ",
-                "parameters needs ",
-                "this host: name a smaller",
-            ),
+            ("teacher: a model of ", "parameters needs ", "this host: name a smaller"),
         ),
         (("--set", "targets.k=61"), ("k = 61: need at most senones.max_senones = 60",)),
         (("--cluster", "moon"), ("cluster 'moon'",)),

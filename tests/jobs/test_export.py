@@ -82,11 +82,7 @@ def test_files_and_pipes_have_the_same_words(
     file.write_bytes(wav(samples))
     common = ("--model", str(archive), "--json", "--pause-s", "0")
     finals = []
-    for source, data in (
-        (str(file), b""),
-        ("-", file.read_bytes()),
-        ("-", file.read_bytes()[44:]),
-    ):
+    for source, data in ((str(file), b""), ("-", file.read_bytes()), ("-", file.read_bytes()[44:])):
         stream = SimpleNamespace(buffer=io.BytesIO(data))
         monkeypatch.setattr(sys, "stdin", stream)
         done = run_job("transcribe", source, *common, "--piece-ms", "40")
@@ -169,11 +165,7 @@ def test_a_microphone_without_its_package_has_a_remedy(
 
 @pytest.mark.parametrize("form", ["kaldi", "shar"])
 def test_shards_are_exported_once(
-    run_job: RunJob,
-    options: list[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    form: str,
+    run_job: RunJob, options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
 ) -> None:
     """The held-out subset has features; a folder with files is refused, and named.
 

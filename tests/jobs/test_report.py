@@ -11,12 +11,7 @@ from infra.cluster import load_cluster
 from infra.store.object_store import ObjectStore, StoreError, join_uri
 from jobs import report
 from jobs.cli.job import Job
-from jobs.report_page.collect import (
-    dollars_of,
-    origin_of,
-    quarantine_reasons,
-    retry_commands,
-)
+from jobs.report_page.collect import dollars_of, origin_of, quarantine_reasons, retry_commands
 from pipeline.records import Quarantined
 from pipeline.runs.commit import step_context
 from pipeline.runs.engine import write_manifest

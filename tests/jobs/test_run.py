@@ -22,13 +22,7 @@ from jobs.cli.arguments import (
     given_options,
     names_labelled_alone,
 )
-from jobs.run import (
-    Launch,
-    chosen_steps,
-    exit_with,
-    launches,
-    run_steps,
-)
+from jobs.run import Launch, chosen_steps, exit_with, launches, run_steps
 from tests.job_programs import RunJob
 from tests.training.forked_programs import Program, run_forked
 from training.distributed import rank_launcher

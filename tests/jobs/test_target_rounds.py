@@ -11,13 +11,7 @@ from jobs.generate_targets import STEP as GENERATE
 from jobs.generate_targets import due_rounds
 from jobs.retry import later_steps
 from jobs.run import launches
-from jobs.run_table import (
-    GENERATE_TARGETS,
-    REPARTITION,
-    TRAIN_TEACHER,
-    step_configs,
-    written_steps,
-)
+from jobs.run_table import GENERATE_TARGETS, REPARTITION, TRAIN_TEACHER, step_configs, written_steps
 from pipeline.runs.manifest import Manifest, read_manifest
 from pipeline.runs.names import (
     DEV,
@@ -139,10 +133,7 @@ def test_an_ensemble_labels_each_round() -> None:
     single = read_recipe(str(TINY), [each for each in several if "ensemble" not in each])
     assert [fit.config for fit in sibling_fits(single)] == [fits[0].config, fits[2].config]
     models = [labelling_models([TEACHER], 2, each) for each in (FIRST, LAST)]
-    assert models == [
-        ("teacher_smbr", "teacher_2_smbr"),
-        (f"{SIBLING}_smbr", f"{SIBLING}_2_smbr"),
-    ]
+    assert models == [("teacher_smbr", "teacher_2_smbr"), (f"{SIBLING}_smbr", f"{SIBLING}_2_smbr")]
     siblings = {fit.name for fit in fits}
     assert siblings < set(evaluated_models((), 2, 3))
     assert set(map(model_step, siblings)) < step_configs(recipe, recipe).keys()

@@ -9,9 +9,7 @@ from pipeline.records import Utterance
 
 
 def utterance(
-    locale: str = "en-US",
-    duration_s: float = 2.0,
-    created_at: str = "2019-03-01T12:00:00+00:00",
+    locale: str = "en-US", duration_s: float = 2.0, created_at: str = "2019-03-01T12:00:00+00:00"
 ) -> Utterance:
     return Utterance("utt", "spk", duration_s, created_at, locale, "a.flac")
 

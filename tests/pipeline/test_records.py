@@ -195,10 +195,7 @@ def test_a_speakers_stream_is_in_order_of_creation() -> None:
 
 def test_extreme_times_can_be_ordered() -> None:
     """The first and the last moment of the calendar, in any time zone."""
-    stream = [
-        utterance(1, "0001-01-01T00:00:00+14:00"),
-        utterance(2, "9999-12-31T23:59:59-12:00"),
-    ]
+    stream = [utterance(1, "0001-01-01T00:00:00+14:00"), utterance(2, "9999-12-31T23:59:59-12:00")]
     backwards = stream[::-1]
     assert sorted(backwards, key=stream_order) == stream
 

@@ -5,12 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.sampling import (
-    NUM_PRIORITIES,
-    last_priority,
-    sampling_priority,
-    within_speaker_cap,
-)
+from pipeline.sampling import NUM_PRIORITIES, last_priority, sampling_priority, within_speaker_cap
 
 HOUR_MS = 3_600_000
 DURATIONS = st.lists(st.integers(1, 20_000), min_size=1, max_size=60)

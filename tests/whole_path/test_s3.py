@@ -15,13 +15,7 @@ from infra.store.object_store import ObjectStore, join_uri
 from jobs.cli import spark_steps
 from jobs.run import launches
 from jobs.synthesis.corpus import SynthesisConfig, synthesize
-from pipeline.runs.names import (
-    LANGUAGE_MODEL_FILES,
-    LEXICON_FILE,
-    SUBSETS,
-    model_step,
-    teachers,
-)
+from pipeline.runs.names import LANGUAGE_MODEL_FILES, LEXICON_FILE, SUBSETS, model_step, teachers
 from pipeline.steps.ingestion.kaldi_directory import DirectoryIngestion, plan_copy
 from tests.faults.killed_processes.chaos_run import run_plainly
 from tests.infra.aws.role_policy import Request, Statement, allows, requests_by_step, role_of

@@ -150,9 +150,7 @@ class MonophoneAligner(PhoneAligner):
     monophones: Monophones
 
     def align(
-        self,
-        rows: Sequence[FeatureRow],
-        cepstra: Mapping[str, Float32[np.ndarray, "_frames 39"]],
+        self, rows: Sequence[FeatureRow], cepstra: Mapping[str, Float32[np.ndarray, "_frames 39"]]
     ) -> Phones:
         """Align utterances one after the other."""
         return {

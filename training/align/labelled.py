@@ -29,11 +29,7 @@ from pipeline.shards import (
 )
 from training.decode.corpus_lexicon import CorpusLexicon
 from training.decode.lexicon import Lexicon
-from training.decode.senones import (
-    SenoneTree,
-    Unaligned,
-    parse_senone_tree,
-)
+from training.decode.senones import SenoneTree, Unaligned, parse_senone_tree
 
 MADE_STATISTIC = "made_pronunciations"
 """The bootstrap's statistic of the phones, by word, that letters made."""
@@ -81,10 +77,7 @@ def unknown_words_of(row: FeatureRow, lexicon: Lexicon) -> Unaligned | None:
 
 
 def commit_aligned(
-    context: StepContext,
-    name: str,
-    rows: Sequence[FeatureRow],
-    alignments: Alignments,
+    context: StepContext, name: str, rows: Sequence[FeatureRow], alignments: Alignments
 ) -> Commit:
     """Write a shard's rows with their senones as one training partition, and commit it.
 

@@ -18,11 +18,7 @@ from pipeline.shards import FeatureRow
 from training.decode.decoder import align
 from training.decode.graph import monophone_graph
 from training.decode.lexicon import SILENCE, Lexicon
-from training.decode.senones import (
-    NO_WORDS,
-    PhoneAlignment,
-    Unaligned,
-)
+from training.decode.senones import NO_WORDS, PhoneAlignment, Unaligned
 from training.settings.decoding import BootstrapConfig
 
 VARIANCE_FLOOR = 0.01  # of cepstra with variance 1

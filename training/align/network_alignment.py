@@ -8,19 +8,11 @@ from jaxtyping import Float32, Int64
 
 from pipeline.shards import FeatureRow, PartitionRow
 from pipeline.splicing import num_low_rate_frames, splice
-from training.align.labelled import (
-    Senones,
-    unknown_words_of,
-)
+from training.align.labelled import Senones, unknown_words_of
 from training.decode.decoder import AlignmentError, align
 from training.decode.graph import alignment_graph
 from training.decode.lexicon import Lexicon
-from training.decode.senones import (
-    NO_WORDS,
-    SenoneTree,
-    Unaligned,
-    expand_to_frames,
-)
+from training.decode.senones import NO_WORDS, SenoneTree, Unaligned, expand_to_frames
 from training.models.store import TrainedModel
 
 MAX_PADDED_FRAMES = 8192

@@ -51,11 +51,7 @@ from training.align.network_alignment import (
 )
 from training.align.shard_alignment import PhoneAligner, align_and_grow, senones_of
 from training.decode.decoder import phone_segments
-from training.decode.senones import (
-    PhoneAlignment,
-    SenoneTree,
-    Unaligned,
-)
+from training.decode.senones import PhoneAlignment, SenoneTree, Unaligned
 from training.models.store import TrainedModel, load_model
 from training.settings.decoding import TreeConfig, realignment_settings
 from training.settings.models import ModelConfig

@@ -74,9 +74,7 @@ class PhoneAligner(ABC):
 
     @abstractmethod
     def align(
-        self,
-        rows: Sequence[FeatureRow],
-        cepstra: Mapping[str, Float32[np.ndarray, "_frames 39"]],
+        self, rows: Sequence[FeatureRow], cepstra: Mapping[str, Float32[np.ndarray, "_frames 39"]]
     ) -> Phones:
         """Align utterances whose words the lexicon has, given their normalized cepstra."""
 
@@ -173,10 +171,7 @@ def align_shard_phones(task: PhonesTask) -> Commit:
         context.put_output(task.name, ".statistics", statistics.to_bytes(), Tally()),
     )
     record = Commit(
-        task=task.name,
-        fingerprint=context.fingerprint,
-        outputs=outputs,
-        tally_in=tally,
+        task=task.name, fingerprint=context.fingerprint, outputs=outputs, tally_in=tally
     )
     return context.commit(record)
 

@@ -234,9 +234,7 @@ def group_into_buffers(parts: Iterable[T], num_frames: Callable[[T], int]) -> It
 
 
 def chunked_minibatches(
-    lengths: Int64[np.ndarray, " utterances"],
-    minibatch_frames: int,
-    generator: np.random.Generator,
+    lengths: Int64[np.ndarray, " utterances"], minibatch_frames: int, generator: np.random.Generator
 ) -> list[Segments]:
     """Cut utterances into chunks of 32 frames, and put the chunks in random order (003 II-B)."""
     num_chunks = -(-lengths // CHUNK_FRAMES)
@@ -257,9 +255,7 @@ def chunked_shape(minibatch_frames: int) -> tuple[int, int]:
 
 
 def whole_utterance_minibatches(
-    lengths: Int64[np.ndarray, " utterances"],
-    minibatch_frames: int,
-    generator: np.random.Generator,
+    lengths: Int64[np.ndarray, " utterances"], minibatch_frames: int, generator: np.random.Generator
 ) -> list[Segments]:
     """Group utterances of like length to `minibatch_frames` with padding; shuffle the groups."""
     # Equal lengths keep their stored order, so whole utterances mix less than chunks.

@@ -34,10 +34,7 @@ Labels = tuple[int, ...]
 
 
 def _lexicon_transducer(
-    lexicon: Lexicon,
-    spoken: Lexicon,
-    labels_of: Callable[[int], Labels],
-    num_labels: int,
+    lexicon: Lexicon, spoken: Lexicon, labels_of: Callable[[int], Labels], num_labels: int
 ) -> tuple[ConstFst, range]:
     """Build L of the `spoken` words, any number in a row; return the labels that disambiguate, too.
 

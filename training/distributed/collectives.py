@@ -369,10 +369,7 @@ class PendingGather:
         self._shape = group.size(), len(values)
         gathered = values.new_empty(group.size() * len(values))
         self._pending = PendingExchange(
-            lambda: group._allgather_base(gathered, values),
-            gathered,
-            group,
-            f"gather of {purpose}",
+            lambda: group._allgather_base(gathered, values), gathered, group, f"gather of {purpose}"
         )
         # A GPU's stream waits for the others here, and the host when it reads.
         is_late = not is_read_at_once(values.device)

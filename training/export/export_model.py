@@ -28,11 +28,7 @@ from pipeline.filterbank import NUM_BINS, NUM_INPUTS, SAMPLE_RATE_HZ, STACK
 from pipeline.filterbank.log_mel import num_frames
 from pipeline.records import Utterance, parse_utterance
 from pipeline.runs.manifest import read_manifest, read_output, subsets_of_run
-from pipeline.runs.names import (
-    DEV,
-    HELDOUT,
-    selection_step,
-)
+from pipeline.runs.names import DEV, HELDOUT, selection_step
 from pipeline.settings import ExtractionConfig, MeanNormalization
 from pipeline.steps.features import MIN_FRAMES, audio_objects
 from training.align.labelled import read_tree
@@ -255,11 +251,7 @@ def _filtered(graph: _Graph, filters: FrequencyFilters, rows: str) -> str:
 
 
 def _convolution(
-    graph: _Graph,
-    filters: nn.Linear,
-    inputs: str,
-    num_places: int = SECOND_PLACES,
-    stride: int = 1,
+    graph: _Graph, filters: nn.Linear, inputs: str, num_places: int = SECOND_PLACES, stride: int = 1
 ) -> str:
     """Slide a layer, which sees `num_places` places of each channel, along the inputs' places."""
     weights = _array(filters.weight).reshape(filters.out_features, -1, num_places)

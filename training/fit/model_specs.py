@@ -32,11 +32,7 @@ from training.data.sub_epochs import (
     sequence_sub_epochs,
     supervised_sub_epochs,
 )
-from training.settings.model_training import (
-    AugmentationConfig,
-    SupervisedConfig,
-    TrainingSettings,
-)
+from training.settings.model_training import AugmentationConfig, SupervisedConfig, TrainingSettings
 from training.settings.models import ModelConfig, Normalization
 from training.settings.recipe import CheckpointConfig, Recipe
 

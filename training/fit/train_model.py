@@ -166,11 +166,7 @@ def fit_model(
 
 
 def train_model(
-    fit: Fit,
-    group: ProcessGroup,
-    device: torch.device,
-    take_pace: TakePace,
-    step: StepRun,
+    fit: Fit, group: ProcessGroup, device: torch.device, take_pace: TakePace, step: StepRun
 ) -> Manifest | None:
     """Train the model of `fit` on `device`; rank 0 stores it and returns the step's manifest."""
     check_ranks(fit.training, fit.name, group.size(), launched_ranks_per_host())

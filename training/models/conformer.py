@@ -75,9 +75,7 @@ class CausalConvolution(nn.Module):
         self.filters = nn.Conv1d(num_units, num_units, kernel_frames, groups=num_units)
 
     def forward(
-        self,
-        frames: Float[Tensor, "batch frames units"],
-        past: Float[Tensor, "batch before units"],
+        self, frames: Float[Tensor, "batch frames units"], past: Float[Tensor, "batch before units"]
     ) -> tuple[Float[Tensor, "batch frames units"], Float[Tensor, "batch before units"]]:
         """Filter the frames after `past`, `kernel_frames - 1` frames; return the next past too."""
         known = torch.cat([past, frames], dim=1)
@@ -96,9 +94,7 @@ class GatedConvolution(nn.Module):
         self.outputs = nn.Linear(num_units, num_units)
 
     def forward(
-        self,
-        frames: Float[Tensor, "batch frames units"],
-        past: Float[Tensor, "batch before units"],
+        self, frames: Float[Tensor, "batch frames units"], past: Float[Tensor, "batch before units"]
     ) -> tuple[Float[Tensor, "batch frames units"], Float[Tensor, "batch before units"]]:
         """Gate, filter, normalize, mix the units; return the past of the frames after these too."""
         gated = functional.glu(self.inputs(frames), dim=-1)

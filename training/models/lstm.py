@@ -24,9 +24,7 @@ from training.settings.models import (
 
 
 def padded_lstm(
-    lstm: nn.LSTM,
-    inputs: Float[Tensor, "batch frames dim"],
-    lengths: Int64[Tensor, " batch"],
+    lstm: nn.LSTM, inputs: Float[Tensor, "batch frames dim"], lengths: Int64[Tensor, " batch"]
 ) -> Float[Tensor, "batch frames outputs"]:
     """Return what `lstm`, which is `batch_first`, makes of each sequence up to its length.
 
@@ -41,9 +39,7 @@ def padded_lstm(
 
 
 def packed_lstm(
-    lstm: nn.LSTM,
-    inputs: Float[Tensor, "batch frames dim"],
-    lengths: Int64[Tensor, " batch"],
+    lstm: nn.LSTM, inputs: Float[Tensor, "batch frames dim"], lengths: Int64[Tensor, " batch"]
 ) -> Float[Tensor, "batch frames outputs"]:
     """Pack the sequences, which cuDNN reads both ways in one call."""
     # Left to sort by itself, packing copies the order to a GPU in a way that waits for it.
@@ -57,9 +53,7 @@ def packed_lstm(
 
 
 def reversing_lstm(
-    lstm: nn.LSTM,
-    inputs: Float[Tensor, "batch frames dim"],
-    lengths: Int64[Tensor, " batch"],
+    lstm: nn.LSTM, inputs: Float[Tensor, "batch frames dim"], lengths: Int64[Tensor, " batch"]
 ) -> Float[Tensor, "batch frames outputs"]:
     """Run the backward LSTMs forward, over sequences that are reversed within their lengths."""
     # oneDNN takes no packed sequences, and without it a step takes half as long again.

@@ -137,9 +137,7 @@ def decode_posteriors(
 
 
 def decode_lattice(
-    graph: DecodingGraph,
-    log_likelihoods: Float32[np.ndarray, "frames senones"],
-    beams: Beams,
+    graph: DecodingGraph, log_likelihoods: Float32[np.ndarray, "frames senones"], beams: Beams
 ) -> Lattice:
     """Return the paths within `lattice_beam` of the best, for scaled log-likelihoods.
 
@@ -158,9 +156,7 @@ def _with_all_paths(raw: np.ndarray) -> Lattice:
 
 
 def search_lattice(
-    graph: DecodingGraph,
-    log_likelihoods: Float32[np.ndarray, "frames senones"],
-    beams: Beams,
+    graph: DecodingGraph, log_likelihoods: Float32[np.ndarray, "frames senones"], beams: Beams
 ) -> np.ndarray:
     """Return the arcs (SEARCH_ARC) of the paths within `lattice_beam` of the best.
 

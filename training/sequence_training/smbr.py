@@ -59,12 +59,7 @@ class SmbrBatch:
     acoustic_scale: float
 
     @classmethod
-    def of(
-        cls,
-        utterances: Sequence[AlignedLattice],
-        delay: int,
-        criterion: Smbr,
-    ) -> "SmbrBatch":
+    def of(cls, utterances: Sequence[AlignedLattice], delay: int, criterion: Smbr) -> "SmbrBatch":
         """Join the utterances of a minibatch, row after row; frame t is output t + delay."""
         columns = [_arc_columns(row, each) for row, each in enumerate(utterances)]
         rows, frames, senones, correct = np.concatenate(columns, axis=1)

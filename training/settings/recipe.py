@@ -46,12 +46,7 @@ from training.settings.model_training import (
 )
 from training.settings.models import ModelConfig, Normalization, check_divisible
 from training.settings.replaced_trainer import replace_trainer
-from training.settings.trainers import (
-    BmufConfig,
-    HtmConfig,
-    SparseLocoConfig,
-    check_optimizer,
-)
+from training.settings.trainers import BmufConfig, HtmConfig, SparseLocoConfig, check_optimizer
 
 MAX_SUB_EPOCHS = 100_000
 """The most sub-epochs of the student, of all passes; the paper's has 18."""

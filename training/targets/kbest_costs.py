@@ -74,10 +74,7 @@ def kbest_costs(
     if num_drawn(k):  # a single column is the best senone, and none is left to draw
         targets["sampled"] = _sampled(teacher, k, seed)
     agrees = (best == p.argmax(axis=1)[:, np.newaxis]).any(axis=1)
-    costs: dict[str, CostValues] = {
-        "mass": mass,
-        "agreement": agrees,
-    }
+    costs: dict[str, CostValues] = {"mass": mass, "agreement": agrees}
     for form, target in targets.items():
         first = np.take_along_axis(target - t, best[:, :1], axis=1)[:, 0]
         costs[f"calibration_error_{form}"] = np.abs(first)

@@ -210,8 +210,7 @@ def windows(num_frames: int, config: WindowsConfig) -> Sequence[Window]:
     return [
         Window(
             range(
-                max(0, first - config.overlap_frames),
-                min(num_frames, last + config.overlap_frames),
+                max(0, first - config.overlap_frames), min(num_frames, last + config.overlap_frames)
             ),
             range(first, last),
         )

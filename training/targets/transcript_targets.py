@@ -16,13 +16,7 @@ from jaxtyping import Float32, Float64
 from scipy.special import log_softmax
 
 from infra.store.object_store import ObjectStore
-from pipeline.kbest import (
-    KBest,
-    KBestOfTranscript,
-    OwnKBest,
-    TeacherFailure,
-    select_kbest,
-)
+from pipeline.kbest import KBest, KBestOfTranscript, OwnKBest, TeacherFailure, select_kbest
 from pipeline.records import Hypothesis
 from pipeline.runs.manifest import read_manifest
 from pipeline.runs.names import ALIGNMENT_STEP
@@ -40,11 +34,7 @@ from training.sequence_training.forward_backward import (
     state_posteriors,
 )
 from training.sequence_training.lattice_decoder import LatticeError, decode_lattice
-from training.settings.decoding import (
-    EvaluationConfig,
-    LatticeTargetsConfig,
-    TranscriptsConfig,
-)
+from training.settings.decoding import EvaluationConfig, LatticeTargetsConfig, TranscriptsConfig
 from training.targets.lattice_targets import LatticeSearch, Logits, Score, targets_of
 from training.targets.rover import Heard, slot_words
 from training.targets.text_normalization import Normalizer

@@ -29,14 +29,7 @@ from training.distributed.checks import FiniteCheck, FirstFault, not_finite
 from training.distributed.collectives import Arrival, gather_equal, gather_ragged
 from training.settings.trainers import GtcConfig, HtmConfig
 from training.trainers.parameters import FlatParameters
-from training.trainers.trainer import (
-    ReshardingPlan,
-    State,
-    Statistics,
-    Trainer,
-    density,
-    norm_of,
-)
+from training.trainers.trainer import ReshardingPlan, State, Statistics, Trainer, density, norm_of
 
 MIN_CAPACITY = 2**13
 
@@ -62,10 +55,7 @@ class ExactMessages:
         self._take_message = compiled_take_message if takes_compiled else take_message
 
     def sum_signs(
-        self,
-        residual: Elements,
-        gradients: Elements,
-        group: ProcessGroup,
+        self, residual: Elements, gradients: Elements, group: ProcessGroup
     ) -> Int32[Tensor, " elements"]:
         """Count, for each element, the ranks that sent plus less those that sent minus.
 
@@ -123,10 +113,7 @@ class FixedMessages:
         return int(self._num_sent)
 
     def sum_signs(
-        self,
-        residual: Elements,
-        gradients: Elements,
-        group: ProcessGroup,
+        self, residual: Elements, gradients: Elements, group: ProcessGroup
     ) -> Int32[Tensor, " elements"]:
         """Do what `ExactMessages` does, but raise FloatingPointError for the step before.
 

@@ -192,11 +192,7 @@ def ingest_piece(task: PieceTask) -> Commit:
     subset_of = partial(rules.subset_of, manifest.subset)
     objects = {
         subset: MetadataObjects(
-            store,
-            task.corpus_uri,
-            join_uri(METADATA_FOLDER, subset),
-            task.name,
-            rules.num_buckets,
+            store, task.corpus_uri, join_uri(METADATA_FOLDER, subset), task.name, rules.num_buckets
         )
         for subset in rules.subsets_of(manifest.subset)
     }

@@ -8,12 +8,7 @@ from typing import Any, ClassVar, TypeAlias
 from infra.store.object_store import ObjectStore, join_uri
 from pipeline.records import MAX_LINE_BYTES, PRED_TEXT, Quarantined
 from pipeline.steps.ingestion import IGNORE_COLUMNS
-from pipeline.steps.ingestion.manifest_format import (
-    CHANNEL,
-    Look,
-    ManifestFormat,
-    refused,
-)
+from pipeline.steps.ingestion.manifest_format import CHANNEL, Look, ManifestFormat, refused
 from pipeline.steps.ingestion.manifest_rows import (
     Piece,
     Row,

@@ -28,12 +28,7 @@ from infra.store.object_store import ObjectInfo, ObjectStore, join_uri, normaliz
 from pipeline.audio.audio_file import reader_of
 from pipeline.audio.codecs import max_padding_samples, stated_duration_s
 from pipeline.audio.decode import MAX_DURATION_S as MAX_DECODED_S
-from pipeline.audio.decode import (
-    decode_audio,
-    decode_utterance,
-    duration_tolerance,
-    max_file_bytes,
-)
+from pipeline.audio.decode import decode_audio, decode_utterance, duration_tolerance, max_file_bytes
 from pipeline.audio.errors import AudioError
 from pipeline.audio.placements import Acoustics
 from pipeline.filterbank import SAMPLE_RATE_HZ

@@ -13,13 +13,7 @@ from infra.settings import shown
 from infra.store.object_store import ObjectStore
 from pipeline.records import MAX_START_S, PRED_TEXT, Quarantined
 from pipeline.steps.ingestion import IGNORE_COLUMNS, RECORDINGS
-from pipeline.steps.ingestion.manifest_format import (
-    FIELDS,
-    Look,
-    ManifestFormat,
-    refused,
-    renamed,
-)
+from pipeline.steps.ingestion.manifest_format import FIELDS, Look, ManifestFormat, refused, renamed
 from pipeline.steps.ingestion.manifest_rows import (
     JSON_LINES,
     KnownFields,

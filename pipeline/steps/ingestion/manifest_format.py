@@ -11,12 +11,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from infra.store.object_store import ObjectStore
-from pipeline.records import (
-    MEMBER_FIELDS,
-    PRED_TEXT,
-    SEGMENT_FIELDS,
-    Quarantined,
-)
+from pipeline.records import MEMBER_FIELDS, PRED_TEXT, SEGMENT_FIELDS, Quarantined
 from pipeline.steps.ingestion import IGNORE_COLUMNS
 from pipeline.steps.ingestion.manifest_rows import Piece, Row, each_row
 

@@ -8,13 +8,7 @@ from pathlib import Path
 from urllib.parse import unquote
 
 from infra.settings import ConfigurationError, printable, shown
-from infra.store.object_store import (
-    ObjectDenied,
-    ObjectNotFound,
-    ObjectStore,
-    StoreError,
-    join_uri,
-)
+from infra.store.object_store import ObjectDenied, ObjectNotFound, ObjectStore, StoreError, join_uri
 from infra.store.uris import is_absolute, is_s3
 from pipeline.records import Quarantined, Utterance
 from pipeline.runs.names import OUTSIDE_PREFIXES, UNLABELLED
@@ -49,11 +43,7 @@ VALUE_FAULTS = frozenset(("malformed_json", "malformed_csv", "bad_duration", "ba
 _LISTED = 10_000
 _FORMATS = [reader_of(name) for name in FORMATS]
 _LOOKS = tuple(chain.from_iterable(each.looks for each in _FORMATS))
-_SUFFIXES = {
-    JSON_LINES: JSON_SUFFIXES,
-    DELIMITED: CSV_SUFFIXES,
-    PARQUET: PARQUET_SUFFIXES,
-}
+_SUFFIXES = {JSON_LINES: JSON_SUFFIXES, DELIMITED: CSV_SUFFIXES, PARQUET: PARQUET_SUFFIXES}
 
 
 def require_usable_rows(

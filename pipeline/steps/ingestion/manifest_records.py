@@ -113,10 +113,7 @@ def with_audio(
 
 
 def records_of(
-    rows: Iterable[Row | Quarantined],
-    rules: RecordRules,
-    subset: str,
-    columns: Mapping[str, str],
+    rows: Iterable[Row | Quarantined], rules: RecordRules, subset: str, columns: Mapping[str, str]
 ) -> Iterator[Utterance | Quarantined]:
     """Yield the records, checked as selection will; transcripts of unlabelled speech are dropped.
 

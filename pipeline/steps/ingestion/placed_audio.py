@@ -32,13 +32,7 @@ from pipeline.records import (
     version_id,
 )
 from pipeline.runs.manifest import Output, read_output, sha256
-from pipeline.runs.names import (
-    ACOUSTICS_FOLDER,
-    AUDIO_FOLDER,
-    DEV,
-    HELDOUT,
-    PLACEMENTS_SETTING,
-)
+from pipeline.runs.names import ACOUSTICS_FOLDER, AUDIO_FOLDER, DEV, HELDOUT, PLACEMENTS_SETTING
 from pipeline.sampling import sampling_priority
 from pipeline.settings import NO_CONVERSION, AudioConversion
 from pipeline.steps.audio_reads import FoundAudio, require_audio

@@ -138,11 +138,7 @@ class Nemo(ManifestFormat):
 
 _CLIP_DURATIONS = "clip_durations.tsv"
 _DURATION_COLUMNS = ("clip", "duration[ms]")
-_CLIP_COLUMNS = {
-    "speaker_id": "client_id",
-    "text": "sentence",
-    "locale": "locale",
-}
+_CLIP_COLUMNS = {"speaker_id": "client_id", "text": "sentence", "locale": "locale"}
 COMMON_VOICE_HARMLESS = (*ABOUT_SPEAKERS, *ABOUT_TEXTS)
 
 

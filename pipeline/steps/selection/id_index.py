@@ -23,14 +23,7 @@ from pipeline.records import Tally
 from pipeline.runs.commit import Commit, StepContext, once
 from pipeline.runs.engine import ScratchTasks
 from pipeline.runs.ledger import IDENTIFIED, read_lines
-from pipeline.runs.manifest import (
-    Manifest,
-    Output,
-    Outputs,
-    first_own,
-    own_outputs,
-    read_manifest,
-)
+from pipeline.runs.manifest import Manifest, Output, Outputs, first_own, own_outputs, read_manifest
 from pipeline.runs.names import BASE_INPUT
 from pipeline.sampling import hash_name
 from pipeline.steps.hash_ranges import (

@@ -32,12 +32,7 @@ from pipeline.runs.names import INCREMENT_METADATA
 from pipeline.runs.sealed_json import read_sealed, seal, typed_value
 from pipeline.sampling import NUM_PRIORITIES
 from pipeline.settings import MAY_DIFFER, SelectionConfig
-from pipeline.steps.hash_ranges import (
-    Gathered,
-    gathered_objects,
-    overlapping,
-    put_extents,
-)
+from pipeline.steps.hash_ranges import Gathered, gathered_objects, overlapping, put_extents
 from pipeline.steps.selection.id_index import IdRange, metadata_names
 
 SIZES = "metadata_bytes"

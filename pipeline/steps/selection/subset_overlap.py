@@ -318,9 +318,7 @@ def _find(task: tuple[_Group, _Example]) -> Utterance:
 
 
 def _refusal(
-    subset: str,
-    found: Sequence[_Overlap],
-    named: Mapping[tuple[str, str], Sequence[Utterance]],
+    subset: str, found: Sequence[_Overlap], named: Mapping[tuple[str, str], Sequence[Utterance]]
 ) -> str:
     facts = []
     # Names come before audio.

@@ -7,13 +7,7 @@ from typing import BinaryIO
 import pytest
 
 from infra.store import s3
-from infra.store.object_store import (
-    Fetched,
-    ObjectNotFound,
-    ObjectStore,
-    StoreError,
-    scan_checked,
-)
+from infra.store.object_store import Fetched, ObjectNotFound, ObjectStore, StoreError, scan_checked
 from infra.task_metrics import REQUESTS
 from pipeline.records import Tally
 from pipeline.runs.commit import Commit, step_context

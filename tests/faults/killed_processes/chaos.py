@@ -26,10 +26,7 @@ from tests.faults.killed_processes.chaos_run import (
     store_random_teacher,
 )
 from tests.faults.killed_processes.killer import KINDS, Killer
-from tests.faults.killed_processes.packaged_steps import (
-    PackagedSteps,
-    remove_dead_executors,
-)
+from tests.faults.killed_processes.packaged_steps import PackagedSteps, remove_dead_executors
 from tests.standalone_cluster import StandaloneCluster, last_lines
 from tests.whole_path.processes import TINY
 

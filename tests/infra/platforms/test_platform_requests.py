@@ -158,9 +158,7 @@ def test_databricks_takes_runs(run_job: RunJob, step: str) -> None:
     assert task["spark_python_task"]["parameters"][0] == step
 
 
-def test_a_task_of_databricks_fails_only_where_its_step_does(
-    tmp_path: Path,
-) -> None:
+def test_a_task_of_databricks_fails_only_where_its_step_does(tmp_path: Path) -> None:
     """Exit code 0 is no exception there; another is named."""
     package = tmp_path / "jobs"
     package.mkdir()

@@ -12,12 +12,7 @@ from pyspark import __version__
 from infra.cluster import load_cluster
 from infra.settings import ConfigurationError
 from infra.spark import host_environment
-from infra.spark.host_environment import (
-    OPEN_FILES,
-    JavaError,
-    find_java_home,
-    require_environment,
-)
+from infra.spark.host_environment import OPEN_FILES, JavaError, find_java_home, require_environment
 from infra.spark.session import cluster_settings, spark_environment
 from tests.infra.spark.java_free import java_free_environment
 

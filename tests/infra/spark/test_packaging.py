@@ -33,10 +33,7 @@ TASK_MODULES = (
         "verify": ("pipeline.audit.corpus_objects", "pipeline.audit.stored_objects"),
         "extract_features": ("pipeline.steps.features",),
     },
-    {
-        "bootstrap": ("training.align.bootstrap",),
-        "realign": ("training.align.realignment",),
-    },
+    {"bootstrap": ("training.align.bootstrap",), "realign": ("training.align.realignment",)},
     {
         "evaluate": ("training.evaluate.heldout", "training.evaluate.tuning"),
         "generate_targets": (

@@ -90,8 +90,7 @@ def test_driver_memory_is_what_the_driver_has(heap_mebibytes: int, is_late: bool
 def test_launch_options_hold_what_the_driver_needs_before_it_starts() -> None:
     """Master, memory, and the settings of the driver's JVM; no others."""
     cluster = replace(
-        EXTRACTION,
-        spark={"spark.driver.extraJavaOptions": "-Xss4m", "spark.speculation": "true"},
+        EXTRACTION, spark={"spark.driver.extraJavaOptions": "-Xss4m", "spark.speculation": "true"}
     )
     assert launch_options(cluster) == [
         *("--master", "yarn", "--driver-memory", "8g"),

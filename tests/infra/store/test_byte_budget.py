@@ -97,9 +97,7 @@ def test_larger_objects_are_fetched_alone(base: str) -> None:
         ]
 
 
-def test_one_long_object_does_not_slow_the_others(
-    serve: Serve,
-) -> None:
+def test_one_long_object_does_not_slow_the_others(serve: Serve) -> None:
     """An hour among utterances of 5 s: 63 of the others are in flight with it."""
     together, most = threading.Condition(), 0
     running = 0

@@ -32,8 +32,7 @@ def tree(corpus: Path) -> dict[str, tuple[bytes, int]]:
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["wav.scp", "text", "utt2spk", "labelled.speakers", "heldout.speakers"],
+    "name", ["wav.scp", "text", "utt2spk", "labelled.speakers", "heldout.speakers"]
 )
 def test_missing_file_is_named(kaldi_dir: Path, name: str) -> None:
     """The message names the missing file and lists what a data directory needs."""

@@ -30,11 +30,7 @@ from training.evaluate.scores import SpeakerCounts, resample
 pytestmark = pytest.mark.usefixtures("plain_drawings")
 
 ERRORS = {"baseline": [8, 6, 5, 7], "teacher": [4, 5, 4, 5], "student": [6, 5, 3, 7]}
-SMBR = {
-    "baseline_smbr": [7, 6, 5, 6],
-    "teacher_smbr": [4, 4, 4, 4],
-    "student_smbr": [5, 4, 3, 6],
-}
+SMBR = {"baseline_smbr": [7, 6, 5, 6], "teacher_smbr": [4, 4, 4, 4], "student_smbr": [5, 4, 3, 6]}
 ORACLE = [2, 3, 3, 2]
 """Of 26, 18, 21 and 10 errors: the oracle gains 16, teacher and student 8 and 5."""
 

@@ -16,13 +16,7 @@ from jobs.synthesis.corpus import SynthesisConfig, SynthesisSummary, draw_speake
 from jobs.synthesis.sentences import draw_sentence, vocabulary
 from jobs.synthesis.speech import PHONES, phone_name
 from jobs.synthesize import main
-from pipeline.audio.placements import (
-    PLACEMENTS,
-    Acoustics,
-    noise_for,
-    record,
-    reverberate,
-)
+from pipeline.audio.placements import PLACEMENTS, Acoustics, noise_for, record, reverberate
 
 TINY = SynthesisConfig(
     labelled_hours=0.004,

@@ -17,13 +17,7 @@ from pipeline.records import Tally
 from pipeline.runs import manifest
 from pipeline.runs.commit import Commit, Repetition, StepContext, once, step_context
 from pipeline.runs.engine import StepResult, TaskPlan
-from pipeline.runs.manifest import (
-    ENGINES,
-    MEGAHOUR,
-    manifest_uri,
-    read_manifest,
-    step_versions,
-)
+from pipeline.runs.manifest import ENGINES, MEGAHOUR, manifest_uri, read_manifest, step_versions
 from pipeline.runs.names import TARGETS_STEP
 from pipeline.steps.features import extract_file
 from pipeline.steps.repartition import write_group
@@ -59,8 +53,7 @@ def test_a_task_looks_for_its_commit_before_it_works(context: StepContext) -> No
 
 
 @pytest.mark.parametrize(
-    "run_task",
-    [extract_file, label_shard, write_group, index_bucket, select_bucket, pack_files],
+    "run_task", [extract_file, label_shard, write_group, index_bucket, select_bucket, pack_files]
 )
 def test_every_task_of_a_step_looks_first(context: StepContext, run_task: Any) -> None:
     """Nothing of a task but its name is looked at when its commit is there."""

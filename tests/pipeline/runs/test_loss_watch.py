@@ -13,12 +13,7 @@ from infra.store.object_store import ObjectStore, join_uri
 from infra.task_metrics import REQUESTS
 from pipeline.records import Quarantined, Tally
 from pipeline.runs.commit import Commit, StepContext, once, read_commits
-from pipeline.runs.engine import (
-    Loss,
-    LossBudgetExceededError,
-    LossWatch,
-    TaskPlan,
-)
+from pipeline.runs.engine import Loss, LossBudgetExceededError, LossWatch, TaskPlan
 from pipeline.runs.manifest import manifest_uri, read_manifest
 from pipeline.settings import ExtractionConfig, SelectionConfig
 from pipeline.steps import features

@@ -139,9 +139,7 @@ def test_outputs_in_parts_are_a_sequence(context: StepContext) -> None:
 @pytest.mark.parametrize("kills_at", [1, 8, 17])
 @pytest.mark.usefixtures("small_bounds")
 def test_a_killed_driver_resumes_to_the_same_bytes(
-    context: StepContext,
-    kills_at: int,
-    tmp_path_factory: pytest.TempPathFactory,
+    context: StepContext, kills_at: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """Killed in a wave, between waves or while commits are folded; no task is done twice."""
     undisturbed = elsewhere(context, tmp_path_factory.mktemp("undisturbed"))

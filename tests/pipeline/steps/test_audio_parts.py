@@ -57,11 +57,7 @@ def features_of(rows: Sequence[FeatureRow | Quarantined]) -> list[bytes]:
 
 @pytest.mark.parametrize(
     ("form", "subtype", "rate"),
-    [
-        ("WAV", "PCM_24", 44_100),
-        ("FLAC", "PCM_24", 44_100),
-        ("MP3", "MPEG_LAYER_III", RATE),
-    ],
+    [("WAV", "PCM_24", 44_100), ("FLAC", "PCM_24", 44_100), ("MP3", "MPEG_LAYER_III", RATE)],
 )
 def test_segments_equal_objects(tmp_path: Path, form: str, subtype: str, rate: int) -> None:
     """The features are equal to the byte, whatever holds the recording; so is their shard."""

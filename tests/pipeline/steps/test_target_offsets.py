@@ -13,9 +13,7 @@ from pipeline.runs.engine import WITHOUT_LATTICE
 from pipeline.runs.manifest import Manifest, read_manifest
 from pipeline.runs.names import PARTITIONS_STEP, TARGETS_STEP
 from pipeline.settings import RepartitionConfig, TargetsConfig
-from pipeline.shards import (
-    KBestAtAllOffsets,
-)
+from pipeline.shards import KBestAtAllOffsets
 from pipeline.splicing import splice
 from pipeline.steps.repartition import repartition
 from pipeline.steps.targets import generate_targets

@@ -69,9 +69,7 @@ def test_newbob_takes_a_rising_loss_as_no_reduction() -> None:
 
 
 @given(
-    st.lists(st.floats(0, 1e6), min_size=60, max_size=60),
-    st.floats(1e-3, 1.0),
-    st.integers(1, 20),
+    st.lists(st.floats(0, 1e6), min_size=60, max_size=60), st.floats(1e-3, 1.0), st.integers(1, 20)
 )
 def test_newbob_never_raises_the_rate_and_ends(
     losses: list[float], initial: float, num_halvings: int

@@ -10,14 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from training.algorithms.top_k import (
-    add_message,
-    take_message,
-)
-from training.algorithms.top_k_lengths import (
-    CHUNK_ELEMENTS,
-    num_message_words,
-)
+from training.algorithms.top_k import add_message, take_message
+from training.algorithms.top_k_lengths import CHUNK_ELEMENTS, num_message_words
 from training.settings.trainers import TopK
 
 
@@ -73,8 +67,7 @@ def test_messages_are_the_equations(size: int, bits: int) -> None:
 
 @settings(deadline=None, max_examples=50)
 @given(
-    st.lists(st.integers(-(2**9), 2**9), min_size=1, max_size=40),
-    st.sampled_from((0.05, 0.3, 1.0)),
+    st.lists(st.integers(-(2**9), 2**9), min_size=1, max_size=40), st.sampled_from((0.05, 0.3, 1.0))
 )
 def test_message_and_residual_add_up_exactly(numbers: list[int], density: float) -> None:
     """Integers up to 512 and levels of 8 bits are exact: what is sent and kept is what there was.

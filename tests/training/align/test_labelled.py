@@ -13,16 +13,8 @@ from pipeline.runs.manifest import read_manifest
 from pipeline.runs.names import ALIGNMENT_STEP, INGEST_STEP
 from pipeline.shards import write_partition
 from tests.training.decode.toy_language import LEXICON_TXT
-from tests.training.sequence_training.toy_run import (
-    CONFIG as NETWORK,
-)
-from tests.training.sequence_training.toy_run import (
-    NUM_ROWS,
-    SCALE,
-    finish,
-    rows_of,
-    write_toy_run,
-)
+from tests.training.sequence_training.toy_run import CONFIG as NETWORK
+from tests.training.sequence_training.toy_run import NUM_ROWS, SCALE, finish, rows_of, write_toy_run
 from training.align.labelled import labelled_transcripts, transcript_reads
 from training.decode.corpus_lexicon import UnknownWords, similar_words
 from training.decode.lexicon import Lexicon, parse_lexicon

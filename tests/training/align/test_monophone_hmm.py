@@ -14,12 +14,7 @@ from pipeline.filterbank.log_mel import log_mel_energies
 from pipeline.normalization import CausalMean
 from pipeline.shards import FeatureRow
 from tests.training.align.by_monophones import align_by_monophones, row_of
-from training.align.monophone_hmm import (
-    Mixture,
-    cepstra,
-    log_likelihoods,
-    speaker_cepstra,
-)
+from training.align.monophone_hmm import Mixture, cepstra, log_likelihoods, speaker_cepstra
 from training.decode.lexicon import Lexicon, parse_lexicon
 from training.decode.senones import PhoneAlignment, Unaligned
 from training.settings.decoding import BootstrapConfig
@@ -64,9 +59,7 @@ def aligned(utterances: list[FeatureRow], lexicon: Lexicon) -> dict[str, PhoneAl
 
 
 def test_every_utterance_is_aligned_to_its_own_words(
-    utterances: list[FeatureRow],
-    lexicon: Lexicon,
-    aligned: dict[str, PhoneAlignment],
+    utterances: list[FeatureRow], lexicon: Lexicon, aligned: dict[str, PhoneAlignment]
 ) -> None:
     """Without its silences, an alignment spells a pronunciation of the transcript."""
     assert aligned.keys() == {each.utterance_id for each in utterances}

@@ -11,11 +11,7 @@ from pipeline.shards import FeatureRow
 from tests.training.align.labelled_run import SENTENCES, row
 from tests.training.decode.toy_language import toy_lexicon, toy_tree
 from training.align import network_alignment
-from training.align.network_alignment import (
-    length_batches,
-    log_likelihoods,
-    network_alignments,
-)
+from training.align.network_alignment import length_batches, log_likelihoods, network_alignments
 from training.decode.senones import SenoneTree, Unaligned
 from training.models.lstm import LstmModel
 from training.models.store import TrainedModel

@@ -11,26 +11,13 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.distributed import ProcessGroup
 
-from tests.training.trainers.ranks import (
-    HTM,
-    all_equal,
-    sgd,
-    small_model,
-    take_step,
-    weights,
-)
+from tests.training.trainers.ranks import HTM, all_equal, sgd, small_model, take_step, weights
 from tests.training.trainers.ranks import TRAINERS as RANK_TRAINERS
 from training.algorithms.block_filter import BlockFilter, BlockState
 from training.checkpoints.training_state import load_whole_state, reshard, whole_state
 from training.distributed.simulated_group import simulate_ranks
 from training.tensor_encoding import decode_state, encode_state
-from training.trainers import (
-    Bmuf,
-    Gtc,
-    Htm,
-    SparseLoco,
-    Trainer,
-)
+from training.trainers import Bmuf, Gtc, Htm, SparseLoco, Trainer
 from training.trainers.bmuf import BLOCK_VECTORS
 from training.trainers.trainer import State
 

@@ -48,10 +48,7 @@ def wait_for(num_reads: int, opened: list[str]) -> None:
 
 @pytest.mark.parametrize("buffer_frames", [100, 240_000])
 def test_reading_ahead_changes_no_bit(
-    dataset: Dataset,
-    reader: SubEpochReader,
-    monkeypatch: pytest.MonkeyPatch,
-    buffer_frames: int,
+    dataset: Dataset, reader: SubEpochReader, monkeypatch: pytest.MonkeyPatch, buffer_frames: int
 ) -> None:
     """Minibatches are those that each sub-epoch has alone, in one shuffle buffer or two."""
     monkeypatch.setattr(row_order, "BUFFER_FRAMES", buffer_frames)

@@ -30,13 +30,7 @@ from training.decode.arpa import read_arpa, restricted
 from training.decode.const_fst import ConstFst
 from training.decode.grammar import ngram_grammar
 from training.decode.lexicon import UNKNOWN
-from training.decode.ngrams import (
-    NO_COUNTS,
-    BackoffModel,
-    discounts_of,
-    kneser_ney,
-    witten_bell,
-)
+from training.decode.ngrams import NO_COUNTS, BackoffModel, discounts_of, kneser_ney, witten_bell
 
 
 class Reference:

@@ -227,10 +227,7 @@ def test_intervals_are_scipys() -> None:
     words, before, after, best = counts.words, *counts.errors.values()
     samples = {
         "wer": ((after, words), lambda a, w, axis: 100 * a.sum(axis) / w.sum(axis)),
-        "werr": (
-            (before, after),
-            lambda b, a, axis: 100 * (b - a).sum(axis) / b.sum(axis),
-        ),
+        "werr": ((before, after), lambda b, a, axis: 100 * (b - a).sum(axis) / b.sum(axis)),
         "recovery": (
             (before, after, best),
             lambda b, a, o, axis: 100 * (b - a).sum(axis) / (b - o).sum(axis),

@@ -19,10 +19,7 @@ from pipeline.runs.names import ALIGNMENT_STEP, PARTITIONS_STEP
 from pipeline.shards import Alignment, PartitionRow, write_partition
 from tests.training.training_settings import trainer_of, training_settings
 from training.algorithms.learning_rates import exponential_decay
-from training.data.sub_epochs import (
-    scheduled_learning_sub_epochs,
-    supervised_sub_epochs,
-)
+from training.data.sub_epochs import scheduled_learning_sub_epochs, supervised_sub_epochs
 from training.distributed.process_group import ProcessGroup
 from training.fit.model_specs import MOMENTS, Fit
 from training.fit.train_model import fit_model
@@ -73,12 +70,7 @@ def partition(
 
 
 def write_step(
-    store: ObjectStore,
-    run_uri: str,
-    step: str,
-    data: bytes | None,
-    num_rows: int = 8,
-    **statistics,
+    store: ObjectStore, run_uri: str, step: str, data: bytes | None, num_rows: int = 8, **statistics
 ) -> None:
     """A finished step with at most one object."""
     context = step_context(store, run_uri, step, {}, {})

@@ -69,11 +69,7 @@ def test_a_model_trains_on_its_placements_alone(tmp_path: Path, student: bool) -
 @pytest.mark.parametrize(
     ("placed", "names", "message"),
     [
-        (
-            PLACED,
-            ("clean", "DP9"),
-            "= DP9: no utterance is there: need some of DP1, DP3",
-        ),
+        (PLACED, ("clean", "DP9"), "= DP9: no utterance is there: need some of DP1, DP3"),
         (
             {n: "clean" if n < 8 else "DP1" for n in range(16)},
             ("clean",),

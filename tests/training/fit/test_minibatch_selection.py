@@ -114,10 +114,7 @@ def select(
         partial(Bmuf, block_size=3),
         partial(OneBit, adagrad=AdaGrad(place=AdaGradPlace.NOWHERE), momentum=0.5),
         partial(
-            OneBit,
-            adagrad=AdaGrad(place=AdaGradPlace.NOWHERE),
-            momentum=0.5,
-            double_buffering=True,
+            OneBit, adagrad=AdaGrad(place=AdaGradPlace.NOWHERE), momentum=0.5, double_buffering=True
         ),
     ],
 )

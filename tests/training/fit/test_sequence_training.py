@@ -29,12 +29,7 @@ from training.data.targets import SequenceTargets
 from training.distributed import process_group
 from training.distributed.process_group import ProcessGroup
 from training.distributed.simulated_group import simulate_ranks
-from training.fit.model_specs import (
-    Fit,
-    SequenceCriterion,
-    baseline_fit,
-    sequence_fit,
-)
+from training.fit.model_specs import Fit, SequenceCriterion, baseline_fit, sequence_fit
 from training.fit.steps import GradientGraphs, RunningTotals
 from training.fit.train_model import fit_model, open_dataset
 from training.models.store import log_priors

@@ -47,8 +47,7 @@ NEWBOB = MinRateNewbob(0.05, 0.01)
 
 
 @pytest.mark.parametrize(
-    ("trainer", "num_ranks"),
-    [("synchronous", 4), ("gtc", 1), ("bmuf", 3), ("htm", 1)],
+    ("trainer", "num_ranks"), [("synchronous", 4), ("gtc", 1), ("bmuf", 3), ("htm", 1)]
 )
 def test_another_number_of_ranks_resumes(tmp_path: Path, trainer: str, num_ranks: int) -> None:
     """Every frame of every sub-epoch is trained on once, also resumed within one; losses fall."""

@@ -25,12 +25,7 @@ from tests.in_process_teacher import stream_alone
 from tests.small_corpus import serially
 from tests.training.decode.toy_language import toy_lexicon
 from tests.training.decode.whole_graphs import decoding_graph, witten_bell_arpa
-from tests.training.sequence_training.toy_run import (
-    SCALE,
-    TREE,
-    finish,
-    sentence_row,
-)
+from tests.training.sequence_training.toy_run import SCALE, TREE, finish, sentence_row
 from tests.training.targets.unlabelled_toy_run import (
     BIDIRECTIONAL,
     CONFIG,

@@ -21,10 +21,7 @@ from training.trainers import Bmuf, Htm, SparseLoco, Trainer
 pytestmark = pytest.mark.chaos
 
 BLOCK_SIZE, NUM_ELEMENTS, TAU = 3, 66, 1 / 64
-CODES = {
-    "top_k": TopK(density=0.1),
-    "top_k of 8 bits": TopK(density=0.3, bits=8, error_decay=1.0),
-}
+CODES = {"top_k": TopK(density=0.1), "top_k of 8 bits": TopK(density=0.3, bits=8, error_decay=1.0)}
 
 
 def make_bmuf(*parts: Any, group: ProcessGroup, code: TopK | None = None, **settings: Any) -> Bmuf:

@@ -143,9 +143,7 @@ def overflowing() -> tuple[list[Tensor], Tensor, list[int]]:
     return simulate_ranks(1, overflow, 9)[0]
 
 
-def test_what_overflows_is_sent_later(
-    overflowing: tuple[list[Tensor], Tensor, list[int]],
-) -> None:
+def test_what_overflows_is_sent_later(overflowing: tuple[list[Tensor], Tensor, list[int]]) -> None:
     """The length follows what there was to send; a burst waits a step, and nothing is lost."""
     sent, residual, capacities = overflowing
     assert int(sent[1].sum()) == MIN_CAPACITY

@@ -67,10 +67,7 @@ def group_size(group: ProcessGroup) -> int:
     return Htm(model, sgd(model), group=group, **settings).config.group_size
 
 
-@pytest.mark.parametrize(
-    ("hosts", "expected"),
-    [("aabbcc", 2), ("aaabbb", 3), ("abcdef", 1)],
-)
+@pytest.mark.parametrize(("hosts", "expected"), [("aabbcc", 2), ("aaabbb", 3), ("abcdef", 1)])
 def test_hosts_are_groups(hosts: str, expected: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """As many ranks as each host has, where hosts follow each other."""
     names = cycle(hosts)

@@ -163,8 +163,7 @@ def train_with_a_nan(group: ProcessGroup, name: str, what: float, bad_step: int)
 
 @pytest.mark.parametrize("what", [float("nan"), float("inf")])
 @pytest.mark.parametrize(
-    ("name", "num_before"),
-    [("synchronous", 1), ("gtc", 1), ("gtc unquantized", 1), ("bmuf", 2)],
+    ("name", "num_before"), [("synchronous", 1), ("gtc", 1), ("gtc unquantized", 1), ("bmuf", 2)]
 )
 def test_a_gradient_that_is_not_finite_ends_all_ranks(
     rank_pool: RankPool, name: str, num_before: int, what: float

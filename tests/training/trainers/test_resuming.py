@@ -11,12 +11,7 @@ from training.settings.recipe import CheckpointConfig
 from training.settings.trainers import OneBitConfig
 
 EVERY_STEP = CheckpointConfig(steps=1, num_kept=1000)
-CASES = [
-    ("gtc", 2, 1),
-    ("one_bit with double buffering", 2, 1),
-    ("htm", 4, 2),
-    ("rand_psgd", 2, 1),
-]
+CASES = [("gtc", 2, 1), ("one_bit with double buffering", 2, 1), ("htm", 4, 2), ("rand_psgd", 2, 1)]
 OTHERS = [
     *((name, 1, 1) for name in ("synchronous", "gtc", "bmuf")),
     *((name, 2, 1) for name in ("synchronous", "bmuf", "sparse_loco", "one_bit")),

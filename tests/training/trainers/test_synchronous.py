@@ -9,10 +9,7 @@ from tests.training.trainers.ranks import RankPool, all_equal, sgd, small_model,
 from training.distributed.simulated_group import simulate_ranks
 from training.trainers import Synchronous
 
-OPTIMIZERS = {
-    "sgd": sgd,
-    "adam": lambda model: torch.optim.Adam(model.parameters(), lr=0.01),
-}
+OPTIMIZERS = {"sgd": sgd, "adam": lambda model: torch.optim.Adam(model.parameters(), lr=0.01)}
 
 
 def train(group: ProcessGroup, optimizer_name: str) -> Tensor:

@@ -11,14 +11,7 @@ from pipeline.audit.verify import verify_run
 from pipeline.filters import SelectionFilters
 from pipeline.records import Tally
 from pipeline.runs.increment import record_bases
-from pipeline.runs.manifest import (
-    Manifest,
-    Output,
-    manifest_uri,
-    own_outputs,
-    read_output,
-    sha256,
-)
+from pipeline.runs.manifest import Manifest, Output, manifest_uri, own_outputs, read_output, sha256
 from tests.four_steps import Distribute
 from tests.pipeline.steps.increments.nights import SUBSET, Nights
 from tests.small_corpus import serially
@@ -207,10 +200,7 @@ def test_what_earlier_nights_ingested_is_verified_as_theirs(nights: Nights) -> N
             {"filters": SelectionFilters(locales=("de",))},
             r"filters.locales: \[\] -> \[de\]|filters.locales",
         ),
-        (
-            {"filters": SelectionFilters(max_speaker_hours=1.0)},
-            r"max_speaker_hours",
-        ),
+        ({"filters": SelectionFilters(max_speaker_hours=1.0)}, r"max_speaker_hours"),
     ],
 )
 def test_other_settings_are_refused(

@@ -153,9 +153,7 @@ def test_row_numbers_of_pandas_are_a_column_without_name(tmp_path: Path) -> None
     """Elsewhere a column without a name may be empty, as spreadsheets leave them."""
     found = read(tmp_path, b",path,text,\n0,a,ONE,\n1,b,TWO,lost\n", split_by_commas)
     assert fields_of(found) == [{"path": "a", "text": "ONE"}]
-    assert details_of(found) == [
-        "line 3: a field in a column without a name: name the column",
-    ]
+    assert details_of(found) == ["line 3: a field in a column without a name: name the column"]
 
 
 @pytest.mark.parametrize(

@@ -10,12 +10,7 @@ from torch import Tensor
 
 from tests.training.algorithms.gtc.interpreted import cuda_encoding as on_gpu
 from training.algorithms.gtc import encoding as on_cpu
-from training.algorithms.gtc.encoding import (
-    HEADER_WORDS,
-    Encoding,
-    add_message,
-    num_map_words,
-)
+from training.algorithms.gtc.encoding import HEADER_WORDS, Encoding, add_message, num_map_words
 
 SIZES = [1, 31, 64, 170, 8192, 8193, 20_000]
 DENSITIES = [0.0, 1e-3, 0.05, 0.07, 0.4, 1.0]

@@ -103,11 +103,7 @@ def test_messages_with_room_for_a_map_are_those_of_the_cpu(
 
 @pytest.mark.parametrize(
     ("num_sent", "room", "encoding"),
-    [
-        (130, 130, Encoding.INDICES),
-        (131, 130, Encoding.MAP),
-        (131, 129, Encoding.INDICES),
-    ],
+    [(130, 130, Encoding.INDICES), (131, 130, Encoding.MAP), (131, 129, Encoding.INDICES)],
 )
 def test_a_map_needs_more_elements_than_its_words_and_room(
     num_sent: int, room: int, encoding: Encoding
@@ -134,9 +130,7 @@ def test_a_gradient_that_is_not_finite_is_marked(broken: float, place: int) -> N
 
 
 @pytest.mark.parametrize("capacity", [100, num_map_words(SIZE) - 1])
-def test_elements_are_sent_in_order_from_the_first_block_until_the_room_ends(
-    capacity: int,
-) -> None:
+def test_elements_are_sent_in_order_from_the_first_block_until_the_room_ends(capacity: int) -> None:
     """The next message begins with the block of the first element that remains."""
     residual, gradients, tau = at_density(SIZE, 0.1, 7, torch.float32)
     first_block, expected_first = block_number(2), 2

@@ -12,12 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from tests.training.trainers.decentralized.mixing_runs import (
-    SEED,
-    TRAINERS,
-    Quadratics,
-    Vector,
-)
+from tests.training.trainers.decentralized.mixing_runs import SEED, TRAINERS, Quadratics, Vector
 from tests.training.trainers.ranks import RankPool
 from training.checkpoints.training_state import load_whole_state, reshard, whole_state
 from training.distributed.simulated_group import SimulatedGroup, SimulatedLink, simulate_ranks
