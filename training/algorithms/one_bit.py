@@ -42,20 +42,6 @@ MIN_SLICE = 2**12
 
 
 @dataclass(frozen=True, slots=True)
-class Matrix:
-    """Matrix is a run of columns of one size, from the parameter `name`."""
-
-    name: str
-    num_columns: int
-    column_size: int
-
-    @property
-    def num_elements(self) -> int:
-        """Return the number of weights."""
-        return self.num_columns * self.column_size
-
-
-@dataclass(frozen=True, slots=True)
 class Block:
     """Block is some columns of one size, on which torch's operators work together.
 
@@ -72,45 +58,34 @@ class Block:
         return vector[self.elements].view(-1, self.column_size)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Columns:
-    """Columns divides a vector into matrices, in the vector's order and without a gap."""
+    """Columns divides a vector without a gap; column n begins at `bounds[n]`, and ends the next."""
 
-    matrices: tuple[Matrix, ...]
+    bounds: Int64[np.ndarray, " columns_and_one"]
     _blocks: dict[torch.device, tuple[Block, ...]] = field(
-        default_factory=dict, init=False, repr=False, compare=False
+        default_factory=dict, init=False, repr=False
     )
 
     @property
     def num_columns(self) -> int:
-        """Return the number of columns of all matrices."""
-        return sum(matrix.num_columns for matrix in self.matrices)
+        """Return the number of columns."""
+        return len(self.bounds) - 1
 
     @property
     def num_elements(self) -> int:
         """Return the vector's length."""
-        return sum(matrix.num_elements for matrix in self.matrices)
+        return int(self.bounds[-1])
 
     def blocks(self, device: torch.device) -> tuple[Block, ...]:
         """Divide the columns into few blocks, for vectors on a device; made once."""
         if device not in self._blocks:
-            self._blocks[device] = tuple(_blocks_of(self.bounds(), device))
+            self._blocks[device] = tuple(_blocks_of(self.bounds, device))
         return self._blocks[device]
 
-    def bounds(self) -> Int64[np.ndarray, " columns_and_one"]:
-        """Return the index at which each column begins, and the vector's length."""
-        sizes = [np.full(matrix.num_columns, matrix.column_size) for matrix in self.matrices]
-        return np.concatenate([np.zeros(1, np.int64), *sizes]).cumsum(dtype=np.int64)
-
     def between(self, first: int, end: int) -> "Columns":
-        """Return the columns from `first` up to `end`, which may cut matrices between columns."""
-        parts, begin = [], 0
-        for matrix in self.matrices:
-            low, high = max(first - begin, 0), min(end - begin, matrix.num_columns)
-            if low < high:
-                parts.append(Matrix(matrix.name, high - low, matrix.column_size))
-            begin += matrix.num_columns
-        return Columns(tuple(parts))
+        """Return the columns from `first` up to `end`."""
+        return Columns(self.bounds[first : end + 1] - self.bounds[first])
 
 
 def columns_of(shapes: Mapping[str, Sequence[int]]) -> Columns:
@@ -120,22 +95,14 @@ def columns_of(shapes: Mapping[str, Sequence[int]]) -> Columns:
     stacked gates of an LSTM are four matrices, those of a GRU three. A bias, each gate's own, and
     any other tensor whose columns would have one element are one column.
     """
-    return Columns(
-        tuple(
-            matrix
-            for name, shape in shapes.items()
-            if prod(shape) > 0
-            for matrix in _matrices(name, shape, _num_gates(name, shapes))
-        )
-    )
-
-
-def _matrices(name: str, shape: Sequence[int], num_stacked: int) -> list[Matrix]:
-    num_elements, num_outputs = prod(shape), shape[0] if shape else 1
-    if num_outputs == num_elements:
-        return [Matrix(name, 1, num_elements // num_stacked)] * num_stacked
-    stacked = Matrix(name, num_outputs // num_stacked, num_elements // num_outputs)
-    return [stacked] * num_stacked
+    sizes = [np.zeros(1, np.int64)]
+    for name, shape in shapes.items():
+        if (num_elements := prod(shape)) > 0:
+            outputs = shape[0] if shape else 1
+            # Gates share no bias; of a matrix each row is a column, whatever its gate.
+            number = _num_gates(name, shapes) if outputs == num_elements else outputs
+            sizes.append(np.full(number, num_elements // number))
+    return Columns(np.concatenate(sizes).cumsum())
 
 
 def _num_gates(name: str, shapes: Mapping[str, Sequence[int]]) -> int:
@@ -198,7 +165,7 @@ def stripes_of(columns: Columns, num_ranks: int) -> tuple[Stripe, ...]:
 
     A stripe's length differs from M / K by at most the longest column's; it may be 0.
     """
-    bounds, num_elements = columns.bounds(), columns.num_elements
+    bounds, num_elements = columns.bounds, columns.num_elements
     targets = np.array([rank * num_elements // num_ranks for rank in range(num_ranks + 1)])
     after = np.searchsorted(bounds, targets)
     before = np.maximum(after - 1, 0)

@@ -18,7 +18,6 @@ from training.algorithms import one_bit as module
 from training.algorithms.one_bit import (
     AdaGradState,
     Columns,
-    Matrix,
     RankState,
     TwoStageAggregation,
     add_message,
@@ -36,11 +35,22 @@ def columns_of_module(module: nn.Module) -> Columns:
     return columns_of({name: tuple(p.shape) for name, p in module.named_parameters()})
 
 
+def of_runs(*runs: tuple[int, int]) -> Columns:
+    """Return so many columns of a size, run by run."""
+    return Columns(np.cumsum([0, *(size for number, size in runs for _ in range(number))]))
+
+
+def runs_of(columns: Columns) -> list[tuple[int, int]]:
+    """Return how many columns of one size follow each other."""
+    sizes = itertools.groupby(np.diff(columns.bounds).tolist())
+    return [(len(list(run)), size) for size, run in sizes]
+
+
 def test_a_column_is_the_weights_into_one_output_unit() -> None:
     """A row of weights is what the unit's output depends on; the bias is one column."""
     linear = nn.Linear(5, 3)
     columns = columns_of_module(linear)
-    assert columns.matrices == (Matrix("weight", 3, 5), Matrix("bias", 1, 3))
+    assert runs_of(columns) == [(3, 5), (1, 3)]
     vector = nn.utils.parameters_to_vector(linear.parameters()).detach()
     rows = {block.column_size: block.rows(vector) for block in columns.blocks(vector.device)}
     inputs = torch.randn(5)
@@ -48,49 +58,39 @@ def test_a_column_is_the_weights_into_one_output_unit() -> None:
 
 
 @pytest.mark.parametrize(("kind", "num_gates"), [(nn.LSTM, 4), (nn.GRU, 3), (nn.RNN, 1)])
-def test_stacked_gates_are_matrices_of_their_own(kind: type[nn.RNNBase], num_gates: int) -> None:
-    """An LSTM's tensors are four matrices each, one a gate, in both directions; a GRU's three."""
-    columns = columns_of_module(kind(6, 7, 2, bidirectional=True))
-    expected = [
-        Matrix(f"{name}_l{layer}{way}", *shape)
-        for layer, num_inputs in enumerate((6, 14))
-        for way in ("", "_reverse")
-        for name, shape in (
-            ("weight_ih", (7, num_inputs)),
-            ("weight_hh", (7, 7)),
-            ("bias_ih", (1, 7)),
-            ("bias_hh", (1, 7)),
+def test_stacked_gates_have_biases_of_their_own(kind: type[nn.RNNBase], num_gates: int) -> None:
+    """An LSTM's two biases are four columns each, one a gate, in both directions; a GRU's three."""
+    columns = columns_of_module(kind(6, 5, 2, bidirectional=True))
+    gates = of_runs(
+        *(
+            run
+            for num_inputs in (6, 10)
+            for _ in ("forward", "backward")
+            for run in ((5 * num_gates, num_inputs), (5 * num_gates, 5), (2 * num_gates, 5))
         )
-        for _ in range(num_gates)
-    ]
-    assert list(columns.matrices) == expected
+    )
+    assert runs_of(columns) == runs_of(gates)
 
 
 def test_gates_are_found_with_a_projection_below_other_names_and_in_cells() -> None:
     """weight_hh is then not square in its gates, or has no layer, or the module has a name."""
-    projected = columns_of_module(nn.ModuleDict({"x": nn.LSTM(6, 8, proj_size=3)})).matrices
-    assert projected.count(Matrix("x.bias_ih_l0", 1, 8)) == 4
-    assert projected.count(Matrix("x.weight_hh_l0", 8, 3)) == 4
-    assert projected[-1] == Matrix("x.weight_hr_l0", 3, 8)
-    assert columns_of_module(nn.LSTMCell(6, 8)).matrices.count(Matrix("bias_hh", 1, 8)) == 4
+    projected = columns_of_module(nn.ModuleDict({"x": nn.LSTM(6, 8, proj_size=3)}))
+    # The last are 8 biases and the 3 outputs of the projection.
+    assert runs_of(projected) == [(4 * 8, 6), (4 * 8, 3), (8 + 3, 8)]
+    assert runs_of(columns_of_module(nn.LSTMCell(6, 8))) == [(4 * 8, 6), (4 * 8 + 8, 8)]
 
 
 def test_other_tensors_have_a_column_an_output_channel() -> None:
     """Filters are columns; tensors of one column, one element or none have no more than one."""
     shapes = {"filters": (8, 4, 3), "vector": (5,), "scalar": (), "thin": (6, 1), "empty": (0, 3)}
-    assert columns_of(shapes).matrices == (
-        Matrix("filters", 8, 12),
-        Matrix("vector", 1, 5),
-        Matrix("scalar", 1, 1),
-        Matrix("thin", 1, 6),
-    )
+    assert runs_of(columns_of(shapes)) == [(8, 12), (1, 5), (1, 1), (1, 6)]
 
 
 def test_biases_alone_are_one_column() -> None:
     """A bias whose layer has frozen weights, or that only has an LSTM's name, is not cut."""
-    assert columns_of({"bias_hh_l0": (8,)}).matrices == (Matrix("bias_hh_l0", 1, 8),)
+    assert runs_of(columns_of({"bias_hh_l0": (8,)})) == [(1, 8)]
     odd = columns_of({"weight_hh": (5, 2), "bias_hh": (5,)})
-    assert odd.matrices == (Matrix("weight_hh", 5, 2), Matrix("bias_hh", 1, 5))
+    assert runs_of(odd) == [(5, 2), (1, 5)]
 
 
 MATRICES = st.lists(st.tuples(st.integers(1, 9), st.integers(1, 40)), min_size=1, max_size=6)
@@ -101,7 +101,7 @@ def test_stripes_are_whole_columns_and_balanced(
     sizes: list[tuple[int, int]], num_ranks: int
 ) -> None:
     """Stripes cover the vector in order; each has M / K elements but for the longest column's."""
-    columns = Columns(tuple(Matrix(str(n), *size) for n, size in enumerate(sizes)))
+    columns = of_runs(*sizes)
     column_numbers = torch.arange(columns.num_columns)
     lengths = [size for num, size in sizes for _ in range(num)]
     of_elements = column_numbers.repeat_interleave(torch.tensor(lengths))
@@ -114,7 +114,7 @@ def test_stripes_are_whole_columns_and_balanced(
         assert abs(len(part) - len(of_elements) / num_ranks) <= max(lengths) + 1
         assert stripe.columns.num_columns == len(part.unique())
         # A stripe's own columns are the vector's, uncut.
-        assert np.diff(stripe.columns.bounds()).tolist() == [lengths[n] for n in part.unique()]
+        assert np.diff(stripe.columns.bounds).tolist() == [lengths[n] for n in part.unique()]
 
 
 @given(MATRICES, st.integers(1, 200), st.integers(0, 100))
@@ -122,9 +122,9 @@ def test_blocks_hold_every_column_once(
     sizes: list[tuple[int, int]], max_block: int, min_slice: int
 ) -> None:
     """Whatever is a slice, gathered or cut: all rows of a block are whole columns of one size."""
-    columns = Columns(tuple(Matrix(str(n), *size) for n, size in enumerate(sizes)))
+    columns = of_runs(*sizes)
     column_numbers = torch.arange(columns.num_columns)
-    of_elements = column_numbers.repeat_interleave(torch.from_numpy(np.diff(columns.bounds())))
+    of_elements = column_numbers.repeat_interleave(torch.from_numpy(np.diff(columns.bounds)))
     with patch.multiple(module, MAX_BLOCK=max_block, MIN_SLICE=min_slice):
         blocks = columns.blocks(CPU)
     for block in blocks:
@@ -156,7 +156,7 @@ def test_long_runs_are_not_copied() -> None:
     assert bool(vector.all())
 
 
-COLUMNS = Columns((Matrix("a", 3, 5), Matrix("b", 1, 7), Matrix("c", 40, 33)))
+COLUMNS = of_runs((3, 5), (1, 7), (40, 33))
 
 
 def random_vector(seed: int, columns: Columns = COLUMNS) -> Tensor:
@@ -176,20 +176,18 @@ def quantized(vector: Tensor, columns: Columns) -> Tensor:
 
 def reference(vector: np.ndarray, columns: Columns) -> np.ndarray:
     """Quantize a column at a time."""
-    result, begin = np.empty_like(vector), 0
-    for matrix in columns.matrices:
-        for _ in range(matrix.num_columns):
-            column = vector[begin : begin + matrix.column_size]
-            for side in (column >= 0, column < 0):
-                if side.any():
-                    result[begin : begin + matrix.column_size][side] = column[side].mean()
-            begin += matrix.column_size
+    result = np.empty_like(vector)
+    for begin, end in pairwise(columns.bounds):
+        column = vector[begin:end]
+        for side in (column >= 0, column < 0):
+            if side.any():
+                result[begin:end][side] = column[side].mean()
     return result
 
 
 def test_values_beat_every_other_pair_and_every_column_has_its_own() -> None:
     """A pair moved by 1 % in any direction raises the column's error; columns differ."""
-    columns = Columns((Matrix("a", 40, 33),))
+    columns = of_runs((40, 33))
     vector = random_vector(0, columns)
     v, q = (each.view(40, 33) for each in (vector, quantized(vector, columns)))
     least = (v - q).double().square().sum(1)
@@ -216,7 +214,7 @@ def test_messages_decode_to_the_reference(seed: int) -> None:
 @given(st.integers(1, 200), st.integers(0, 2**32))
 def test_bits_are_the_signs_whatever_the_length(size: int, seed: int) -> None:
     """Elements from 0 up have set bits, lowest first; the last word is padded with zeros."""
-    columns = Columns((Matrix("a", 1, size),))
+    columns = of_runs((1, size))
     vector = random_vector(seed, columns)
     message = take_message(torch.zeros(size), vector, columns)
     bits = np.unpackbits(message[2:].numpy().view(np.uint8), bitorder="little")
@@ -228,10 +226,10 @@ def test_bits_are_the_signs_whatever_the_length(size: int, seed: int) -> None:
 def test_equal_signs_zeros_and_no_elements() -> None:
     """A side without elements has the value 0; zeros of both signs are above; none is a message."""
     for column in ([1.0, 3.0], [-1.0, -3.0], [0.0, -0.0], [5.0]):
-        columns = Columns((Matrix("a", 1, len(column)),))
+        columns = of_runs((1, len(column)))
         vector = torch.tensor(column)
         assert torch.equal(quantized(vector, columns), vector.mean().expand(len(column)))
-    assert torch.equal(quantized(torch.zeros(0), Columns(())), torch.zeros(0))
+    assert torch.equal(quantized(torch.zeros(0), of_runs()), torch.zeros(0))
 
 
 def test_residuals_of_float64_take_up_what_float32_rounds() -> None:
