@@ -243,8 +243,9 @@ def read_ahead(folder: str, num_rounds: int) -> list[Figure]:
             time.sleep(step_s)
 
     def one_after_the_other() -> Iterator[Minibatch]:
-        for minibatch_range in plan.ranges:
-            yield from minibatch_range.minibatches(minibatch_range.read())
+        for buffer, _ in plan.pieces:
+            frames = plan.dataset.read(buffer)
+            yield from frames.minibatches(buffer.batches(), plan.dataset.delay)
 
     seconds = interleaved(
         {
@@ -256,7 +257,7 @@ def read_ahead(folder: str, num_rounds: int) -> list[Figure]:
     shares = ratios(seconds["ahead"], seconds["not ahead"])
     return [
         Figure.of(
-            f"{len(plan.ranges)} pools, read ahead / not, beside a device as fast", shares, "x"
+            f"{len(plan.pieces)} pools, read ahead / not, beside a device as fast", shares, "x"
         )
     ]
 

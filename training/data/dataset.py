@@ -7,7 +7,7 @@ another number of ranks began is resharded over the present ones.
 """
 
 import operator
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, fields, replace
 from functools import partial
@@ -111,9 +111,9 @@ class Dataset(RowOrder):
     ) -> "SubEpochPlan":
         """Fix what this rank reads in sub-epoch number `index`, and in which order."""
         buffers = self.shuffle_buffers(sub_epoch, index, lengths_of)
-        ranges = [MinibatchRange(self, each, 0, len(each.batches())) for each in buffers]
+        pieces = [(each, range(len(each.batches()))) for each in buffers]
         # A buffer has none where all its rows are without a lattice: it is not read.
-        return SubEpochPlan([each for each in ranges if len(each)])
+        return SubEpochPlan(self, [(each, numbers) for each, numbers in pieces if numbers])
 
     def lengths(self, output: Output, augmenter: Augmenter) -> Lengths:
         """Read the lengths of a partition's rows in a sub-epoch: no feature."""
@@ -136,42 +136,18 @@ class Dataset(RowOrder):
 
 
 @dataclass(frozen=True, slots=True)
-class MinibatchRange:
-    """MinibatchRange: the minibatches [first, last) of one shuffle buffer."""
+class SubEpochPlan:
+    """SubEpochPlan: one rank's part of a sub-epoch, counted before any feature is read.
+
+    It has the minibatches of these numbers of each shuffle buffer.
+    """
 
     dataset: Dataset
-    buffer: ShuffleBuffer
-    first: int
-    last: int
-
-    def __len__(self) -> int:
-        return self.last - self.first
-
-    def cut(self, first: int, last: int) -> "MinibatchRange":
-        """Return its own minibatches [first, last), as far as they exist."""
-        begin = min(max(self.first + first, self.first), self.last)
-        end = min(max(self.first + last, begin), self.last)
-        return MinibatchRange(self.dataset, self.buffer, begin, end)
-
-    def read(self) -> BufferFrames:
-        """Read the frames of the whole shuffle buffer."""
-        return self.dataset.read(self.buffer)
-
-    def minibatches(self, frames: BufferFrames) -> Iterator[Minibatch]:
-        """Yield the minibatches from the shuffle buffer's frames."""
-        batches = self.buffer.batches()[self.first : self.last]
-        yield from frames.minibatches(batches, self.dataset.delay)
-
-
-@dataclass(frozen=True, slots=True)
-class SubEpochPlan:
-    """SubEpochPlan: one rank's part of a sub-epoch, counted before any feature is read."""
-
-    ranges: list[MinibatchRange]
+    pieces: list[tuple[ShuffleBuffer, range]]
 
     def num_minibatches(self) -> int:
         """Count this rank's minibatches."""
-        return sum(map(len, self.ranges))
+        return sum(len(numbers) for _, numbers in self.pieces)
 
     def minibatches(
         self,
@@ -189,8 +165,8 @@ class SubEpochPlan:
         """
         assert start >= 0
         assert buffers_ahead >= 1
-        rest = self.cut(start, self.num_minibatches()).ranges
-        reads: list[Callable[[], Any]] = [each.read for each in rest]
+        rest = self.cut(start, self.num_minibatches()).pieces
+        reads: list[Callable[[], Any]] = [partial(self.dataset.read, each) for each, _ in rest]
         if first:
             reads[0] = first.pop
         # With a thread more, the first buffer would share its core with the second.
@@ -198,20 +174,20 @@ class SubEpochPlan:
             operator.call, [*reads, then], buffers_ahead + 1, num_threads=buffers_ahead
         )
         with closing(ahead):
-            for minibatch_range in rest:
+            for buffer, numbers in rest:
                 frames = next(ahead)[1]
-                yield from minibatch_range.minibatches(frames)
+                batches = buffer.batches()[numbers.start : numbers.stop]
+                yield from frames.minibatches(batches, self.dataset.delay)
                 del frames  # before the next one is waited for
 
     def cut(self, first: int, last: int) -> "SubEpochPlan":
         """Return only the minibatches [first, last), as far as they exist."""
-        ranges, begin = [], 0
-        for minibatch_range in self.ranges:
-            inner = minibatch_range.cut(first - begin, last - begin)
-            if len(inner):
-                ranges.append(inner)
-            begin += len(minibatch_range)
-        return SubEpochPlan(ranges)
+        pieces, begin = [], 0
+        for buffer, numbers in self.pieces:
+            if inner := numbers[max(first - begin, 0) : max(last - begin, 0)]:
+                pieces.append((buffer, inner))
+            begin += len(numbers)
+        return SubEpochPlan(self.dataset, pieces)
 
 
 _LENGTHS_IN_FLIGHT = 8
@@ -237,24 +213,17 @@ def reshard(
     known = dict(prefetch(read, outputs, _LENGTHS_IN_FLIGHT))
     plans = [rank.plan(sub_epoch, index, known.__getitem__) for rank in first_ranks]
     for counts, world_size in zip(done, world_sizes[1:], strict=True):
-        left: list[MinibatchRange] = []
-        for plan, count in zip(plans, counts, strict=True):
-            left += plan.cut(count, plan.num_minibatches()).ranges
-        rest = SubEpochPlan(left)
+        left = [
+            piece
+            for plan, count in zip(plans, counts, strict=True)
+            for piece in plan.cut(count, plan.num_minibatches()).pieces
+        ]
+        rest = SubEpochPlan(dataset, left)
         total = rest.num_minibatches()
         # Dealt round-robin, a rank's minibatches would need a shuffle buffer of every old rank.
         edges = [total * rank // world_size for rank in range(world_size + 1)]
         plans = [rest.cut(first, last) for first, last in pairwise(edges)]
     return plans[dataset.rank]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Opened:
-    """Opened: a planned sub-epoch, and the frames of its first shuffle buffer if they are read."""
-
-    cursor: DataCursor
-    plan: SubEpochPlan
-    first: list[BufferFrames]
 
 
 class SubEpochReader:
@@ -276,7 +245,7 @@ class SubEpochReader:
         self.sub_epochs = sub_epochs
         self.group = group
         self.buffers_ahead = buffers_ahead
-        self._opened: Opened | None = None
+        self._opened: tuple[DataCursor, SubEpochPlan, list[BufferFrames]] | None = None
         self._error: Exception | None = None
 
     def begin(self, cursor: DataCursor) -> tuple[DataCursor, Generator[Minibatch, None, None]]:
@@ -289,25 +258,23 @@ class SubEpochReader:
             # The store was asked for as long as it ever is: asked again, ranks would wait twice.
             raise self._error
         opened, self._opened = self._opened, None
-        if opened is None or opened.cursor != cursor:
-            opened = Opened(cursor, self._plan(cursor), [])
+        if opened is None or opened[0] != cursor:
+            opened = cursor, self._plan(cursor), []
+        _, plan, first = opened
         # Every rank must know all counts: the longest decides when the sub-epoch ends.
         if not cursor.counts:
-            count = torch.tensor([opened.plan.num_minibatches()], dtype=torch.int32)
+            count = torch.tensor([plan.num_minibatches()], dtype=torch.int32)
             counts = gather_ragged(count, self.group, "sub_epoch")
             cursor = replace(cursor, counts=tuple(int(each) for each in counts))
         then = partial(self._open, cursor.next_sub_epoch())
-        minibatches = opened.plan.minibatches(
-            cursor.num_steps, self.buffers_ahead, opened.first, then
-        )
-        return cursor, minibatches
+        return cursor, plan.minibatches(cursor.num_steps, self.buffers_ahead, first, then)
 
     def _plan(self, cursor: DataCursor) -> SubEpochPlan:
         dataset, done = self.dataset, cursor.done
         sub_epoch = self.sub_epochs[cursor.sub_epoch]
         if sub_epoch.on_one_rank:
             if dataset.rank > 0:
-                return SubEpochPlan([])
+                return SubEpochPlan(dataset, [])
             dataset, done = replace(dataset, world_size=1), tuple(each[:1] for each in done)
         if done:
             return reshard(dataset, sub_epoch, cursor.sub_epoch, done)
@@ -319,11 +286,11 @@ class SubEpochReader:
             return
         try:
             plan = self._plan(cursor)
-            first = [each.read() for each in plan.ranges[:1]]
+            first = [plan.dataset.read(each) for each, _ in plan.pieces[:1]]
         except Exception as error:  # raised where its sub-epoch begins
             self._error = error
         else:
-            self._opened = Opened(cursor, plan, first)
+            self._opened = cursor, plan, first
 
 
 MINIBATCHES_AHEAD = 2

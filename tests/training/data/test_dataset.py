@@ -118,7 +118,7 @@ def test_utterances_too_short_for_a_low_rate_frame_are_no_minibatch(tmp_path: Pa
     for utterances in (False, True):
         plan = short.plan(SubEpoch(True, 0, 1, 2, utterances, 0.1), 0)
         assert plan.num_minibatches() == 0
-        ahead = [each.read() for each in plan.ranges[:1]]
+        ahead = [short.read(each) for each, _ in plan.pieces[:1]]
         assert list(plan.minibatches(first=ahead)) == []
     assert np.sum([b.num_frames for b in short.plan(sub_epoch(), 0).minibatches()]) == 3
 

@@ -74,7 +74,7 @@ def plan(
 
 def order(found: SubEpochPlan) -> list[tuple[str, list[int]]]:
     """Return the partitions and rows of the shuffle buffers, in order."""
-    parts = (part for each in found.ranges for part in each.buffer.parts)
+    parts = (part for buffer, _ in found.pieces for part in buffer.parts)
     return [(part.output.key, part.rows.tolist()) for part in parts]
 
 
@@ -86,8 +86,8 @@ def numbers(found: SubEpochPlan) -> list[int]:
     """Return the numbers of the utterances, each as often as rows of a buffer have it."""
     return [
         int(frames[0])
-        for each in found.ranges
-        for part in [each.read()]
+        for buffer, _ in found.pieces
+        for part in [found.dataset.read(buffer)]
         for frames in part.features[part.firsts][:, 1:2].tolist()
     ]
 

@@ -36,9 +36,9 @@ def plans_of(dataset: Dataset, sub_epoch: SubEpoch, world_size: int) -> list[Sub
 def names(plan: SubEpochPlan) -> list[tuple[int, int, int]]:
     """Each minibatch by the rank that began the sub-epoch, its buffer and its number in that."""
     return [
-        (minibatch_range.dataset.rank, minibatch_range.buffer.first, number)
-        for minibatch_range in plan.ranges
-        for number in range(minibatch_range.first, minibatch_range.last)
+        (buffer.order.rank, buffer.first, number)
+        for buffer, numbers in plan.pieces
+        for number in numbers
     ]
 
 
@@ -76,9 +76,7 @@ def test_new_ranks_together_read_few_buffers_twice(dataset: Dataset, opened: lis
         taken_over = replace(dataset, rank=rank, world_size=3)
         list(reshard(taken_over, sub_epoch, INDEX, [[1] * 4]).minibatches())
     shuffle_buffers = [
-        minibatch_range.buffer.parts
-        for plan in plans_of(dataset, sub_epoch, 4)
-        for minibatch_range in plan.ranges
+        buffer.parts for plan in plans_of(dataset, sub_epoch, 4) for buffer, _ in plan.pieces
     ]
     assert len(opened) <= sum(map(len, shuffle_buffers)) + 2 * max(map(len, shuffle_buffers))
 

@@ -29,7 +29,7 @@ def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SubEpochPlan:
     parts = [[row(10 * part + n, 40 + 7 * n) for n in range(10)] for part in range(NUM_PARTITIONS)]
     dataset = dataset_in(tmp_path, labelled=parts)
     made = dataset.plan(SubEpoch(True, 0, 1, 1, False, 0.1), 0)
-    assert len(made.ranges) == NUM_PARTITIONS
+    assert len(made.pieces) == NUM_PARTITIONS
     return made
 
 
@@ -53,8 +53,8 @@ def test_reading_ahead_changes_no_bit(plan: SubEpochPlan) -> None:
     """The minibatches are those of the buffers read one after the other, without a thread."""
     plainly = [
         minibatch
-        for minibatch_range in plan.ranges
-        for minibatch in minibatch_range.minibatches(minibatch_range.read())
+        for buffer, _ in plan.pieces
+        for minibatch in plan.dataset.read(buffer).minibatches(buffer.batches(), plan.dataset.delay)
     ]
     ahead = list(plan.minibatches())
     assert len(plainly) == len(ahead) == plan.num_minibatches()
@@ -73,7 +73,7 @@ def test_a_plan_resumes_from_any_minibatch(plan: SubEpochPlan) -> None:
 
 def test_buffers_that_are_done_are_not_read(plan: SubEpochPlan, opened: list[str]) -> None:
     """Resuming in the fourth buffer reads three; at the end, nothing is read."""
-    start = sum(map(len, plan.ranges[:3])) + 1
+    start = sum(len(numbers) for _, numbers in plan.pieces[:3]) + 1
     list(plan.minibatches(start))
     assert len(opened) == 3
     opened.clear()
@@ -87,7 +87,7 @@ def test_so_many_buffers_are_prefetched_and_no_more(
 ) -> None:
     """While a buffer is trained on, the next come without being asked for, and wait."""
     minibatches = plan.minibatches(buffers_ahead=buffers_ahead)
-    for done, minibatch_range in enumerate(plan.ranges):
+    for done, (_, numbers) in enumerate(plan.pieces):
         next(minibatches)
         expected = min(done + 1 + buffers_ahead, NUM_PARTITIONS)
         deadline = time.monotonic() + 20
@@ -95,7 +95,7 @@ def test_so_many_buffers_are_prefetched_and_no_more(
             time.sleep(0.001)
         time.sleep(0.01)
         assert len(opened) == expected
-        for _ in range(len(minibatch_range) - 1):
+        for _ in numbers[1:]:
             next(minibatches)
         assert len(opened) == expected
     assert next(minibatches, None) is None
@@ -120,11 +120,10 @@ def test_closing_early_ends_the_thread(plan: SubEpochPlan) -> None:
 
 def test_an_error_of_the_store_reaches_the_trainer(plan: SubEpochPlan) -> None:
     """The error comes after the earlier buffers; it names the object and has its cause."""
-    dataset = plan.ranges[2].dataset
-    lost = plan.ranges[2].buffer.parts[0].output
-    dataset.store.delete(f"{dataset.run_uri}/{lost.key}")
+    lost = plan.pieces[2][0].parts[0].output
+    plan.dataset.store.delete(f"{plan.dataset.run_uri}/{lost.key}")
     minibatches = plan.minibatches()
-    taken = list(islice(minibatches, sum(map(len, plan.ranges[:2]))))
+    taken = list(islice(minibatches, sum(len(numbers) for _, numbers in plan.pieces[:2])))
     assert len(taken) > 2
     with pytest.raises(ObjectNotFound, match=lost.key) as raised:
         next(minibatches)
