@@ -244,7 +244,7 @@ def run_own_tasks(
 ) -> None:
     """Run every size-th of the tasks on this rank; return once all ranks have run theirs.
 
-    Rank 0 shows how many of all are done, under `description`. `check_losses` sees on every rank
+    Rank 0 shows how many tasks are done, under `description`. `check_losses` sees on every rank
     what all tasks so far have lost, and may raise to end them. Raises a task's own error, and
     CollectiveError where another rank is dead.
     """

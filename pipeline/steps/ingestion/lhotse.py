@@ -293,7 +293,7 @@ def _place(row: Fields) -> dict[str, Any]:
     if recording.get("transforms"):
         raise _RefusedError("transforms: the audio in the store is another: save the audio first")
     place = {"audio_uri": source.get("source"), "duration_s": row.get("duration")}
-    if row.get("folder"):  # of a recording that is joined: the manifest's that names it
+    if row.get("folder"):  # a joined recording's paths are relative to its own manifest
         place["folder"] = row["folder"]
     is_whole = row.get("start") == 0 and row.get("duration") == recording.get("duration")
     return place if is_whole else {**place, "start_s": row.get("start")}

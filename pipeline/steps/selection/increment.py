@@ -5,6 +5,7 @@ utterance ids are looked up in the id indexes of those runs, range by range of h
 lists: no process holds more than one range, however long the chain is.
 """
 
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -14,6 +15,7 @@ import numpy as np
 from jaxtyping import UInt64
 
 from infra.prefetch import prefetch
+from infra.settings import shown
 from infra.store.object_store import (
     ObjectInfo,
     ObjectNotFound,
@@ -90,7 +92,13 @@ class ExtendedSelection:
         """The last priority that the base selected."""
         # A run without a budget has selected all.
         highest = f"{NUM_PRIORITIES - 1:016x}"
-        return int(self.base.manifest.statistic(LAST_PRIORITY, str, highest), 16)
+        last = self.base.manifest.statistic(LAST_PRIORITY, str, highest)
+        if re.fullmatch("[0-9a-f]{16}", last) is None:
+            raise ValueError(
+                f"the manifest of {self.base.manifest.step}: {LAST_PRIORITY} = {shown(last)}: need "
+                "16 hexadecimal digits: extend another run"
+            )
+        return int(last, 16)
 
     @property
     def extension(self) -> Extension:
