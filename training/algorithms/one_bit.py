@@ -99,7 +99,7 @@ def columns_of(shapes: Mapping[str, Sequence[int]]) -> Columns:
     for name, shape in shapes.items():
         if (num_elements := prod(shape)) > 0:
             outputs = shape[0] if shape else 1
-            # Each gate has a bias of its own; each row of a matrix is a column, whichever gate's it is.
+            # Each gate has its own bias; each row of a matrix is a column, whatever its gate.
             number = _num_gates(name, shapes) if outputs == num_elements else outputs
             sizes.append(np.full(number, num_elements // number))
     return Columns(np.concatenate(sizes).cumsum())
